@@ -1,0 +1,55 @@
+# `make demo` and `make test` set up .venv by themselves. Another Python: make PYTHON=python3.12 demo
+# To start afresh: rm -rf .venv
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Present when the last installation went through: without it, or with newer requirements, pip runs again.
+STAMP := .venv/.outrider-installed
+# Through the environment, since pip's -c does not reach the packages that build this one;
+# older pips hand them the first variable, newer ones the second.
+CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+
+.PHONY: help demo test slow lint setup clean
+
+help:
+	@echo "make demo    see plain and speculative decoding side by side"
+	@echo "make test    tests, lint and types"
+	@echo "make slow    the long proofs"
+	@echo "make lint    lint and types only"
+	@echo "make clean   remove caches and build outputs (.venv stays)"
+
+demo: $(STAMP)
+	@$(BIN)/outrider demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory lint
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+setup: $(STAMP)
+
+# A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "No $(PYTHON) found: install Python 3.11, 3.12 or 3.13, or name one with PYTHON=/path/to/python." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "Outrider needs Python 3.11, 3.12 or 3.13 and $(PYTHON) is another: name one with PYTHON=python3.12." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian and Ubuntu: the package python3-venv)," \
+	    "or name another Python with PYTHON=/path/to/python." >&2; exit 1; }
+	@echo "Setting up .venv with Outrider and the packages of constraints.txt; the largest is torch, which can take some minutes."
+	@$(BIN)/python -c 'import pip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+	  || $(PYTHON) -m venv --clear .venv
+	@$(CONSTRAIN) $(BIN)/python -m pip install --disable-pip-version-check --no-input --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	find src tests -name __pycache__ -type d -exec rm -rf {} +

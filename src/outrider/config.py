@@ -1,0 +1,126 @@
+"""The engine's configuration: frozen, validated when made."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+DEFAULT_SHARE = 0.5
+
+
+def free_memory() -> int:
+    """Bytes this process may still take: the machine's available memory within cgroup limits."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * page
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
+        free = int(found.group(1)) * 1024 if found else free
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
+        free = min(free, max(0, int(limit.read_text()) - int(used.read_text())))
+    return free
+
+
+def parse_memory(value: int | float | str | None) -> int | None:
+    """Bytes for the cache from ``memory``: bytes, a share of free memory, or a text like "2GiB".
+
+    A float in (0, 1] is a share; None leaves the choice to the engine.
+
+    Raises:
+        ConfigError: the value is none of these.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", value.lower())
+        if found:
+            number, unit = float(found.group(1)), found.group(2) or ""
+            if not unit and "." in found.group(1) and number <= 1:
+                return parse_memory(number)
+            return int(number * UNITS[unit])
+    elif isinstance(value, float) and 0 < value <= 1:
+        return int(free_memory() * value)
+    elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise ConfigError(
+        f"memory is {value!r}; give bytes (2_000_000_000 or '2GiB') or a share of free memory "
+        "above 0.0 and at most 1.0."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Limits and budgets of one engine.
+
+    Args:
+        dtype: "auto" (the checkpoint's, or float32 where the CPU has no bfloat16 arithmetic),
+            "float32", "bfloat16" or "float16".
+        max_model_len: longest prompt plus output, in tokens; None takes the target's context.
+        max_num_seqs: sequences decoded together at most.
+        max_num_batched_tokens: committed rows of one step at most: the prefill chunk.
+        num_speculative_tokens: the draft length K, 1 or more.
+        memory: what the cache may take, see ``parse_memory``.
+        page_size: tokens a cache page holds.
+        seed: base of the seeds of requests without one; None takes the operating system's.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    num_speculative_tokens: int = 4
+    memory: int | float | str | None = None
+    page_size: int = 16
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}; give one of {', '.join(DTYPES)}.")
+        remedies = {
+            "max_num_seqs": "give 1 or more",
+            "max_num_batched_tokens": "give 1 or more",
+            "page_size": "give 1 or more",
+            "num_speculative_tokens": "give 1 or more, or turn drafting off with drafter=None",
+        }
+        for name, remedy in remedies.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; {remedy}.")
+        if self.max_model_len is not None and (
+            not isinstance(self.max_model_len, int) or self.max_model_len < 2
+        ):
+            raise ConfigError(f"max_model_len is {self.max_model_len!r}; give 2 or more, or None.")
+        if self.seed is not None and (
+            not isinstance(self.seed, int) or not 0 <= self.seed < 2**64
+        ):
+            raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to 2^64 - 1.")
+        parse_memory(self.memory)
+
+    def model_length(self, context: int) -> int:
+        """The longest sequence, given the target's ``context``; checks what depends on it.
+
+        Raises:
+            ConfigError: max_model_len is above the context, or K does not fit into it.
+        """
+        length = self.max_model_len if self.max_model_len is not None else context
+        if length > context:
+            raise ConfigError(
+                f"max_model_len is {length}, but the model's context is {context} tokens; "
+                "give at most that."
+            )
+        if self.num_speculative_tokens >= length:
+            raise ConfigError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, which does not fit "
+                f"into the context of {length} tokens; give 1 to {length - 1}."
+            )
+        return length

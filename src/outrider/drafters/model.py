@@ -1,0 +1,141 @@
+"""A smaller checkpoint as drafter, with a cache of its own under the target's page ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..models.rows import Segment, build_rows
+from ..models.transformer import Transformer
+from ..sampling.acceptance import draw
+from ..sampling.law import Row, process
+from ..sampling.noise import SharedNoise
+from ..types import Draft, Scheduled, Verdict
+
+
+@dataclass
+class _State:
+    """What of a sequence is in the drafter's cache.
+
+    The first ``num_computed`` entries, which are the sequence's tokens up to ``base`` and then the
+    tokens ``drafted`` after them.
+    """
+
+    num_computed: int = 0
+    base: int = 0
+    drafted: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Input:
+    """Rows to run for sequence ``index`` of the batch; ``draws`` says that a token follows."""
+
+    index: int
+    start: int
+    tokens: list[int]
+    draws: bool
+
+
+class ModelDrafter:
+    """Drafts with a smaller model, token by token, with the target's noise and processors.
+
+    x = argmax(log q + g): the coupled draw from the drafter's own law, so that x equals the
+    target's y as often as two laws with shared noise can agree.
+
+    Args:
+        model: the drafter's transformer; its tokenizer is the target's.
+        num_pages, page_size: those of the target's pool, whose page ids it uses.
+        max_rows: rows that a sequence may catch up with in one step; the target's prefill chunk.
+        max_length: longest draft.
+    """
+
+    name = "model"
+    target_layers: tuple[int, ...] = ()
+
+    def __init__(
+        self, model: Transformer, num_pages: int, page_size: int, max_rows: int, max_length: int
+    ) -> None:
+        self.model = model
+        self.max_length = self.max_nodes = max_length
+        self._store = model.new_store(num_pages, page_size)
+        self._max_rows = max_rows + 1  # a chunk, and the token drawn after it
+        self._states: dict[str, _State] = {}
+
+    def propose(
+        self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: SharedNoise
+    ) -> Draft:
+        drafts: list[list[int]] = [[] for _ in batch]
+        inputs = []
+        for i, (item, length) in enumerate(zip(batch, lengths, strict=True)):
+            if item.samples and not length:
+                continue  # nothing to draft: catching up can wait
+            tokens = item.sequence.tokens
+            state = self._states.setdefault(item.sequence.id, _State())
+            start, stop = state.num_computed, item.start + item.count
+            behind = tokens[start : min(stop, start + self._max_rows)]
+            state.num_computed = start + len(behind)
+            state.base, state.drafted = len(tokens), drafts[i]
+            draws = length > 0 and state.num_computed == len(tokens)
+            if behind:
+                inputs.append(_Input(i, start, behind, draws))
+        while inputs:
+            drawing = [r.index for r in inputs if r.draws]
+            for i, token in zip(drawing, self._run(batch, inputs, drafts, noise), strict=True):
+                drafts[i].append(token)
+            inputs = []
+            for i in drawing:
+                if len(drafts[i]) < lengths[i]:
+                    state = self._states[batch[i].sequence.id]
+                    inputs.append(_Input(i, state.num_computed, drafts[i][-1:], True))
+                    state.num_computed += 1
+        return Draft.chains(drafts)
+
+    def _run(
+        self,
+        batch: Sequence[Scheduled],
+        inputs: list[_Input],
+        drafts: list[list[int]],
+        noise: SharedNoise,
+    ) -> list[int]:
+        """Run the inputs' rows and draw a token for each input that wants one."""
+        segments = [
+            Segment(
+                tokens=r.tokens,
+                start=r.start,
+                pages=batch[r.index].sequence.pages,
+                logits=int(r.draws),
+                prompt_length=batch[r.index].sequence.prompt_length,
+            )
+            for r in inputs
+        ]
+        store = self._store
+        rows = build_rows(segments, store.page_size, store.num_slots, self.model.device)
+        logits = self.model.forward(rows, store).logits
+        if logits is None:
+            return []
+        z = logits[:, : noise.vocab_size]
+        keys = []
+        for j, i in enumerate(r.index for r in inputs if r.draws):
+            sequence = batch[i].sequence
+            request, ahead = sequence.request, len(drafts[i])
+            process(z[j : j + 1], request, [sequence.num_output + ahead])
+            position, greedy = len(sequence.tokens) + ahead, request.params.greedy
+            keys.append(Row(sequence.id, request.seed, sequence.sample_index, position, greedy))
+        return draw(z, keys, noise)[0]
+
+    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
+        """Keep what was drafted and committed alike; the rest is computed anew when needed."""
+        for item in batch:
+            state = self._states.get(item.sequence.id)
+            if state is None:
+                continue
+            committed = item.sequence.tokens[state.base :]
+            alike = 0
+            for drafted, token in zip(state.drafted, committed, strict=False):
+                if drafted != token:
+                    break
+                alike += 1
+            state.num_computed = min(state.num_computed, state.base + alike)
+
+    def release(self, seq_id: str) -> None:
+        self._states.pop(seq_id, None)

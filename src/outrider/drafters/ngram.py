@@ -1,0 +1,109 @@
+"""Prompt lookup: continue as the same few tokens were continued before.
+
+Saxena, "Prompt Lookup Decoding" (2023), with an index instead of a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import ConfigError
+from ..sampling.noise import SharedNoise
+from ..types import Draft, Scheduled, Verdict
+
+Gram = tuple[int, ...]
+
+
+class NgramIndex:
+    """Where each n-gram of one sequence was last continued.
+
+    Every token enters once and leaves once, with ``max_n - min_n + 1`` entries each, so the cost
+    of a token is bounded whatever the length of the text.
+
+    Args:
+        min_n, max_n: shortest and longest n-gram.
+        window: only the last so many tokens are looked up.
+    """
+
+    def __init__(self, min_n: int, max_n: int, window: int) -> None:
+        self._sizes = range(max_n, min_n - 1, -1)
+        self._window = window
+        self._ends: dict[Gram, int] = {}
+        self._known = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Enter the n-grams of ``tokens`` that have a continuation by now, and drop old ones."""
+        self._known = max(self._known, len(tokens) - 1 - self._window)
+        for end in range(self._known, len(tokens) - 1):
+            for n in self._sizes:
+                if n <= end + 1:
+                    self._ends[tuple(tokens[end + 1 - n : end + 1])] = end
+            old = end - self._window
+            for n in self._sizes:
+                if 0 <= old + 1 - n:
+                    gram = tuple(tokens[old + 1 - n : old + 1])
+                    if self._ends.get(gram) == old:
+                        del self._ends[gram]
+        self._known = max(self._known, len(tokens) - 1)
+
+    def propose(self, tokens: Sequence[int], length: int) -> list[int]:
+        """Up to ``length`` tokens that followed the longest known tail of ``tokens``.
+
+        A match that reaches the end of the text goes on into the draft itself: a loop is
+        continued as a loop.
+        """
+        for n in self._sizes:
+            end = self._ends.get(tuple(tokens[-n:])) if n <= len(tokens) else None
+            if end is not None:
+                draft: list[int] = []
+                for i in range(end + 1, end + 1 + length):
+                    draft.append(tokens[i] if i < len(tokens) else draft[i - len(tokens)])
+                return draft
+        return []
+
+
+class NgramDrafter:
+    """Prompt lookup over prompt and output: longest match first.
+
+    Args:
+        min_n, max_n: shortest and longest n-gram, 1 or more.
+        window: how many of the last tokens are looked up.
+
+    Raises:
+        ConfigError: the sizes are out of order.
+    """
+
+    name = "ngram"
+    target_layers: tuple[int, ...] = ()
+
+    def __init__(
+        self, max_length: int, min_n: int = 2, max_n: int = 4, window: int = 16384
+    ) -> None:
+        if not 1 <= min_n <= max_n or window < 1:
+            raise ConfigError(
+                f"ngram sizes are {min_n} to {max_n} over a window of {window}; "
+                "give 1 <= min_n <= max_n and a window of 1 or more."
+            )
+        self.max_length = self.max_nodes = max_length
+        self._sizes = (min_n, max_n, window)
+        self._indices: dict[str, NgramIndex] = {}
+
+    def propose(
+        self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: SharedNoise
+    ) -> Draft:
+        drafts: list[list[int]] = []
+        for item, length in zip(batch, lengths, strict=True):
+            if not length:
+                drafts.append([])
+                continue
+            tokens = item.sequence.tokens
+            index = self._indices.setdefault(item.sequence.id, NgramIndex(*self._sizes))
+            index.extend(tokens)
+            drafts.append(index.propose(tokens, length))
+        return Draft.chains(drafts)
+
+    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
+        return
+
+    def release(self, seq_id: str) -> None:
+        self._indices.pop(seq_id, None)

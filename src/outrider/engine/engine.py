@@ -1,0 +1,220 @@
+"""The engine: ``add``, ``abort``, and one ``step`` for plain and speculative decoding alike."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from ..cache.pages import PagePool
+from ..config import DEFAULT_SHARE, EngineConfig, free_memory, parse_memory
+from ..drafters.base import Drafter
+from ..drafters.registry import DrafterSpec
+from ..errors import MemoryBudgetError, RequestError
+from ..models.families import read_config, read_shape
+from ..models.transformer import Transformer
+from ..sampling.acceptance import Coupled
+from ..sampling.noise import SharedNoise
+from ..text.detokenize import Detokenizer
+from ..types import Counts, Event, Request, Sequence
+from .runner import Runner
+from .scheduler import Scheduler
+
+@dataclass(frozen=True)
+class Budget:
+    """What the cache was given: told at start."""
+
+    pages: int
+    page_size: int
+    sequences: int
+    target_bytes: int
+    drafter_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the cache holds at once."""
+        return (self.pages - 1) * self.page_size
+
+    def __str__(self) -> str:
+        total = self.target_bytes + self.drafter_bytes
+        share = self.drafter_bytes / total
+        return (
+            f"cache: {self.pages - 1} pages of {self.page_size} tokens = {self.tokens} tokens, "
+            f"up to {self.sequences} sequences at once, {total / 2**20:.0f} MiB "
+            f"({share:.0%} of it the drafter's)"
+        )
+
+
+def plan_budget(
+    config: EngineConfig, max_length: int, target_bytes: int, drafter_bytes: int
+) -> Budget:
+    """How many pages ``config.memory`` pays for; a page costs target and drafter together.
+
+    Without ``memory``: what ``max_num_seqs`` sequences of full length need, at most half of the
+    free memory.
+
+    Raises:
+        MemoryBudgetError: not even one sequence of a page fits.
+    """
+    size = config.page_size
+    per_sequence = -(-(max_length + config.num_speculative_tokens) // size)
+    wanted = per_sequence * config.max_num_seqs + 1
+    each = target_bytes + drafter_bytes
+    given = parse_memory(config.memory)
+    if given is None:
+        given = min(wanted * each, int(free_memory() * DEFAULT_SHARE))
+    pages = min(given // each, wanted)
+    if pages < 3:
+        raise MemoryBudgetError(
+            f"memory of {given} bytes holds {given // each} cache pages of {each} bytes, but 3 are "
+            f"the least; give {3 * each} bytes or more ({wanted * each} serve every request)."
+        )
+    free = free_memory()
+    if pages * each > free:
+        raise MemoryBudgetError(
+            f"memory asks for {pages * each} bytes of cache, but only {free} are free; give less."
+        )
+    return Budget(pages, size, config.max_num_seqs, pages * target_bytes, pages * drafter_bytes)
+
+
+class Engine:
+    """One target, at most one drafter, one cache.
+
+    Args:
+        target: the checkpoint's folder.
+        drafter: which drafter, see ``DrafterSpec``.
+        config: limits and budgets.
+        tokenizer: the target's, None for a model without text.
+
+    Raises:
+        ModelError, ConfigError, MemoryBudgetError: what was asked for cannot be served.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        drafter: DrafterSpec,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        device = torch.device("cpu")
+        self.config = config
+        shape = read_shape(read_config(target), target)
+        self.max_model_len = config.model_length(shape.context)
+        self.model = Transformer(target, config.dtype, device, self.max_model_len)
+        drafting = None
+        if drafter.folder is not None:
+            dtype = str(self.model.dtype).removeprefix("torch.")
+            drafting = Transformer(drafter.folder, dtype, device, self.max_model_len)
+        mine = self.model.page_bytes(config.page_size)
+        theirs = drafting.page_bytes(config.page_size) if drafting else 0
+        self.budget = plan_budget(config, self.max_model_len, mine, theirs)
+        self.drafter: Drafter = drafter.make(drafting, config, self.budget.pages)
+        self.noise = SharedNoise(shape.vocab_size, device)
+        self.scheduler = Scheduler(
+            PagePool(self.budget.pages, config.page_size),
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            self.max_model_len,
+        )
+        store = self.model.new_store(self.budget.pages, config.page_size)
+        self.runner = Runner(self.model, store, Coupled(), self.noise)
+        self.counts = Counts()
+        self.draft_seconds = 0.0
+        self.verify_seconds = 0.0
+        self._tokenizer = tokenizer
+        self._live: dict[str, list[Sequence]] = {}
+
+    def add(self, request: Request) -> None:
+        """Queue a request; its ``n`` samples become sequences of their own.
+
+        Raises:
+            RequestError: the prompt is empty, too long or not of this vocabulary, the id is in
+                use, or stop strings are asked of a model without a tokenizer.
+            MemoryBudgetError: the cache could never hold it.
+        """
+        prompt, params = request.prompt_token_ids, request.params
+        if request.id in self._live:
+            raise RequestError(f"request id {request.id!r} is in use; give another.")
+        if not prompt:
+            raise RequestError("the prompt has no tokens; give at least one.")
+        if len(prompt) >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, which leaves no room in a context of "
+                f"{self.max_model_len}; shorten it to {self.max_model_len - 1} or less."
+            )
+        vocabulary = self.model.shape.vocab_size
+        wrong = [t for t in prompt if not 0 <= t < vocabulary]
+        if wrong:
+            raise RequestError(
+                f"the prompt has token id {wrong[0]}, but the vocabulary ends at {vocabulary - 1}."
+            )
+        if params.stop and self._tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this model has none.")
+        sequences = [
+            Sequence(
+                id=f"{request.id}/{i}",
+                request=request,
+                sample_index=i,
+                text=Detokenizer(self._tokenizer, prompt, params.stop or ()),
+                tokens=list(prompt),
+            )
+            for i in range(params.n)
+        ]
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+        self._live[request.id] = sequences
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request's sequences and free their pages at once; an unknown id is no error."""
+        for sequence in self._live.pop(request_id, []):
+            if sequence.finish_reason is None:
+                self.scheduler.remove(sequence)
+            self._forget(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        """True while any sequence waits or runs."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """Schedule, draft, verify, commit; return what was emitted."""
+        drafter = self.drafter
+        length = min(self.config.num_speculative_tokens, drafter.max_length)
+        plan = self.scheduler.schedule(length, drafter.max_nodes)
+        for sequence in plan.preempted:
+            self._forget(sequence)
+        if not plan.batch:
+            return []
+        begin = time.perf_counter()
+        draft = drafter.propose(plan.batch, plan.lengths, self.noise)
+        drafted = time.perf_counter()
+        verdict = self.runner.verify(plan, draft)
+        self.draft_seconds += drafted - begin
+        self.verify_seconds += time.perf_counter() - drafted
+        events = self.scheduler.commit(plan, draft, verdict)
+        drafter.observe(plan.batch, verdict)
+        return [self._closed(e) if e.finish_reason is not None else e for e in events]
+
+    def _closed(self, event: Event) -> Event:
+        """Let go of the sample that ``event`` ends; the event takes its counts along."""
+        sequences = self._live[event.request_id]
+        done = sequences[event.sample_index]
+        done.finish_reason = event.finish_reason
+        self.counts.add(done.counts)
+        self._forget(done)
+        if all(s.finish_reason is not None for s in sequences):
+            del self._live[event.request_id]
+        return replace(event, counts=done.counts)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.drafter.release(sequence.id)
+        self.noise.release(sequence.id)
+
+    def check(self) -> None:
+        """Assert that every page in use belongs to a live sequence."""
+        self.scheduler.pool.check([s.pages for s in self.scheduler.sequences()])

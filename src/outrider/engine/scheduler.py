@@ -1,0 +1,226 @@
+"""Which rows run next, on which pages: continuous batching, chunked prefill, preemption."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..cache.pages import PagePool
+from ..errors import MemoryBudgetError
+from ..types import Draft, Event, Origin, Scheduled, Sequence, Verdict
+
+NOT_FINITE = (
+    "the model's logits are NaN or infinite, or every token is masked; "
+    "check the checkpoint, or try dtype='float32'."
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step: the sequences that run, and those whose pages were taken to make room."""
+
+    batch: list[Scheduled]
+    preempted: list[Sequence]
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens may be drafted for each sequence of the batch."""
+        return [item.length for item in self.batch]
+
+
+class Scheduler:
+    """One counter rule and no phases: a sequence's next rows are its tokens not computed yet.
+
+    Args:
+        pool: the pages.
+        max_num_seqs: sequences that run together at most.
+        max_num_batched_tokens: committed rows of a step at most.
+        max_model_len: longest sequence, in tokens.
+    """
+
+    def __init__(
+        self, pool: PagePool, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+    ) -> None:
+        self.pool = pool
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._max_num_seqs = max_num_seqs
+        self._max_rows = max_num_batched_tokens
+        self._max_model_len = max_model_len
+
+    def _limit(self, sequence: Sequence) -> int:
+        """The longest that a sequence may become, in tokens."""
+        most = sequence.request.params.max_tokens
+        if most is None:
+            return self._max_model_len
+        return min(sequence.prompt_length + most, self._max_model_len)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence.
+
+        Raises:
+            MemoryBudgetError: the pool could not hold it even alone.
+        """
+        needed = self.pool.pages_for(self._limit(sequence))
+        if needed > self.pool.num_usable:
+            raise MemoryBudgetError(
+                f"the request may grow to {self._limit(sequence)} tokens, which need {needed} "
+                f"cache pages, but the cache has {self.pool.num_usable}; "
+                "lower max_tokens or give more memory."
+            )
+        self.waiting.append(sequence)
+
+    def schedule(self, num_speculative_tokens: int, max_nodes: int) -> Plan:
+        """Choose the rows of the next step and give their sequences pages.
+
+        Running sequences go first, oldest first; when pages run out the youngest is preempted and
+        will be computed again. Drafts get pages that are free and never take anybody's.
+
+        Args:
+            num_speculative_tokens: how deep a draft may reach; 0 for none.
+            max_nodes: nodes that a draft may have; above the depth for trees.
+        """
+        batch: list[Scheduled] = []
+        preempted: list[Sequence] = []
+        room = self._max_rows
+        for sequence in list(self.running):
+            if sequence not in self.running:
+                continue  # preempted by an older one
+            count = min(len(sequence.tokens) - sequence.num_computed, room)
+            if not count:
+                continue
+            while not self.pool.grow(sequence.pages, sequence.num_computed + count):
+                youngest = self.running[-1]
+                self._preempt(youngest)
+                preempted.append(youngest)
+                if youngest is sequence:
+                    break
+            if sequence in self.running:
+                batch.append(self._scheduled(sequence, count))
+                room -= count
+        while self.waiting and room and not preempted and len(self.running) < self._max_num_seqs:
+            sequence = self.waiting[0]
+            count = min(len(sequence.tokens), room)
+            # All of it must fit now: what is let in should not be thrown out at once.
+            if self.pool.pages_for(len(sequence.tokens) + 1) > self.pool.num_free:
+                break
+            self.pool.grow(sequence.pages, len(sequence.tokens))
+            self.running.append(self.waiting.popleft())
+            batch.append(self._scheduled(sequence, count))
+            room -= count
+        batch = [self._with_draft(item, num_speculative_tokens, max_nodes) for item in batch]
+        return Plan(batch, preempted)
+
+    @staticmethod
+    def _scheduled(sequence: Sequence, count: int) -> Scheduled:
+        start = sequence.num_computed
+        return Scheduled(sequence, start, count, start + count == len(sequence.tokens), 0)
+
+    def _with_draft(self, item: Scheduled, most: int, max_nodes: int) -> Scheduled:
+        """Let a decoding sequence draft as far as its limit and the free pages allow."""
+        sequence, known = item.sequence, len(item.sequence.tokens)
+        if not item.samples or item.count > 1:
+            return item
+        length = max(0, min(most, self._limit(sequence) - known - 1))
+        while length and not self.pool.grow(sequence.pages, known + max(length, max_nodes - most + length)):
+            length -= 1
+        return replace(item, length=length)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.pool.free(sequence.pages)
+        sequence.num_computed = 0
+        self.running.remove(sequence)
+        self.waiting.appendleft(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, whatever its state, and free its pages at once."""
+        self.pool.free(sequence.pages)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def commit(self, plan: Plan, draft: Draft, verdict: Verdict) -> list[Event]:
+        """Advance counters, emit tokens, truncate pages; finished sequences leave."""
+        events: list[Event] = []
+        for i, item in enumerate(plan.batch):
+            sequence = item.sequence
+            sequence.num_computed += item.count
+            if not item.samples:
+                continue
+            if not verdict.finite[i]:
+                self.remove(sequence)
+                events.append(self._failed(sequence))
+                continue
+            emitted = self._emit(sequence, verdict.tokens[i], len(verdict.path[i]), draft.depth(i))
+            events += emitted
+            # Rows of accepted nodes have their keys and values; the last token has none yet.
+            sequence.num_computed = len(sequence.tokens) - 1
+            if item.count == 1:
+                # Depths beyond the end of the output count as not drafted.
+                depth = draft.depth(i)
+                if sequence.finish_reason is not None:
+                    depth = min(depth, len(emitted))
+                accepted = min(len(verdict.path[i]), depth)
+                sequence.counts.record(depth, len(draft.tokens[i]), accepted, len(emitted))
+            if sequence.finish_reason is not None:
+                self.remove(sequence)
+            else:
+                self.pool.truncate(sequence.pages, len(sequence.tokens))
+        self._check(plan)
+        return events
+
+    def _emit(self, sequence: Sequence, tokens: list[int], accepted: int, depth: int) -> list[Event]:
+        """Append tokens up to the first that ends the output; later ones never happened."""
+        events = []
+        for i, token in enumerate(tokens):
+            sequence.tokens.append(token)
+            origin = Origin.ACCEPTED if i < accepted else Origin.BONUS if depth else Origin.PLAIN
+            text = self._advance(sequence, token)
+            events.append(
+                Event(sequence.request.id, sequence.sample_index, token, text, origin, sequence.finish_reason)
+            )
+            if sequence.finish_reason is not None:
+                break
+        return events
+
+    def _advance(self, sequence: Sequence, token: int) -> str:
+        """Set ``finish_reason`` if ``token`` ends the output; return the text to show."""
+        request = sequence.request
+        may_stop = sequence.num_output > request.params.min_tokens
+        if token in request.end_token_ids and may_stop:
+            sequence.finish_reason = "stop"
+            return sequence.text.flush()
+        text, stopped = sequence.text.push(token, may_stop)
+        if stopped:
+            sequence.finish_reason = "stop"
+            return text
+        if len(sequence.tokens) >= self._limit(sequence):
+            sequence.finish_reason = "length"
+            text += sequence.text.flush()
+        return text
+
+    @staticmethod
+    def _failed(sequence: Sequence) -> Event:
+        return Event(
+            sequence.request.id, sequence.sample_index, None, "", Origin.PLAIN, "error", NOT_FINITE
+        )
+
+    def _check(self, plan: Plan) -> None:
+        """The invariants of DESIGN section 4, for the sequences of a step."""
+        for item in plan.batch:
+            sequence = item.sequence
+            if sequence.finish_reason is not None or not sequence.pages:
+                assert not sequence.pages
+                continue
+            assert len(sequence.pages) >= self.pool.pages_for(sequence.num_computed)
+            if item.samples:
+                assert sequence.num_computed == len(sequence.tokens) - 1
+            else:
+                assert sequence.num_computed < len(sequence.tokens)
+
+    def sequences(self) -> Iterable[Sequence]:
+        """Every sequence that is waiting or running."""
+        yield from self.running
+        yield from self.waiting

@@ -1,0 +1,201 @@
+"""What one forward sees: rows of any sequences, where they write, and whom they attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+TILE = 8
+"""Rows that a kernel is always given, short tiles being padded: see ``transformer.linear``."""
+LANES = 64
+"""Lengths of contexts are padded to a multiple of this many lanes."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One sequence's rows: committed tokens from position ``start`` on, then draft nodes.
+
+    ``parents[j]`` is the draft node above node j, -1 for the last committed token; nodes come
+    after their parents. ``pages`` cover every row. The last ``logits`` rows want logits.
+    ``prompt_length`` matters to dynamic rope alone.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    logits: int
+    prompt_length: int
+    nodes: Sequence[int] = ()
+    parents: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of one sequence that share their lanes, ``count`` tiles of ``TILE`` rows.
+
+    ``lanes`` is the first slot of a run of ``length`` slots, or the slots themselves [length];
+    lane j holds the token at position j of the rows' path. ``positions`` [count * TILE] says how
+    far each row sees.
+    """
+
+    count: int
+    length: int
+    lanes: int | torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Everything a forward needs to know about its rows, padded to a multiple of ``TILE``.
+
+    ``tokens``, ``positions``, ``slots`` are int64 [padded rows]; ``lengths`` the rows' sequence
+    lengths for dynamic rope. ``gather`` lists the rows of all tiles one after the other and
+    ``scatter`` finds each row in them (both None when the tiles are the rows as they stand).
+    ``logits`` are the rows that want logits, ``num_logits`` of them, padded likewise (None: the
+    first ones).
+    """
+
+    count: int
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    lengths: list[int]
+    tiles: tuple[Tile, ...]
+    gather: torch.Tensor | None
+    scatter: torch.Tensor | None
+    logits: torch.Tensor | None
+    num_logits: int
+
+
+def padded(count: int, multiple: int) -> int:
+    """``count`` rounded up to a multiple."""
+    return -(-count // multiple) * multiple
+
+
+def _paths(parents: Sequence[int]) -> list[list[int]]:
+    """Root-to-leaf paths of a tree of draft nodes, as lists of nodes."""
+    inner = set(parents)
+    paths = []
+    for leaf in range(len(parents)):
+        if leaf in inner:
+            continue
+        path, node = [], leaf
+        while node >= 0:
+            path.append(node)
+            node = parents[node]
+        paths.append(path[::-1])
+    return paths
+
+
+class _Builder:
+    """Gathers segments into the lists that ``Rows`` are made of."""
+
+    def __init__(self, page_size: int, num_slots: int, device: torch.device) -> None:
+        self.page_size = page_size
+        self.num_slots = num_slots
+        self.device = device
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.lengths: list[int] = []
+        self.tiles: list[Tile] = []
+        self.gather: list[int] = []
+        self.home: dict[int, int] = {}
+        self.logits: list[int] = []
+
+    def add(self, segment: Segment) -> None:
+        first, committed = len(self.tokens), len(segment.tokens)
+        depths: list[int] = []
+        for parent in segment.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        last = segment.start + committed - 1
+        positions = [*range(segment.start, last + 1), *(last + d for d in depths)]
+        total = segment.start + committed + len(segment.nodes)
+        table = np.asarray(segment.pages[: -(-total // self.page_size)], dtype=np.int64)
+        run = bool((np.diff(table) == 1).all())
+        slots = (table[:, None] * self.page_size + np.arange(self.page_size)).ravel()
+        self.tokens += [*segment.tokens, *segment.nodes]
+        self.positions += positions
+        self.slots += slots[segment.start : total].tolist()
+        self.lengths += [max(segment.prompt_length, p + 1) for p in positions]
+        rows = range(first, first + committed + len(segment.nodes))
+        self.logits += rows[len(rows) - segment.logits :]
+        if list(segment.parents) == list(range(-1, len(segment.nodes) - 1)):
+            self._tile(rows, positions, slots, int(slots[0]) if run else None)
+            return
+        # A tree: one tile a root-to-leaf path, whose lanes are the prefix and then the path's own
+        # nodes, so that every row is reduced over the very lanes that a chain would give it.
+        self._tile(rows[:committed], positions[:committed], slots, None)
+        done: set[int] = set()
+        base = segment.start + committed
+        for path in _paths(segment.parents):
+            lanes = np.concatenate([slots[:base], slots[[base + node for node in path]]])
+            fresh = [committed + node for node in path if node not in done]
+            done.update(path)
+            self._tile([rows[i] for i in fresh], [positions[i] for i in fresh], lanes, None)
+
+    def _tile(
+        self, rows: Sequence[int], positions: list[int], slots: np.ndarray, run: int | None
+    ) -> None:
+        """Add the tile of ``rows``; ``slots`` are its lanes, a run from ``run`` on if not None."""
+        spare = padded(len(rows), TILE) - len(rows)
+        for i, row in enumerate(rows):
+            self.home[row] = len(self.gather) + i
+        self.gather += [*rows, *[rows[-1]] * spare]
+        length = padded(positions[-1] + 1, LANES)
+        lanes: int | torch.Tensor
+        if run is not None and run + length <= self.num_slots:
+            lanes = run
+        else:
+            table = np.zeros(length, dtype=np.int64)
+            used = slots[:length]
+            table[: len(used)] = used
+            lanes = torch.from_numpy(table).to(self.device)
+        seen = torch.tensor([*positions, *[positions[-1]] * spare], device=self.device)
+        self.tiles.append(Tile((len(rows) + spare) // TILE, length, lanes, seen))
+
+    def rows(self) -> Rows:
+        count = len(self.tokens)
+        spare = padded(count, TILE) - count
+        pad = [0] * spare  # padding rows write to the null page
+        as_they_stand = len(self.tiles) == 1 and self.home == {i: i for i in range(count)}
+        scatter = [self.home[i] for i in range(count)] + pad
+        wanted = len(self.logits)
+        first = wanted > 0 and self.logits[-1] == wanted - 1 and count <= TILE
+        logits = [*self.logits, *[self.logits[-1]] * (padded(wanted, TILE) - wanted)] if wanted else []
+
+        def tensor(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, device=self.device, dtype=torch.int64)
+
+        return Rows(
+            count=count,
+            tokens=tensor(self.tokens + pad),
+            positions=tensor(self.positions + pad),
+            slots=tensor(self.slots + pad),
+            lengths=self.lengths + [1] * spare,
+            tiles=tuple(self.tiles),
+            gather=None if as_they_stand else tensor(self.gather),
+            scatter=None if as_they_stand else tensor(scatter),
+            logits=None if first else tensor(logits),
+            num_logits=wanted,
+        )
+
+
+def build_rows(
+    segments: Sequence[Segment], page_size: int, num_slots: int, device: torch.device
+) -> Rows:
+    """Lay the rows of ``segments`` one after the other.
+
+    Args:
+        segments: at least one, each of at least one row.
+        page_size: tokens a page holds.
+        num_slots: slots of the store that the pages belong to.
+        device: where the tensors go.
+    """
+    builder = _Builder(page_size, num_slots, device)
+    for segment in segments:
+        builder.add(segment)
+    return builder.rows()

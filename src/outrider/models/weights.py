@@ -1,0 +1,146 @@
+"""Safetensors checkpoints, sharded or not, into the fused weights that the forward wants."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ..errors import ModelError
+from .families import Shape
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer. ``qkv`` stacks the query, key and value rows, ``gate_up`` gate and up."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: torch.Tensor
+    output_bias: torch.Tensor | None
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's weights; ``head`` is ``embedding`` itself when they are tied."""
+
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: torch.Tensor
+    head: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, each counted once."""
+        found = {id(t): t for t in (self.embedding, self.norm, self.head)}
+        for layer in self.layers:
+            found.update({id(t): t for t in vars(layer).values() if t is not None})
+        return sum(t.numel() * t.element_size() for t in found.values())
+
+
+class Checkpoint:
+    """The tensors of a folder's safetensors files, by name, read when asked for.
+
+    Raises:
+        ModelError: there are none, a file is damaged, or a tensor is missing or misshapen.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            try:
+                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            except (ValueError, KeyError, AttributeError):
+                raise ModelError(f"{index} is damaged; fetch the checkpoint again.") from None
+            files = [folder / name for name in names]
+        else:
+            files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ModelError(
+                f"{folder} has no .safetensors file; convert the checkpoint with "
+                "save_pretrained() (pickled weights are not read)."
+            )
+        self._where = {}
+        for file in files:
+            if not file.is_file():
+                raise ModelError(f"{file} is missing; fetch the checkpoint again.")
+            try:
+                handle = stack.enter_context(safe_open(file, framework="pt"))
+            except SafetensorError as error:
+                raise ModelError(f"{file} is damaged ({error}); fetch it again.") from None
+            for name in handle.keys():  # noqa: SIM118  (a handle, not a dict)
+                self._where[name] = handle
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor ``name`` of ``shape``, in ``dtype``."""
+        if name not in self._where:
+            raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
+        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{self.folder}: tensor {name!r} is {list(tensor.shape)}, but its config.json "
+                f"says {list(shape)}."
+            )
+        return tensor.to(dtype)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+
+def load_weights(folder: Path, shape: Shape, dtype: torch.dtype, device: torch.device) -> Weights:
+    """Read the checkpoint in ``folder`` as ``shape`` says, into ``dtype`` on ``device``.
+
+    Raises:
+        ModelError: see ``Checkpoint``.
+    """
+    with ExitStack() as stack:
+        source = Checkpoint(folder, stack)
+
+        def get(name: str, *size: int) -> torch.Tensor:
+            return source.get(name, size, dtype).to(device)
+
+        def stacked(prefix: str, parts: dict[str, int], suffix: str, *rest: int) -> torch.Tensor:
+            return torch.cat([get(f"{prefix}{p}_proj.{suffix}", n, *rest) for p, n in parts.items()])
+
+        width, inner = shape.hidden_size, shape.intermediate_size
+        queries = shape.num_heads * shape.head_dim
+        keys = shape.num_kv_heads * shape.head_dim
+        attention = {"q": queries, "k": keys, "v": keys}
+        gated = {"gate": inner, "up": inner}
+        layers = []
+        for i in range(shape.num_layers):
+            base = f"model.layers.{i}."
+            attn, mlp = f"{base}self_attn.", f"{base}mlp."
+            layers.append(
+                LayerWeights(
+                    input_norm=get(f"{base}input_layernorm.weight", width),
+                    qkv=stacked(attn, attention, "weight", width),
+                    qkv_bias=stacked(attn, attention, "bias") if shape.qkv_bias else None,
+                    q_norm=get(f"{attn}q_norm.weight", shape.head_dim) if shape.qk_norm else None,
+                    k_norm=get(f"{attn}k_norm.weight", shape.head_dim) if shape.qk_norm else None,
+                    output=get(f"{attn}o_proj.weight", width, queries),
+                    output_bias=get(f"{attn}o_proj.bias", width) if shape.output_bias else None,
+                    post_norm=get(f"{base}post_attention_layernorm.weight", width),
+                    gate_up=stacked(mlp, gated, "weight", width),
+                    gate_up_bias=stacked(mlp, gated, "bias") if shape.mlp_bias else None,
+                    down=get(f"{mlp}down_proj.weight", width, inner),
+                    down_bias=get(f"{mlp}down_proj.bias", width) if shape.mlp_bias else None,
+                )
+            )
+        embedding = get("model.embed_tokens.weight", shape.vocab_size, width)
+        tied = shape.tied or "lm_head.weight" not in source
+        head = embedding if tied else get("lm_head.weight", shape.vocab_size, width)
+        return Weights(embedding, tuple(layers), get("model.norm.weight", width), head)

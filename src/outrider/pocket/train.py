@@ -1,0 +1,212 @@
+"""Training loops of the pocket pair: the target on text, the drafter on the target's laws."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import LlamaForCausalLM
+from transformers.models.llama import modeling_llama
+
+from .corpus import Corpus, windows
+
+Loss = Callable[[torch.Tensor, float], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one model of the pair is trained.
+
+    ``phases`` are (share of tokens, sequence length); every step sees ``step_tokens`` tokens.
+    Learning rates warm up over 100 steps and fall linearly to a twentieth over the last 60 %.
+    """
+
+    tokens: int
+    muon_rate: float
+    adam_rate: float
+    phases: tuple[tuple[float, int], ...]
+    step_tokens: int = 4096
+    weight_decay: float = 0.05
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // self.step_tokens
+
+    def rate(self, step: int) -> float:
+        """The factor on the learning rates at ``step``."""
+        left = (self.steps - step) / self.steps
+        return min(1.0, (step + 1) / 100, 0.05 + 0.95 * left / 0.6)
+
+    def length(self, step: int) -> int:
+        """Sequence length at ``step``."""
+        done = 0.0
+        for share, length in self.phases:
+            done += share
+            if step < done * self.steps:
+                return length
+        return self.phases[-1][1]
+
+
+def keep_heap() -> None:
+    """Tell glibc to keep freed blocks: each step frees and asks again for the same gigabyte.
+
+    Without it a fifth of a training step is page faults. Elsewhere than on glibc, nothing happens.
+    """
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+    except (OSError, AttributeError):
+        return
+
+
+def narrow_norms() -> None:
+    """Let RMSNorm and rotary tables of transformers' Llama hand on bf16, as inference will see it.
+
+    Autocast would otherwise keep them in fp32 and convert before each product.
+    """
+    rotary = modeling_llama.LlamaRotaryEmbedding.forward
+
+    def norm(self: modeling_llama.LlamaRMSNorm, x: torch.Tensor) -> torch.Tensor:
+        out = F.rms_norm(x, (x.shape[-1],), self.weight, self.variance_epsilon)
+        return out.bfloat16()
+
+    def tables(self: torch.nn.Module, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(t.bfloat16() for t in rotary(self, x, position_ids))
+
+    modeling_llama.LlamaRMSNorm.forward = norm
+    modeling_llama.LlamaRotaryEmbedding.forward = tables
+
+
+def batches(corpus: Corpus, recipe: Recipe, start: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield int64 [rows, length] batches from step ``start``; resuming sees what was to come."""
+    step, epoch = 0, 0
+    while step < recipe.steps:
+        length = recipe.length(step)
+        rows = recipe.step_tokens // length
+        cut = windows(corpus.train, length, seed=1000 + epoch)
+        for i in range(0, len(cut) - rows + 1, rows):
+            if step >= recipe.steps or recipe.length(step) != length:
+                break
+            if step >= start:
+                yield cut[i : i + rows]
+            step += 1
+        epoch += 1
+
+
+def optimise(
+    model: LlamaForCausalLM, loss: Loss, corpus: Corpus, recipe: Recipe, checkpoint: Path, title: str
+) -> float:
+    """Train ``model`` in place with Muon on matrices and AdamW on the rest.
+
+    ``loss(ids [rows, length], done)`` gives the mean loss of a batch; ``done`` runs from 0 to 1.
+    State is kept in ``checkpoint`` every five minutes and taken up from there. Returns the hours
+    of training, over all runs.
+    """
+    device = next(model.parameters()).device
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    muon = torch.optim.Muon(
+        matrices, lr=recipe.muon_rate, momentum=0.95, weight_decay=recipe.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )  # fmt: skip
+    adam = torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    start, seconds = 0, 0.0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True, map_location=device)
+        model.load_state_dict(state["model"])
+        muon.load_state_dict(state["muon"])
+        adam.load_state_dict(state["adam"])
+        start, seconds = state["step"], state["seconds"]
+
+    def save(step: int) -> None:
+        state = {
+            "model": model.state_dict(), "muon": muon.state_dict(), "adam": adam.state_dict(),
+            "step": step, "seconds": seconds,
+        }  # fmt: skip
+        torch.save(state, checkpoint.with_suffix(".new"))
+        checkpoint.with_suffix(".new").replace(checkpoint)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=None) as progress:
+        bar = progress.add_task(title, total=recipe.steps, completed=start)
+        saved = clock = time.monotonic()
+        for step, batch in enumerate(batches(corpus, recipe, start), start):
+            for optimiser, rate in ((muon, recipe.muon_rate), (adam, recipe.adam_rate)):
+                optimiser.param_groups[0]["lr"] = rate * recipe.rate(step)
+            ids = torch.from_numpy(np.ascontiguousarray(batch)).to(device)
+            value = loss(ids, step / recipe.steps)
+            value.backward()
+            muon.step()
+            adam.step()
+            model.zero_grad()
+            seconds, clock = seconds + time.monotonic() - clock, time.monotonic()
+            if step % 20 == 0:
+                text = f"{title}  loss {value.item():.3f}"
+                progress.update(bar, completed=step + 1, description=text)
+                with checkpoint.with_suffix(".log").open("a") as log:
+                    log.write(f"{step} {seconds:.0f} {value.item():.4f}\n")
+            if clock - saved > 300:
+                save(step + 1)
+                saved = clock
+    save(recipe.steps)
+    return seconds / 3600
+
+
+def text_loss(model: LlamaForCausalLM) -> Loss:
+    """Next-token cross-entropy of ``model``, in nats a token."""
+
+    def loss(ids: torch.Tensor, done: float) -> torch.Tensor:
+        z = logits(model, ids)
+        return F.cross_entropy(z[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+    return loss
+
+
+def distillation_loss(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> Loss:
+    """Forward KL from the target's law to the drafter's, then half of it total variation.
+
+    KL learns fast everywhere; total variation is what acceptance pays for (1 - TV is the ratio
+    rule's acceptance), so the last 40 % add it at temperature 0.7, where the pair is judged.
+    """
+
+    def loss(ids: torch.Tensor, done: float) -> torch.Tensor:
+        with torch.no_grad():
+            zp = logits(target, ids).flatten(0, 1)
+        zq = logits(drafter, ids).flatten(0, 1)
+        value = F.kl_div(zq.log_softmax(-1), zp.log_softmax(-1), log_target=True, reduction="batchmean")
+        if done < 0.6:
+            return value
+        gap = (zq / 0.7).softmax(-1) - (zp / 0.7).softmax(-1)
+        return 0.5 * value + gap.abs().sum(-1).mean()
+
+    return loss
+
+
+def logits(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """fp32 logits [rows, length, vocabulary] of ``ids`` [rows, length], computed in bf16."""
+    with torch.autocast(ids.device.type, torch.bfloat16):
+        out: torch.Tensor = model(ids, use_cache=False).logits
+    return out.float()
+
+
+@torch.no_grad()
+def held_out_loss(model: LlamaForCausalLM, corpus: Corpus) -> tuple[float, float]:
+    """Held-out cross-entropy: (nats a token, nats a byte), over windows of 1,024 tokens."""
+    total, count = 0.0, 0
+    device = next(model.parameters()).device
+    for document in corpus.held_out:
+        for i in range(0, len(document) - 1, 1024):
+            ids = torch.from_numpy(document[None, i : i + 1025]).to(device)
+            z = logits(model, ids[:, :-1])
+            total += F.cross_entropy(z[0], ids[0, 1:], reduction="sum").item()
+            count += ids.shape[1] - 1
+    return total / count, total / corpus.held_out_bytes

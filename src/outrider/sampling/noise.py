@@ -1,0 +1,423 @@
+"""The shared Gumbel noise: one specified function, the same bits in NumPy, torch and C++.
+
+Words are Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
+3", SC 2011) with
+
+    key     = (seed low word, seed high word)
+    counter = (position, token id // 4, sample index, stream)
+    k       = output word number (token id mod 4)
+
+From a 32-bit word k to the noise g: every operation below is one fp32 operation, rounded to
+nearest even on its own (in C++: -ffp-contract=off and no -ffast-math), unless marked exact. Only
+add, sub, mul, min and integer operations occur; no subnormal, infinity or NaN does.
+
+    w = min(fp32(k + 0.5) * 2^-32, 1 - 2^-24)     k + 0.5 taken exactly and rounded once: the
+                                                  conversion of the integer 2k + 1, times 2^-33
+
+  e = -log1p(-w), from 2^-33 to 16.64:
+    u = 1 - w                                     only decides the range
+    s = (bits(u) - 0x3f2aaaab) & 0xff800000       int32; u = 2^(s >> 23) m with m in [2/3, 4/3)
+    n = fp32(s) * -2^-23                          exact; 0..24
+    t = from_bits(0x3f800000 - s)                 exact; 2^n
+    f = (t - 1) - w * t                           exact, all three; 2^n (1 - w) - 1
+    e = neg_log(f, n)
+
+  g = -log(e), from -2.82 to 22.88:
+    s = (bits(e) - 0x3f2aaaab) & 0xff800000       e = 2^(s >> 23) m
+    n = fp32(s) * -2^-23                          exact; -4..33
+    f = from_bits(bits(e) - s) - 1                exact; m - 1
+    g = neg_log(f, n)
+
+  neg_log(f, n) = n log 2 - log(1 + f), f in [-1/3, 1/3]:
+    q = f * C10
+    q = (q + C9) * f, then the same with C8, C7, C6, C5, C4, C3 and C2
+    q = q * f                                     log(1 + f) = f + q
+    r = ((n * LN2_LO - q) - f) + n * LN2_HI       the product with LN2_HI is exact
+
+`bits` and `from_bits` reinterpret fp32 as int32 and back. The constants are given below as hex
+floats. C3 to C10 are our own fit: rounded to fp32 they leave a relative error of 0.08 * 2^-24 in
+log(1 + f); LN2_HI and LN2_LO are fdlibm's. The error of g is below 2 ulp where |g| >= 1/2, and
+below 1e-7 in absolute terms elsewhere; the tests hold it to that.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+SHARED_STREAM = 0  # the noise that target and drafters share
+SEED_STREAM = 2**32 - 1  # seeds of requests; the numbers from 1 up are for the ratio rules
+
+_WORD = 2**32 - 1
+_MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
+_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+
+_LARGEST_W = 1.0 - 2.0**-24
+_TWO_THIRDS, _EXPONENT, _ONE = 0x3F2AAAAB, -0x800000, 0x3F800000  # bit patterns, as int32
+_C10, *_C9_TO_C2 = map(
+    float.fromhex,
+    (
+        "-0x1.07c964p-3",
+        "0x1.1e678cp-3",
+        "-0x1.f332a6p-4",
+        "0x1.1ed662p-3",
+        "-0x1.559c46p-3",
+        "0x1.99d044p-3",
+        "-0x1.fffefcp-3",
+        "0x1.555506p-2",
+        "-0x1p-1",
+    ),
+)
+_LN2_HI, _LN2_LO = float.fromhex("0x1.62e3p-1"), float.fromhex("0x1.2fefa2p-17")
+
+_CHUNK = 65536  # words that NumPy works on at once, so that the intermediates stay in cache
+
+# One text serves both libraries: uint64 and float32 arrays in NumPy, int64 (wrapping) and float32
+# tensors in torch. In-place operators keep dtypes, and a Python float meets fp32 as fp32.
+_A = TypeVar("_A", NDArray[Any], torch.Tensor)
+
+
+def _philox(counter: tuple[_A, _A, _A, _A], key: tuple[_A, _A]) -> tuple[_A, _A, _A, _A]:
+    """Philox4x32-10 over broadcastable words. Only the low halves of c1 and c3 are kept valid
+    between rounds, since a mask is needed but where a word is multiplied next.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for number in range(10):
+        if number < 4:
+            # Words that do not vary along an axis stay small here; after four rounds every word
+            # depends on all inputs, so it is a fresh array of the full shape.
+            low0, low1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
+            c0 = ((low1 >> 32) ^ (c1 ^ k0)) & _WORD
+            c2 = ((low0 >> 32) ^ (c3 ^ k1)) & _WORD
+            c1, c3 = low1, low0
+        else:
+            c2 *= _MULTIPLIER_1
+            c1 ^= k0
+            c1 ^= c2 >> 32
+            c1 &= _WORD
+            c0 *= _MULTIPLIER_0
+            c3 ^= k1
+            c3 ^= c0 >> 32
+            c3 &= _WORD
+            c0, c1, c2, c3 = c1, c2, c3, c0
+        k0, k1 = (k0 + _WEYL_0) & _WORD, (k1 + _WEYL_1) & _WORD
+    c1 &= _WORD
+    c3 &= _WORD
+    return c0, c1, c2, c3
+
+
+def _words(rows: _A, quarters: _A, out: _A) -> _A:
+    """Words of `rows` [n, 5] (see `_row_words`) at `quarters` [1, m] into `out` [n, m, 4], of one
+    integer dtype; returns [n, 4 * m].
+    """
+    position, sample, stream, low, high = (rows[:, i : i + 1] for i in range(5))
+    for lane, word in enumerate(_philox((position, quarters, sample, stream), (low, high))):
+        out[..., lane] = word
+    return out.reshape(len(out), -1)
+
+
+def _bits(x: _A) -> _A:
+    """The int32 view of an fp32 array, sharing its memory."""
+    if isinstance(x, torch.Tensor):
+        return x.view(torch.int32)
+    return x.view(np.int32)
+
+
+def _floats(bits: _A) -> _A:
+    """The fp32 view of an int32 array, sharing its memory."""
+    if isinstance(bits, torch.Tensor):
+        return bits.view(torch.float32)
+    return bits.view(np.float32)
+
+
+def _rounded(integers: _A) -> _A:
+    """Integers converted to fp32, rounded to nearest even."""
+    if isinstance(integers, torch.Tensor):
+        return integers.to(torch.float32)
+    return integers.astype(np.float32)
+
+
+def _neg_log(f: _A, n: _A) -> _A:
+    """n log 2 - log(1 + f) as the module docstring writes it; overwrites `n`."""
+    q = f * _C10
+    for c in _C9_TO_C2:
+        q += c
+        q *= f
+    q *= f
+    r = n * _LN2_LO
+    r -= q
+    r -= f
+    n *= _LN2_HI
+    r += n
+    return r
+
+
+def gumbel_of_words(words: _A) -> _A:
+    """The noise g that 32-bit words stand for; see the module docstring.
+
+    Args:
+        words: any shape, each in [0, 2^32): uint64 or int64 in NumPy, int64 in torch.
+
+    Returns:
+        float32 of the same shape (and device), contiguous.
+    """
+    odd = words << 1
+    odd |= 1
+    # Below 2^33, so the signed view is the same number, and converts faster.
+    w = _rounded(odd if isinstance(odd, torch.Tensor) else odd.view(np.int64))
+    w *= 2.0**-33
+    w = w.clip(None, _LARGEST_W)
+
+    shift = _bits(1.0 - w)
+    shift -= _TWO_THIRDS
+    shift &= _EXPONENT
+    n = _rounded(shift)
+    n *= -(2.0**-23)
+    f = _floats(_ONE - shift)
+    w *= f
+    f -= 1.0
+    f -= w
+    f = _neg_log(f, n)  # e
+
+    shift = _bits(f) - _TWO_THIRDS
+    shift &= _EXPONENT
+    n = _rounded(shift)
+    n *= -(2.0**-23)
+    mantissa = _bits(f)
+    mantissa -= shift
+    f -= 1.0
+    return _neg_log(f, n)
+
+
+def _check(name: str, value: int, bits: int) -> int:
+    if not 0 <= value < 1 << bits:
+        raise ValueError(f"{name} must be at least 0 and below 2^{bits}, got {value}")
+    return value
+
+
+def _row_words(
+    seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int], stream: int
+) -> NDArray[np.uint64]:
+    """What Philox takes per row: uint64 [n, 5] of position, sample, stream, seed low, high."""
+    _check("stream", stream, 32)
+    rows = np.empty((len(positions), 5), np.uint64)
+    for i, (seed, sample, position) in enumerate(zip(seeds, samples, positions, strict=True)):
+        _check("seed", seed, 64)
+        _check("sample index", sample, 32)
+        _check("position", position, 32)
+        rows[i] = position, sample, stream, seed & _WORD, seed >> 32
+    return rows
+
+
+def _quarters(vocab_size: int) -> int:
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
+    return (vocab_size + 3) // 4
+
+
+def philox(
+    counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[ArrayLike, ArrayLike]
+) -> tuple[NDArray[np.uint32], ...]:
+    """Philox4x32-10 (Salmon et al., SC 2011), for any counter and key.
+
+    Args:
+        counter: four words in [0, 2^32), broadcastable against each other and the key.
+        key: two words in [0, 2^32), low word first.
+
+    Returns:
+        Four uint32 arrays of the broadcast shape.
+    """
+    words = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in (*counter, *key)))
+    c0, c1, c2, c3, k0, k1 = words
+    return tuple(word.astype(np.uint32) for word in _philox((c0, c1, c2, c3), (k0, k1)))
+
+
+def words(
+    seeds: Sequence[int],
+    samples: Sequence[int],
+    positions: Sequence[int],
+    vocab_size: int,
+    stream: int = SHARED_STREAM,
+) -> NDArray[np.uint32]:
+    """The words behind `gumbel`, which has the same arguments: uint32 [rows, vocab_size]."""
+    return _numpy_words(_row_words(seeds, samples, positions, stream), _quarters(vocab_size))[
+        :, :vocab_size
+    ].astype(np.uint32)
+
+
+def _numpy_words(rows: NDArray[np.uint64], quarters: int) -> NDArray[Any]:
+    """uint64 [n, 4 * quarters]."""
+    out = np.empty((len(rows), quarters, 4), np.uint64)
+    return _words(rows, np.arange(quarters, dtype=np.uint64)[None], out)
+
+
+def gumbel(
+    seeds: Sequence[int],
+    samples: Sequence[int],
+    positions: Sequence[int],
+    vocab_size: int,
+    stream: int = SHARED_STREAM,
+) -> NDArray[np.float32]:
+    """Gumbel noise for every token id at some positions, one row each.
+
+    Args:
+        seeds: [rows], each in [0, 2^64).
+        samples: [rows], the sample index of each row, in [0, 2^32).
+        positions: [rows], indices into prompt + output, in [0, 2^32).
+        vocab_size: at least 1. The noise depends on the id alone, so a smaller vocabulary sees
+            the first columns of a larger one.
+        stream: in [0, 2^32).
+
+    Returns:
+        float32 [rows, vocab_size], each in [-2.82, 22.88].
+
+    Raises:
+        ValueError: a number out of range, or sequences of unequal length.
+    """
+    rows, quarters = _row_words(seeds, samples, positions, stream), _quarters(vocab_size)
+    out = np.empty((len(rows), vocab_size), np.float32)
+    step = max(1, _CHUNK // vocab_size)
+    for start in range(0, len(rows), step):
+        chunk = _numpy_words(rows[start : start + step], quarters)[:, :vocab_size]
+        out[start : start + step] = gumbel_of_words(chunk)
+    return out
+
+
+def gumbel_torch(
+    seeds: Sequence[int],
+    samples: Sequence[int],
+    positions: Sequence[int],
+    vocab_size: int,
+    device: torch.device,
+    stream: int = SHARED_STREAM,
+) -> torch.Tensor:
+    """`gumbel` computed by torch on `device`: the same arguments, the same bits.
+
+    Returns:
+        torch.float32 [rows, vocab_size] on `device`.
+
+    Raises:
+        ValueError: as `gumbel`.
+    """
+    host = _row_words(seeds, samples, positions, stream).view(np.int64)
+    rows, quarters = torch.from_numpy(host).to(device), _quarters(vocab_size)
+    out = torch.empty((len(rows), quarters, 4), dtype=torch.int64, device=device)
+    numbers = torch.arange(quarters, dtype=torch.int64, device=device)[None]
+    return gumbel_of_words(_words(rows, numbers, out)[:, :vocab_size])
+
+
+def request_seed(engine_seed: int, index: int) -> int:
+    """The seed of the `index`-th request (from 0) since an engine with `engine_seed` started.
+
+    With Philox words r under key = engine seed (low word first) and counter = (index low word,
+    index high word, 0, SEED_STREAM), it is r[0] + 2^32 * (r[1] mod 2^21), below 2^53. No position
+    has SEED_STREAM, so it never meets the shared noise of a request seeded like the engine.
+
+    Raises:
+        ValueError: `engine_seed` or `index` not in [0, 2^64).
+    """
+    _check("engine seed", engine_seed, 64)
+    _check("request index", index, 64)
+    counter = (index & _WORD, index >> 32, 0, SEED_STREAM)
+    low, high, *_ = philox(counter, (engine_seed & _WORD, engine_seed >> 32))
+    return int(low) | (int(high) & (2**21 - 1)) << 32
+
+
+def fresh_seed() -> int:
+    """A seed from the operating system, in [0, 2^53): JSON clients keep it whole."""
+    return secrets.randbits(53)
+
+
+_Key = tuple[str, int, int]  # sequence id, seed, sample index
+
+
+class SharedNoise:
+    """Rows of shared noise, drawn once for whoever asks: the drafter, the target, a tree's nodes.
+
+    Noise is drawn in blocks of `block_size` consecutive positions and the two blocks used last are
+    kept per sequence, about 1 MiB together. What is asked for decides only what is drawn when,
+    never its bits.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        """Noise for ids below `vocab_size` (at least 1), handed out on `device`."""
+        _quarters(vocab_size)
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.block_size = max(1, min(16, 2 * _CHUNK // vocab_size))  # positions
+        self._kept: dict[str, dict[tuple[_Key, int], torch.Tensor]] = {}  # last used comes last
+
+    def rows(self, keys: Sequence[_Key], positions: Sequence[int]) -> torch.Tensor:
+        """The noise of row i: sequence, seed and sample `keys[i]` at position `positions[i]`.
+
+        Returns:
+            float32 [n, vocab_size] on the device. Consecutive rows of one block are a view of it,
+            so do not write into the result.
+
+        Raises:
+            ValueError: a number out of range, or `keys` and `positions` of unequal length.
+        """
+        places = [
+            (key, *divmod(_check("position", position, 32), self.block_size))
+            for key, position in zip(keys, positions, strict=True)
+        ]
+        blocks = self._blocks(list(dict.fromkeys((key, index) for key, index, _ in places)))
+        pieces = []
+        row = 0
+        while row < len(places):
+            key, index, first = places[row]
+            length = 1
+            while places[row + length : row + length + 1] == [(key, index, first + length)]:
+                length += 1
+            pieces.append(blocks[key, index][first : first + length])
+            row += length
+        if not pieces:
+            return torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def release(self, seq_id: str) -> None:
+        """Forget the blocks of a sequence; one that is not known is no error."""
+        self._kept.pop(seq_id, None)
+
+    def _blocks(self, wanted: list[tuple[_Key, int]]) -> dict[tuple[_Key, int], torch.Tensor]:
+        """The blocks `wanted` (without repetition), [<= block_size, vocab_size] each."""
+        blocks = {}
+        for block in wanted:
+            kept = self._kept.get(block[0][0], {})
+            if block in kept:
+                blocks[block] = kept[block]
+        missing = [block for block in wanted if block not in blocks]
+        if missing:
+            blocks.update(zip(missing, self._draw(missing), strict=True))
+        for block in wanted:
+            kept = self._kept.setdefault(block[0][0], {})
+            kept.pop(block, None)
+            kept[block] = blocks[block]
+            if len(kept) > 2:
+                del kept[next(iter(kept))]
+        return blocks
+
+    def _draw(self, wanted: list[tuple[_Key, int]]) -> list[torch.Tensor]:
+        """Blocks drawn in one call, each in memory of its own."""
+        seeds: list[int] = []
+        samples: list[int] = []
+        positions: list[int] = []
+        lengths = []
+        for (_, seed, sample), index in wanted:
+            start = index * self.block_size
+            length = min(self.block_size, 2**32 - start)  # the last block may be cut short
+            seeds += [seed] * length
+            samples += [sample] * length
+            positions += range(start, start + length)
+            lengths.append(length)
+        if self.device.type == "cpu":
+            noise = torch.from_numpy(gumbel(seeds, samples, positions, self.vocab_size))
+        else:
+            noise = gumbel_torch(seeds, samples, positions, self.vocab_size, self.device)
+        blocks = noise.split(lengths)
+        # A view would keep the noise of all sequences alive for as long as one of them is.
+        return list(blocks) if len(blocks) == 1 else [block.clone() for block in blocks]

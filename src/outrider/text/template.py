@@ -1,0 +1,83 @@
+"""The tokenizer of a checkpoint: ids from text, ids from messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ..errors import ModelError, RequestError
+
+Message = dict[str, Any]
+
+
+class TextCodec:
+    """Encodes prompts and chats as the checkpoint's own tokenizer does.
+
+    Args:
+        folder: the checkpoint.
+
+    Raises:
+        ModelError: the tokenizer's files are damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except Exception as error:  # the library raises whatever its parser raised
+            reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+            raise ModelError(f"the tokenizer in {folder} cannot be read: {reason}") from None
+        self._tokenizer: PreTrainedTokenizerBase = tokenizer
+        self.backend: Tokenizer = tokenizer.backend_tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a prompt, with the special tokens that the checkpoint's tokenizer adds."""
+        ids: list[int] = self._tokenizer(text)["input_ids"]
+        return ids
+
+    def chat(self, messages: list[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Ids of a conversation by the checkpoint's chat template.
+
+        Raises:
+            RequestError: there is no template, or it refuses these messages.
+        """
+        if not self._tokenizer.chat_template:
+            raise RequestError(
+                f"{self._folder} has no chat template; use generate() with a plain prompt."
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+            raise RequestError(f"the chat template refused the messages: {error}") from None
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every entry and its id, added ones included."""
+        return self.backend.get_vocab(with_added_tokens=True)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """True when the checkpoint brings a tokenizer."""
+    return any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+
+
+def differing_entries(target: dict[str, int], drafter: dict[str, int]) -> list[str]:
+    """Entries that two vocabularies do not share, as "'entry' is 5, not 7" phrases, by id.
+
+    Entries past the shorter vocabulary's end are padding and no difference.
+    """
+    length = min(len(target), len(drafter))
+    found = []
+    for entry in sorted({*target, *drafter}, key=lambda e: (target.get(e, length), e)):
+        mine, theirs = target.get(entry), drafter.get(entry)
+        if mine == theirs or all(i is None or i >= length for i in (mine, theirs)):
+            continue
+        found.append(f"{entry!r} is {theirs if theirs is not None else 'missing'}, not {mine if mine is not None else 'absent'}")
+    return found

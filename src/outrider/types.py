@@ -1,0 +1,297 @@
+"""What travels between the floors: requests, sequences, what a step schedules, what it emits.
+
+The standard library only, so that every floor may know these.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from .errors import ConfigError
+
+LARGEST_SEED = 2**64 - 1
+LARGEST_N = 128
+LARGEST_STOP = 64
+# Below this a temperature is taken as 0: dividing by it would leave one token anyway.
+SMALLEST_TEMPERATURE = 1e-5
+
+
+class Origin(str, Enum):
+    """Where an emitted token came from."""
+
+    ACCEPTED = "accepted"
+    """A draft token that the target agreed with."""
+    BONUS = "bonus"
+    """The target's own token at the end of a verify step with a draft."""
+    PLAIN = "plain"
+    """The target's own token in a step without a draft."""
+
+
+def _refuse(field_name: str, value: object, remedy: str) -> None:
+    raise ConfigError(f"SamplingParams: {field_name} is {value!r}; {remedy}.")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How a request is sampled; names and defaults follow vLLM.
+
+    Args:
+        temperature: 0 or above; 0 (or below 1e-5) takes the most likely token.
+        top_k: keep the k most likely tokens; 0 or -1 keeps all.
+        top_p: keep the smallest set of most likely tokens whose mass reaches top_p, in (0, 1].
+        min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
+        seed: 0 to 2^64 - 1; the same seed gives the same tokens. None takes the engine's.
+        n: samples of the same prompt, 1 to 128.
+        max_tokens: tokens to generate at most; None goes on to the end of the context.
+        min_tokens: tokens before EOS, stop tokens or stop strings may end the output.
+        stop: strings that end the output and are not part of it.
+        stop_token_ids: ids that end the output.
+        ignore_eos: go on after EOS.
+
+    Raises:
+        ConfigError: a value is out of its range; the sentence names field, value and remedy.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | list[str] | tuple[str, ...] | None = None
+    stop_token_ids: list[int] | tuple[int, ...] | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+                _refuse(name, value, "give a number")
+        for name in ("top_k", "n", "min_tokens"):
+            if not _is_int(getattr(self, name)):
+                _refuse(name, getattr(self, name), "give a whole number")
+        if not 0 <= self.temperature < math.inf:
+            _refuse("temperature", self.temperature, "give 0 (greedy) or a finite number above 0")
+        if self.top_k < -1:
+            _refuse("top_k", self.top_k, "give 1 or more, or 0 to keep every token")
+        if not 0 < self.top_p <= 1:
+            _refuse("top_p", self.top_p, "give a number above 0 and at most 1 (1 keeps all)")
+        if not 0 <= self.min_p <= 1:
+            _refuse("min_p", self.min_p, "give a number from 0 (off) to 1")
+        if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed <= LARGEST_SEED):
+            _refuse("seed", self.seed, "give a whole number from 0 to 2^64 - 1, or None")
+        if not 1 <= self.n <= LARGEST_N:
+            _refuse("n", self.n, f"give 1 to {LARGEST_N} samples")
+        if self.max_tokens is not None and not (_is_int(self.max_tokens) and self.max_tokens >= 1):
+            _refuse("max_tokens", self.max_tokens, "give 1 or more, or None")
+        if self.min_tokens < 0:
+            _refuse("min_tokens", self.min_tokens, "give 0 or more")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"give at most max_tokens ({self.max_tokens})")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if len(stop) > LARGEST_STOP or not all(isinstance(s, str) and s for s in stop):
+            _refuse("stop", self.stop, f"give at most {LARGEST_STOP} strings, none of them empty")
+        ids = tuple(self.stop_token_ids or ())
+        if not all(_is_int(i) and i >= 0 for i in ids):
+            _refuse("stop_token_ids", self.stop_token_ids, "give token ids, 0 or above")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", ids)
+
+    @property
+    def greedy(self) -> bool:
+        """True when no noise is drawn."""
+        return self.temperature < SMALLEST_TEMPERATURE
+
+
+class Detokenizing(Protocol):
+    """What a sequence needs of text: deltas, and where a stop string ends it."""
+
+    def push(self, token: int, may_stop: bool) -> tuple[str, bool]: ...
+    def flush(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to continue, as the engine takes it. ``seed`` is resolved before it gets here."""
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Ids that end the output: EOS unless ignored, and the request's stop tokens."""
+        eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
+        return eos | frozenset(self.params.stop_token_ids or ())
+
+
+@dataclass
+class Counts:
+    """What speculation did, as counts; readers make the ratios.
+
+    ``drafts`` counts verify steps with a non-empty draft, ``drafted`` the depths their drafts
+    reached, ``drafted_by_position[i]`` and ``accepted_by_position[i]`` those at depth i + 1.
+    """
+
+    steps: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    nodes: int = 0
+    emitted: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+
+    def record(self, depth: int, nodes: int, accepted: int, emitted: int) -> None:
+        """Count one decode step: a draft ``depth`` deep of ``nodes`` nodes, and what came of it."""
+        self.steps += 1
+        self.emitted += emitted
+        if not depth:
+            return
+        self.drafts += 1
+        self.drafted += depth
+        self.accepted += accepted
+        self.nodes += nodes
+        while len(self.drafted_by_position) < depth:
+            self.drafted_by_position.append(0)
+            self.accepted_by_position.append(0)
+        for i in range(depth):
+            self.drafted_by_position[i] += 1
+            self.accepted_by_position[i] += i < accepted
+
+    def add(self, other: Counts) -> None:
+        """Add another's counts to these."""
+        for name in ("steps", "drafts", "drafted", "accepted", "nodes", "emitted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in (
+            (self.drafted_by_position, other.drafted_by_position),
+            (self.accepted_by_position, other.accepted_by_position),
+        ):
+            mine.extend([0] * (len(theirs) - len(mine)))
+            for i, count in enumerate(theirs):
+                mine[i] += count
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / drafted; None when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """1 + accepted / drafts (vLLM's mean acceptance length); None without drafts."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Survival: the share of drafts that reached position i and were accepted up to there."""
+        pairs = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
+        return [a / d for a, d in pairs]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sample of one request while the engine works on it.
+
+    ``tokens`` are committed tokens only: the prompt, then the output. ``num_computed`` of them
+    have keys and values in the cache, on ``pages``.
+    """
+
+    id: str
+    request: Request
+    sample_index: int
+    text: Detokenizing
+    tokens: list[int]
+    num_computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    finish_reason: str | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """A sequence's rows in one step: ``count`` committed tokens from ``start`` on.
+
+    ``samples`` is true when the last of them is the sequence's last token, so that the step
+    draws; ``length`` is how many tokens may be drafted after it.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+    length: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens per scheduled sequence, as trees whose first nodes hang on the last token.
+
+    ``tokens[s][i]`` is node i of sequence s and ``parents[s][i]`` the index of its parent node,
+    -1 for the root; parents come before their children and nodes in a chain follow each other.
+    """
+
+    tokens: list[list[int]]
+    parents: list[list[int]]
+
+    @staticmethod
+    def chains(tokens: list[list[int]]) -> Draft:
+        """A draft without branches: each node the child of the one before."""
+        return Draft(tokens, [list(range(-1, len(t) - 1)) for t in tokens])
+
+    def depth(self, index: int) -> int:
+        """How many positions the draft of sequence ``index`` reaches."""
+        depths: list[int] = []
+        for parent in self.parents[index]:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the acceptance rule made of a step, per scheduled sequence.
+
+    ``tokens`` are to be emitted (empty when the step draws nothing), ``path`` the accepted nodes
+    from the root down, ``finite`` false where the target's laws were not numbers.
+    """
+
+    tokens: list[list[int]]
+    path: list[list[int]]
+    finite: list[bool]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One token of one sample, as it is emitted; ``token_id`` is None in a closing event.
+
+    ``text`` is what may be shown now: it lags where a character or a stop string may be under way.
+    ``finish_reason`` ("stop", "length", "error") ends the sample, with its ``counts``; ``error``
+    says why a request failed while the others went on.
+    """
+
+    request_id: str
+    sample_index: int
+    token_id: int | None
+    text: str
+    origin: Origin
+    finish_reason: str | None = None
+    error: str | None = None
+    counts: Counts | None = None
