@@ -16,7 +16,7 @@ help:
 	@echo "make test    tests, lint and types"
 	@echo "make slow    the long proofs"
 	@echo "make lint    lint and types only"
-	@echo "make clean   remove caches and build outputs (.venv stays)"
+	@echo "make clean   remove caches and packages (.venv and build stay)"
 
 demo: $(STAMP)
 	@$(BIN)/outrider demo
@@ -50,6 +50,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(CONSTRAIN) $(BIN)/python -m pip install --disable-pip-version-check --no-input --editable '.[dev]'
 	@touch $@
 
+# build/ stays: the checkpoints of hours of training lie there.
 clean:
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
 	find src tests -name __pycache__ -type d -exec rm -rf {} +

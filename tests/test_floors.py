@@ -27,7 +27,7 @@ FLOORS = [
 ]
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 TOP_OF_ENGINE = FLOOR["outrider"]
-ENGINE_NEEDS = {"torch", "numpy", "safetensors", "tokenizers", "transformers", "huggingface_hub"}
+ENGINE_NEEDS = {"torch", "numpy", "safetensors", "tokenizers", "transformers", "huggingface_hub", "jinja2", "tqdm"}
 WITHOUT_TORCH = {"outrider.types", "outrider.cache.pages", "outrider.engine.scheduler"}
 MAX_LINES = 450
 SOURCES = {".py", ".c", ".h", ".cpp", ".hpp", ".cu", ".cuh"}

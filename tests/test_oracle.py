@@ -38,7 +38,7 @@ def random_model(seed: int, size: int, holes: bool = False) -> Model:
 
 def logits(*probabilities: float) -> NDArray[np.float64]:
     with np.errstate(divide="ignore"):
-        return np.log(np.array(probabilities))
+        return np.asarray(np.log(np.array(probabilities)), np.float64)
 
 
 @pytest.mark.parametrize(

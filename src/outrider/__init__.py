@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from .llm import LLM, RequestOutput
+from typing import TYPE_CHECKING, Any
+
 from .types import SamplingParams
+
+if TYPE_CHECKING:
+    from .llm import LLM, RequestOutput
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Torch comes with the engine, seconds later: whoever asks for help should not wait for it.
+    if name in ("LLM", "RequestOutput"):
+        from . import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -100,9 +100,7 @@ class EngineConfig:
             not isinstance(self.max_model_len, int) or self.max_model_len < 2
         ):
             raise ConfigError(f"max_model_len is {self.max_model_len!r}; give 2 or more, or None.")
-        if self.seed is not None and (
-            not isinstance(self.seed, int) or not 0 <= self.seed < 2**64
-        ):
+        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 2**64):
             raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to 2^64 - 1.")
         parse_memory(self.memory)
 

@@ -9,11 +9,9 @@ import warnings
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from tqdm import tqdm
 
 from .config import EngineConfig
 from .drafters.registry import DrafterSpec, find_drafter
@@ -246,13 +244,10 @@ class LLM:
             GenerationError: a request failed on the way; the error holds all outputs.
         """
         pending = self._start(prompts, params)
-        columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn())
-        console = Console(stderr=True)
-        hidden = not console.is_terminal or len(pending) < 2
-        with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-            bar = progress.add_task("", total=len(pending))
-            for _ in self._run(pending):
-                progress.update(bar, completed=sum(p.done for p in pending.values()))
+        hidden = True if len(pending) < 2 else None  # None: where stderr is no terminal
+        with tqdm(total=len(pending), desc="generating", leave=False, disable=hidden) as bar:
+            for event in self._run(pending):
+                bar.update(event.finish_reason is not None and pending[event.request_id].done)
         outputs = [p.output() for p in pending.values()]
         failed = [(i, p.error) for i, p in enumerate(pending.values()) if p.error]
         if failed:
@@ -261,7 +256,9 @@ class LLM:
         return outputs
 
     def stream(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
     ) -> Iterator[tuple[int, Event]]:
         """As ``generate``, token by token: yields (index of the prompt, event).
 
@@ -301,7 +298,9 @@ class LLM:
         else:
             chosen = list(params)
         if len(chosen) != len(listed):
-            raise RequestError(f"{len(listed)} prompts came with {len(chosen)} params; give one each.")
+            raise RequestError(
+                f"{len(listed)} prompts came with {len(chosen)} params; give one each."
+            )
         pending: dict[str, _Pending] = {}
         try:
             for prompt, param in zip(listed, chosen, strict=True):
@@ -318,13 +317,16 @@ class LLM:
     def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
         text: str | None = None
         if isinstance(prompt, Mapping):
-            text, prompt = prompt.get("prompt"), prompt.get("prompt_token_ids", prompt.get("prompt", ()))
+            text, prompt = (
+                prompt.get("prompt"),
+                prompt.get("prompt_token_ids", prompt.get("prompt", ())),
+            )
         if isinstance(prompt, str):
             if self._codec is None:
                 raise RequestError("this model has no tokenizer; give prompts as token ids.")
             text, prompt = prompt, self._codec.encode(prompt)
-        ids = tuple(prompt)
-        if not all(isinstance(i, int) for i in ids):
+        ids = tuple(i for i in prompt if isinstance(i, int))
+        if len(ids) != len(prompt):
             raise RequestError("a prompt is a text or a list of token ids; this one is neither.")
         index, self._requests = self._requests, self._requests + 1
         seed = params.seed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 from .errors import ConfigError
@@ -19,7 +19,7 @@ LARGEST_STOP = 64
 SMALLEST_TEMPERATURE = 1e-5
 
 
-class Origin(str, Enum):
+class Origin(StrEnum):
     """Where an emitted token came from."""
 
     ACCEPTED = "accepted"

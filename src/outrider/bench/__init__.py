@@ -1,1 +1,1 @@
-
+"""Measuring: plain and speculative decoding, side by side in one run."""

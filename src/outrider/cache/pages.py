@@ -59,12 +59,11 @@ class PagePool:
 
     def _widest_start(self) -> int:
         """A free page with room behind it: where a new table is least likely to meet another."""
-        held = [i for i, count in enumerate(self._references) if count] or [0]
-        ends = [*held, self.num_pages]
-        gaps = [(ends[i + 1] - ends[i], -ends[i]) for i in range(len(held))]
-        widest, at = max(gaps)
+        held = [NULL_PAGE, *(i for i, count in enumerate(self._references) if count)]
+        gaps = zip(held, [*held[1:], self.num_pages], strict=True)
+        widest, at = max((end - start, -start) for start, end in gaps)
         # The middle of a gap behind somebody's pages, so that both can go on growing.
-        return -at + (1 if held == [0] else max(1, widest // 2))
+        return -at + (1 if -at == NULL_PAGE else max(1, widest // 2))
 
     def truncate(self, table: list[int], tokens: int) -> None:
         """Give back the pages of ``table`` beyond those that ``tokens`` tokens need."""

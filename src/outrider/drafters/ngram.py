@@ -33,14 +33,16 @@ class NgramIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Enter the n-grams of ``tokens`` that have a continuation by now, and drop old ones."""
-        self._known = max(self._known, len(tokens) - 1 - self._window)
+        if self._known < len(tokens) - 1 - self._window:
+            self._ends.clear()  # all of it lies outside the window by now
+            self._known = len(tokens) - 1 - self._window
         for end in range(self._known, len(tokens) - 1):
             for n in self._sizes:
                 if n <= end + 1:
                     self._ends[tuple(tokens[end + 1 - n : end + 1])] = end
             old = end - self._window
             for n in self._sizes:
-                if 0 <= old + 1 - n:
+                if old + 1 - n >= 0:
                     gram = tuple(tokens[old + 1 - n : old + 1])
                     if self._ends.get(gram) == old:
                         del self._ends[gram]

@@ -23,6 +23,7 @@ from ..types import Counts, Event, Request, Sequence
 from .runner import Runner
 from .scheduler import Scheduler
 
+
 @dataclass(frozen=True)
 class Budget:
     """What the cache was given: told at start."""
@@ -126,7 +127,7 @@ class Engine:
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
         self._tokenizer = tokenizer
-        self._live: dict[str, list[Sequence]] = {}
+        self._live: dict[str, dict[int, Sequence]] = {}
 
     def add(self, request: Request) -> None:
         """Queue a request; its ``n`` samples become sequences of their own.
@@ -166,13 +167,12 @@ class Engine:
         ]
         for sequence in sequences:
             self.scheduler.add(sequence)
-        self._live[request.id] = sequences
+        self._live[request.id] = {s.sample_index: s for s in sequences}
 
     def abort(self, request_id: str) -> None:
         """Drop a request's sequences and free their pages at once; an unknown id is no error."""
-        for sequence in self._live.pop(request_id, []):
-            if sequence.finish_reason is None:
-                self.scheduler.remove(sequence)
+        for sequence in self._live.pop(request_id, {}).values():
+            self.scheduler.remove(sequence)
             self._forget(sequence)
 
     @property
@@ -202,13 +202,12 @@ class Engine:
 
     def _closed(self, event: Event) -> Event:
         """Let go of the sample that ``event`` ends; the event takes its counts along."""
-        sequences = self._live[event.request_id]
-        done = sequences[event.sample_index]
-        done.finish_reason = event.finish_reason
+        samples = self._live[event.request_id]
+        done = samples.pop(event.sample_index)
+        if not samples:
+            del self._live[event.request_id]
         self.counts.add(done.counts)
         self._forget(done)
-        if all(s.finish_reason is not None for s in sequences):
-            del self._live[event.request_id]
         return replace(event, counts=done.counts)
 
     def _forget(self, sequence: Sequence) -> None:

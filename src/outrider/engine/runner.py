@@ -50,7 +50,9 @@ class Runner:
         rows = build_rows(segments, self.store.page_size, self.store.num_slots, self.model.device)
         output = self.model.forward(rows, self.store)
         if output.logits is None:
-            return Verdict([[] for _ in plan.batch], [[] for _ in plan.batch], [True] * len(plan.batch))
+            return Verdict(
+                [[] for _ in plan.batch], [[] for _ in plan.batch], [True] * len(plan.batch)
+            )
         laws = Laws(output.logits, [], [])
         for item, parents in zip(plan.batch, draft.parents, strict=True):
             self._add_laws(laws, item, parents)

@@ -123,7 +123,9 @@ class Scheduler:
         if not item.samples or item.count > 1:
             return item
         length = max(0, min(most, self._limit(sequence) - known - 1))
-        while length and not self.pool.grow(sequence.pages, known + max(length, max_nodes - most + length)):
+        while length and not self.pool.grow(
+            sequence.pages, known + max(length, max_nodes - most + length)
+        ):
             length -= 1
         return replace(item, length=length)
 
@@ -171,7 +173,9 @@ class Scheduler:
         self._check(plan)
         return events
 
-    def _emit(self, sequence: Sequence, tokens: list[int], accepted: int, depth: int) -> list[Event]:
+    def _emit(
+        self, sequence: Sequence, tokens: list[int], accepted: int, depth: int
+    ) -> list[Event]:
         """Append tokens up to the first that ends the output; later ones never happened."""
         events = []
         for i, token in enumerate(tokens):
@@ -179,7 +183,14 @@ class Scheduler:
             origin = Origin.ACCEPTED if i < accepted else Origin.BONUS if depth else Origin.PLAIN
             text = self._advance(sequence, token)
             events.append(
-                Event(sequence.request.id, sequence.sample_index, token, text, origin, sequence.finish_reason)
+                Event(
+                    sequence.request.id,
+                    sequence.sample_index,
+                    token,
+                    text,
+                    origin,
+                    sequence.finish_reason,
+                )
             )
             if sequence.finish_reason is not None:
                 break

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -95,9 +95,7 @@ class Rope:
             dim = head_dim(self._config)
             exponent = torch.arange(0, dim, 2, device=self._device).float() / dim
             return 1.0 / self._base**exponent, 1.0
-        inverse, factor = ROPE_INIT_FUNCTIONS[self.kind](
-            self._config, self._device, seq_len=length
-        )
+        inverse, factor = ROPE_INIT_FUNCTIONS[self.kind](self._config, self._device, seq_len=length)
         return inverse.float(), float(factor)
 
     def _tables(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,8 +158,9 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise ModelError(f"{folder} has no config.json; give a Hugging Face checkpoint's folder.")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError) as error:
+        # Of several paragraphs the first says what is wrong, over a line or two.
+        reason = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
         raise ModelError(f"{folder / 'config.json'} cannot be used: {reason}") from None
     return config
 
@@ -178,10 +177,25 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
             f"{folder}: model_type {config.model_type!r} is not supported; "
             f"supported are {', '.join(FAMILIES)}."
         )
+    quantised = getattr(config, "quantization_config", None)
+    if quantised:
+        method = dict(quantised).get("quant_method", "an unnamed method")
+        raise ModelError(
+            f"{folder}: weights quantised by {method!r} (quantization_config) are not supported; "
+            "give the checkpoint in float32, bfloat16 or float16."
+        )
     if getattr(config, "use_sliding_window", False):
-        raise ModelError(f"{folder}: sliding-window attention (use_sliding_window) is not supported.")
+        raise ModelError(
+            f"{folder}: sliding-window attention (use_sliding_window) is not supported."
+        )
     if getattr(config, "hidden_act", "silu") != "silu":
         raise ModelError(f"{folder}: hidden_act {config.hidden_act!r} is not supported, only silu.")
+    kv_heads = config.num_key_value_heads or config.num_attention_heads
+    if config.num_attention_heads % kv_heads:
+        raise ModelError(
+            f"{folder}: num_key_value_heads is {kv_heads}, which does not divide "
+            f"num_attention_heads ({config.num_attention_heads}); correct its config.json."
+        )
     bias = bool(getattr(config, "attention_bias", False))
     eos = config.eos_token_id
     return Shape(
@@ -191,7 +205,7 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
         intermediate_size=config.intermediate_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        num_kv_heads=kv_heads,
         head_dim=head_dim(config),
         norm_eps=config.rms_norm_eps,
         context=context_length(config),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -140,7 +141,19 @@ class _Builder:
     def _tile(
         self, rows: Sequence[int], positions: list[int], slots: np.ndarray, run: int | None
     ) -> None:
-        """Add the tile of ``rows``; ``slots`` are its lanes, a run from ``run`` on if not None."""
+        """Add the tiles of ``rows``; ``slots`` are their lanes, a run from ``run`` on if not None.
+
+        How many lanes a row is given depends on its own position alone: over more than a few
+        hundred lanes the kernels sum in another order for another number of them, masked or not.
+        """
+        for _, group in groupby(range(len(rows)), lambda i: positions[i] // LANES):
+            same = list(group)
+            self._put([rows[i] for i in same], [positions[i] for i in same], slots, run)
+
+    def _put(
+        self, rows: Sequence[int], positions: list[int], slots: np.ndarray, run: int | None
+    ) -> None:
+        """Add one tile, of rows in position order that are given equally many lanes."""
         spare = padded(len(rows), TILE) - len(rows)
         for i, row in enumerate(rows):
             self.home[row] = len(self.gather) + i
@@ -161,11 +174,13 @@ class _Builder:
         count = len(self.tokens)
         spare = padded(count, TILE) - count
         pad = [0] * spare  # padding rows write to the null page
-        as_they_stand = len(self.tiles) == 1 and self.home == {i: i for i in range(count)}
+        as_they_stand = self.home == {i: i for i in range(count)}
         scatter = [self.home[i] for i in range(count)] + pad
         wanted = len(self.logits)
         first = wanted > 0 and self.logits[-1] == wanted - 1 and count <= TILE
-        logits = [*self.logits, *[self.logits[-1]] * (padded(wanted, TILE) - wanted)] if wanted else []
+        logits = (
+            [*self.logits, *[self.logits[-1]] * (padded(wanted, TILE) - wanted)] if wanted else []
+        )
 
         def tensor(values: list[int]) -> torch.Tensor:
             return torch.tensor(values, device=self.device, dtype=torch.int64)

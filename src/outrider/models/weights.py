@@ -62,10 +62,10 @@ class Checkpoint:
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             try:
-                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            except (ValueError, KeyError, AttributeError):
+                names = set(json.loads(index.read_text())["weight_map"].values())
+                files = sorted(folder / name for name in names)
+            except (ValueError, KeyError, AttributeError, TypeError):
                 raise ModelError(f"{index} is damaged; fetch the checkpoint again.") from None
-            files = [folder / name for name in names]
         else:
             files = sorted(folder.glob("*.safetensors"))
         if not files:
@@ -96,9 +96,6 @@ class Checkpoint:
             )
         return tensor.to(dtype)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._where
-
 
 def load_weights(folder: Path, shape: Shape, dtype: torch.dtype, device: torch.device) -> Weights:
     """Read the checkpoint in ``folder`` as ``shape`` says, into ``dtype`` on ``device``.
@@ -113,7 +110,9 @@ def load_weights(folder: Path, shape: Shape, dtype: torch.dtype, device: torch.d
             return source.get(name, size, dtype).to(device)
 
         def stacked(prefix: str, parts: dict[str, int], suffix: str, *rest: int) -> torch.Tensor:
-            return torch.cat([get(f"{prefix}{p}_proj.{suffix}", n, *rest) for p, n in parts.items()])
+            return torch.cat(
+                [get(f"{prefix}{p}_proj.{suffix}", n, *rest) for p, n in parts.items()]
+            )
 
         width, inner = shape.hidden_size, shape.intermediate_size
         queries = shape.num_heads * shape.head_dim
@@ -141,6 +140,5 @@ def load_weights(folder: Path, shape: Shape, dtype: torch.dtype, device: torch.d
                 )
             )
         embedding = get("model.embed_tokens.weight", shape.vocab_size, width)
-        tied = shape.tied or "lm_head.weight" not in source
-        head = embedding if tied else get("lm_head.weight", shape.vocab_size, width)
+        head = embedding if shape.tied else get("lm_head.weight", shape.vocab_size, width)
         return Weights(embedding, tuple(layers), get("model.norm.weight", width), head)

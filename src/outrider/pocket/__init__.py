@@ -1,0 +1,25 @@
+"""The pocket pair: a small target and its drafter, bundled so that everything works offline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..errors import ModelError
+
+PATH = Path(__file__).parent / "model"
+"""The bundled target; its drafter is in the sub-folder ``drafter``."""
+
+
+def prompts() -> list[str]:
+    """Beginnings of code that the pair was never trained on.
+
+    Raises:
+        ModelError: the package's data is missing.
+    """
+    file = Path(__file__).parent / "prompts.json"
+    try:
+        found: list[str] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError("the bundled prompts are missing; install Outrider again.") from None
+    return found

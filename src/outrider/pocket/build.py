@@ -16,11 +16,21 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from . import corpus as text
-from .train import Recipe, distillation_loss, held_out_loss, keep_heap, narrow_norms, optimise, text_loss
+from .train import (
+    Recipe,
+    distillation_loss,
+    held_out_loss,
+    keep_heap,
+    narrow_norms,
+    optimise,
+    text_loss,
+)
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))
 TARGET_RECIPE = Recipe(tokens=11_000_000, muon_rate=4e-3, adam_rate=4e-3, phases=PHASES)
-DRAFTER_RECIPE = Recipe(tokens=4_500_000, muon_rate=2e-3, adam_rate=1e-3, phases=((0.9, 256), (0.1, 2048)))
+DRAFTER_RECIPE = Recipe(
+    tokens=4_500_000, muon_rate=2e-3, adam_rate=1e-3, phases=((0.9, 256), (0.1, 2048))
+)
 DRAFTER_LAYERS = (0, -1)
 
 
@@ -29,7 +39,7 @@ def shape(layers: int, intermediate: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=text.VOCAB_SIZE, hidden_size=384, intermediate_size=intermediate,
         num_hidden_layers=layers, num_attention_heads=6, num_key_value_heads=2, head_dim=64,
-        max_position_embeddings=text.CONTEXT, rope_theta=10000.0, tie_word_embeddings=True,
+        max_position_embeddings=text.CONTEXT, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=text.SPECIALS.index(text.END),
         pad_token_id=text.SPECIALS.index(text.PAD), dtype="float32",
     )  # fmt: skip
@@ -57,8 +67,9 @@ def drafter_from(target: LlamaForCausalLM) -> LlamaForCausalLM:
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write bf16 safetensors, config and tokenizer to ``folder``."""
-    narrow = LlamaForCausalLM(model.config).to(torch.bfloat16)
+    narrow = LlamaForCausalLM(model.config)
     narrow.load_state_dict(model.state_dict())
+    torch.nn.Module.to(narrow, torch.bfloat16)
     narrow.config.dtype = "bfloat16"
     narrow.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -85,14 +96,21 @@ def build(work: Path, out: Path, scale: float, device: str) -> dict[str, object]
     def recipe(base: Recipe) -> Recipe:
         return Recipe(int(base.tokens * scale), base.muon_rate, base.adam_rate, base.phases)
 
-    target = LlamaForCausalLM(shape(10, 1024)).to(device)
+    target = LlamaForCausalLM(shape(10, 1024))
+    torch.nn.Module.to(target, device)
     card["target_hours"] = optimise(
         target, text_loss(target), data, recipe(TARGET_RECIPE), work / "target.pt", "target"
     )
     card["target_nats_token"], card["target_nats_byte"] = held_out_loss(target, data)
-    drafter = drafter_from(target).to(device)
+    drafter = drafter_from(target)
+    torch.nn.Module.to(drafter, device)
     card["drafter_hours"] = optimise(
-        drafter, distillation_loss(drafter, target), data, recipe(DRAFTER_RECIPE), work / "drafter.pt", "drafter"
+        drafter,
+        distillation_loss(drafter, target),
+        data,
+        recipe(DRAFTER_RECIPE),
+        work / "drafter.pt",
+        "drafter",
     )
     card["drafter_nats_token"], card["drafter_nats_byte"] = held_out_loss(drafter, data)
     save(target.cpu(), tokenizer, out)
@@ -103,9 +121,13 @@ def build(work: Path, out: Path, scale: float, device: str) -> dict[str, object]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m outrider.pocket.build", description=__doc__)
-    parser.add_argument("--work", type=Path, default=Path("build/pocket"), help="checkpoints, to resume from")
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/pocket"), help="checkpoints, to resume from"
+    )
     parser.add_argument("--out", type=Path, required=True, help="where the finished pair goes")
-    parser.add_argument("--tokens-scale", type=float, default=1.0, help="times the recipe's token budget")
+    parser.add_argument(
+        "--tokens-scale", type=float, default=1.0, help="times the recipe's token budget"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     args = parser.parse_args()
     card = build(args.work, args.out, args.tokens_scale, args.device)

@@ -52,7 +52,11 @@ def standard_library() -> Iterator[Module]:
     root = Path(sysconfig.get_paths()["stdlib"])
     for file in sorted(root.rglob("*.py")):
         path = file.relative_to(root).as_posix()
-        if path.startswith(TABLES) or "site-packages" in path or file.stat().st_size > LARGEST_MODULE:
+        if (
+            path.startswith(TABLES)
+            or "site-packages" in path
+            or file.stat().st_size > LARGEST_MODULE
+        ):
             continue
         try:
             text = file.read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
@@ -79,11 +80,13 @@ def narrow_norms() -> None:
         out = F.rms_norm(x, (x.shape[-1],), self.weight, self.variance_epsilon)
         return out.bfloat16()
 
-    def tables(self: torch.nn.Module, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def tables(
+        self: torch.nn.Module, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         return tuple(t.bfloat16() for t in rotary(self, x, position_ids))
 
-    modeling_llama.LlamaRMSNorm.forward = norm
-    modeling_llama.LlamaRotaryEmbedding.forward = tables
+    setattr(modeling_llama.LlamaRMSNorm, "forward", norm)  # noqa: B010  (mypy forbids assignment)
+    setattr(modeling_llama.LlamaRotaryEmbedding, "forward", tables)  # noqa: B010
 
 
 def batches(corpus: Corpus, recipe: Recipe, start: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -103,7 +106,12 @@ def batches(corpus: Corpus, recipe: Recipe, start: int) -> Iterator[npt.NDArray[
 
 
 def optimise(
-    model: LlamaForCausalLM, loss: Loss, corpus: Corpus, recipe: Recipe, checkpoint: Path, title: str
+    model: LlamaForCausalLM,
+    loss: Loss,
+    corpus: Corpus,
+    recipe: Recipe,
+    checkpoint: Path,
+    title: str,
 ) -> float:
     """Train ``model`` in place with Muon on matrices and AdamW on the rest.
 
@@ -136,7 +144,8 @@ def optimise(
         checkpoint.with_suffix(".new").replace(checkpoint)
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=None) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(title, total=recipe.steps, completed=start)
         saved = clock = time.monotonic()
         for step, batch in enumerate(batches(corpus, recipe, start), start):
@@ -182,7 +191,9 @@ def distillation_loss(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> Lo
         with torch.no_grad():
             zp = logits(target, ids).flatten(0, 1)
         zq = logits(drafter, ids).flatten(0, 1)
-        value = F.kl_div(zq.log_softmax(-1), zp.log_softmax(-1), log_target=True, reduction="batchmean")
+        value = F.kl_div(
+            zq.log_softmax(-1), zp.log_softmax(-1), log_target=True, reduction="batchmean"
+        )
         if done < 0.6:
             return value
         gap = (zq / 0.7).softmax(-1) - (zp / 0.7).softmax(-1)

@@ -53,7 +53,7 @@ def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if 0 < params.top_k < z.shape[1]:
         z.masked_fill_(z < z.topk(params.top_k, -1).values[:, -1:], NEVER)
     if params.top_p < 1:
-        ordered, ids = z.sort(-1, descending=True, stable=True)
+        ordered, ids = z.sort(dim=-1, descending=True, stable=True)
         mass = ordered.softmax(-1)
         ordered.masked_fill_(mass.cumsum(-1) - mass >= params.top_p, NEVER)
         z.scatter_(-1, ids, ordered)

@@ -117,7 +117,7 @@ def _words(rows: _A, quarters: _A, out: _A) -> _A:
     position, sample, stream, low, high = (rows[:, i : i + 1] for i in range(5))
     for lane, word in enumerate(_philox((position, quarters, sample, stream), (low, high))):
         out[..., lane] = word
-    return out.reshape(len(out), -1)
+    return out.reshape(len(out), 4 * out.shape[1])
 
 
 def _bits(x: _A) -> _A:

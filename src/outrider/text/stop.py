@@ -31,7 +31,10 @@ class StopFinder:
                 shown, self._held, self._ended = self._held[: min(found)], "", True
                 return shown, True
         keep = self._longest_start()
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        shown, self._held = (
+            self._held[: len(self._held) - keep],
+            self._held[len(self._held) - keep :],
+        )
         return shown, False
 
     def _longest_start(self) -> int:

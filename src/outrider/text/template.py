@@ -79,5 +79,6 @@ def differing_entries(target: dict[str, int], drafter: dict[str, int]) -> list[s
         mine, theirs = target.get(entry), drafter.get(entry)
         if mine == theirs or all(i is None or i >= length for i in (mine, theirs)):
             continue
-        found.append(f"{entry!r} is {theirs if theirs is not None else 'missing'}, not {mine if mine is not None else 'absent'}")
+        there = "missing" if theirs is None else theirs
+        found.append(f"{entry!r} is {there}, not {'absent' if mine is None else mine}")
     return found

@@ -1,0 +1,1 @@
+"""Looking whether what was generated is what the target says."""

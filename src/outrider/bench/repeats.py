@@ -1,0 +1,67 @@
+"""How much of a figure is owed to text that repeats itself.
+
+A small model decodes in loops when it is greedy, and any drafter continues a loop. So acceptance is
+also told without the steps that repeat earlier output: a step repeats when the last 4 tokens of
+prompt + output before it occurred earlier in them, and were followed there by the very token that
+the step emits first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..types import Origin
+
+GRAM = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decode step: its first token's index in the output, and what became of its draft."""
+
+    first: int
+    accepted: int
+    drafted: bool
+
+
+def steps(origins: Sequence[Origin]) -> list[Step]:
+    """The steps behind an output: each ends with a bonus or plain token, or with the output."""
+    found: list[Step] = []
+    first = 0
+    for i, origin in enumerate(origins):
+        if origin is not Origin.ACCEPTED or i == len(origins) - 1:
+            accepted = i - first + (origin is Origin.ACCEPTED)
+            found.append(Step(first, accepted, origin is not Origin.PLAIN))
+            first = i + 1
+    return found
+
+
+def repeats(prompt: Sequence[int], output: Sequence[int]) -> list[bool]:
+    """For each output token, whether it continues the 4 tokens before it as they were before."""
+    tokens = [*prompt, *output]
+    seen: set[tuple[int, ...]] = set()
+    found = []
+    for i in range(GRAM, len(tokens)):
+        gram = tuple(tokens[i - GRAM : i + 1])
+        found.append(gram in seen)
+        seen.add(gram)
+    found = [False] * (len(tokens) - len(found)) + found
+    return found[len(prompt) :]
+
+
+def fresh_acceptance_length(
+    samples: Iterable[tuple[Sequence[int], Sequence[int], Sequence[Origin]]],
+) -> float | None:
+    """1 + accepted / drafts over the steps with a draft that do not repeat; None without any.
+
+    Args:
+        samples: prompt ids, output ids and origins of each.
+    """
+    accepted = drafts = 0
+    for prompt, output, origins in samples:
+        again = repeats(prompt, output)
+        for step in steps(origins):
+            if step.drafted and not again[step.first]:
+                accepted, drafts = accepted + step.accepted, drafts + 1
+    return 1 + accepted / drafts if drafts else None

@@ -1,0 +1,130 @@
+"""From runs to figures: the JSON contract of ``outrider bench``.
+
+Every figure that is a rate or a time is the median over rounds; ``speedup`` is the median over
+rounds of the ratio to plain decoding in the same round at the same temperature.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from ..audit.ties import Difference, compare
+from .offline import PLAIN, Bench, Cell, Runs, available_cores
+from .repeats import fresh_acceptance_length, repeats
+
+
+def machine(bench: Bench) -> dict[str, Any]:
+    """Where it ran, and with what."""
+    return {
+        "cpu": cpu_name(),
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "dtype": str(bench.plain.engine.model.dtype).removeprefix("torch."),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def differences(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> list[tuple[int, Difference]]:
+    """Every difference to plain decoding's first outputs: (prompt, what it is)."""
+    params = bench.params(cell.temperature)
+    found = []
+    for i, outputs in enumerate(runs.outputs):
+        expected = plain.samples[i].token_ids
+        for output in sorted(outputs):
+            difference = compare(
+                bench.plain, bench.prompts[i], params[i], expected, output, seed=i
+            )
+            if difference is not None:
+                found.append((i, difference))
+    return found
+
+
+def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]:
+    """One entry of ``runs``.
+
+    ``tokens_per_second`` is decode speed, (N-1)/(T(N)-T(1)) over all prompts of a round, and
+    ``latency_per_token_ms`` what a sequence waits for a token: (T(N)-T(1))/(N-1), in ms.
+    ``end_to_end_*`` count from the call on. ``sequence_length`` is the mean of prompt + output, in
+    tokens; ``num_samples`` how many sequences a round has. ``acceptance_*`` are defined at
+    ``Counts`` and null without a drafter. ``utilisation`` is CPU time over wall time x cores.
+    ``peak_memory_bytes`` is the process's, all engines of the benchmark loaded.
+    ``numerical_ties`` counts sequences that part from plain decoding at a tie, where their
+    comparison ends; ``outputs_identical`` is false only for a difference that is none.
+    ``acceptance_length_without_repeats`` and ``repeated_share`` (of output tokens): see
+    ``bench/repeats.py``.
+    """
+    timings, counts, drafts = runs.timings, runs.counts, cell.drafter != PLAIN
+    lengths = [len(p) + len(s.token_ids) for p, s in zip(bench.prompts, runs.samples, strict=True)]
+    paired = list(zip(timings, plain.timings, strict=True))
+    speedups = [mine.speed / theirs.speed for mine, theirs in paired]
+    cores = available_cores()
+    parted = differences(bench, cell, runs, plain)
+    texts = [
+        (p, s.token_ids, s.origins) for p, s in zip(bench.prompts, runs.samples, strict=True)
+    ]
+    again = [r for prompt, output, _ in texts for r in repeats(prompt, output)]
+    return {
+        "drafter": cell.drafter,
+        "target": bench.options.target,
+        "num_speculative_tokens": cell.length,
+        "temperature": cell.temperature,
+        "batch_size": bench.options.batch_size,
+        "sequence_length": round(sum(lengths) / len(lengths)),
+        "num_samples": len(runs.samples),
+        "tokens_per_second": median(t.speed for t in timings),
+        "latency_per_token_ms": median(
+            1000 * t.sequence_seconds / t.decode_tokens for t in timings
+        ),
+        "speedup": median(speedups) if drafts else 1.0,
+        "acceptance_rate": counts.acceptance_rate if drafts else None,
+        "acceptance_length": counts.acceptance_length if drafts else None,
+        "acceptance_by_position": counts.acceptance_by_position if drafts else None,
+        "peak_memory_bytes": max(t.peak_memory for t in timings),
+        "utilisation": median(t.cpu_seconds / (t.wall_seconds * cores) for t in timings),
+        "outputs_identical": all(d.is_tie for _, d in parted),
+        "numerical_ties": len({i for i, d in parted if d.is_tie}),
+        "end_to_end_tokens_per_second": median(t.end_to_end for t in timings),
+        "end_to_end_speedup": median(m.end_to_end / p.end_to_end for m, p in paired),
+        "speedup_by_round": speedups,
+        "acceptance_length_without_repeats": fresh_acceptance_length(texts) if drafts else None,
+        "repeated_share": sum(again) / len(again),
+        "differences": [
+            # No number of JSON is infinite: the gap to a token that is never drawn is null.
+            {"sample": i, **asdict(d), "gap": d.gap if math.isfinite(d.gap) else None}
+            for i, d in parted
+        ],
+    }
+
+
+def report(bench: Bench, found: dict[Cell, Runs]) -> dict[str, Any]:
+    """The whole report: ``machine``, and ``runs`` in the order of the cells."""
+    plain = {cell.temperature: runs for cell, runs in found.items() if cell.drafter == PLAIN}
+    runs = [figures(bench, cell, runs, plain[cell.temperature]) for cell, runs in found.items()]
+    return {"machine": machine(bench), "rounds": bench.options.rounds, "runs": runs}
+
+
+def best(runs: Sequence[dict[str, Any]], temperature: float) -> dict[str, Any]:
+    """The run with the largest speedup at a temperature."""
+    return max((r for r in runs if r["temperature"] == temperature), key=lambda r: r["speedup"])

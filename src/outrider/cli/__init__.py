@@ -1,0 +1,46 @@
+"""The command line: one module per command. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .bench import bench
+from .common import Commands
+from .demo import demo
+from .generate import generate
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
+)
+app.command()(generate)
+app.command()(bench)
+app.command()(demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outrider {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Exact speculative decoding: the target's own tokens, faster."""
+
+
+def main() -> None:
+    """Entry point of ``outrider`` and ``python -m outrider``."""
+    app(prog_name="outrider")

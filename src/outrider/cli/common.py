@@ -1,0 +1,120 @@
+"""What the commands share: options, exit codes, and how errors and warnings are shown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from ..errors import ConfigError, NumericalError, OutriderError, RequestError
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+
+FAILED, BAD_USAGE = 1, 2
+INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell tells of SIGINT and SIGPIPE
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="PATH",
+        help="The target: a checkpoint's folder or hub name. The bundled pocket pair unless given.",
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="auto (the checkpoint's), float32, bfloat16 or float16.")
+]
+
+
+def exit_code(error: OutriderError) -> int:
+    """2 for what the user asked wrongly, 1 for what went wrong."""
+    wrong = isinstance(error, ConfigError | RequestError) and not isinstance(error, NumericalError)
+    return BAD_USAGE if wrong else FAILED
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    # What is old is for the user to know; other warnings are for developers.
+    if issubclass(category, FutureWarning):
+        typer.echo(f"warning: {message}", err=True)
+
+
+def _quiet() -> None:
+    """Keep the libraries' own notices and bars off stderr."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+class Commands(TyperGroup):
+    """The commands, with one place where their errors become a sentence and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        _quiet()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", FutureWarning)
+                warnings.showwarning = _show_warning
+                result = super().invoke(ctx)
+            sys.stdout.flush()  # a pipe that broke is better found here than at the very end
+            return result
+        except OutriderError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The interpreter flushes stdout once more at its end: let that go nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+
+
+def write(text: str) -> None:
+    """Put ``text`` on stdout at once and byte for byte, whatever the locale."""
+    typer.echo(text.encode("utf-8", "replace"), nl=False)
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """Show on stderr that something is under way; silent when that is no terminal."""
+    console = Console(stderr=True)
+    with console.status(text) if console.is_terminal else nullcontext():
+        yield
+
+
+def open_llm(model: str | Path, **options: Any) -> LLM:
+    """Load a model; options that are None are left out."""
+    with status("loading the model"):
+        from ..llm import LLM
+
+        given = {name: value for name, value in options.items() if value is not None}
+        return LLM(model, **given)
+
+
+def model_folder(model: str | None) -> str | Path:
+    """The model to use: the pocket pair unless one is given."""
+    from .. import pocket
+
+    return pocket.PATH if model is None else model
+
+
+def program() -> str:
+    """How this program is called from here."""
+    if shutil.which("outrider"):
+        return "outrider"
+    return sys.argv[0] if Path(sys.argv[0]).name == "outrider" else "python -m outrider"
+
+
+def bars(survival: list[float]) -> str:
+    """Survival by position as a picture: a block of an eighth to eight eighths each."""
+    return "".join(" ▁▂▃▄▅▆▇█"[round(8 * share)] for share in survival)

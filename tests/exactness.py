@@ -1,0 +1,154 @@
+"""What the exactness tests share: a planted pair, adversarial drafters, and a way to run them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from outrider.config import EngineConfig
+from outrider.drafters.registry import DrafterSpec
+from outrider.engine.engine import Engine
+from outrider.sampling.noise import SharedNoise
+from outrider.types import Draft, Event, Request, SamplingParams, Scheduled, Verdict
+
+VOCABULARY = 211
+END = 3
+FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+
+
+def planted_pair(folder: Path, family: str = "llama") -> Path:
+    """Save a tiny target, and below it a drafter that is its first layer and often agrees.
+
+    The second layer adds little to the first, and the head is peaked, so that laws are neither
+    flat nor certain.
+    """
+    make_config, make_model = FAMILIES[family]
+    torch.manual_seed(7)
+
+    def config(layers: int) -> LlamaConfig | Qwen3Config:
+        return make_config(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
+            initializer_range=0.15, tie_word_embeddings=False, eos_token_id=END, bos_token_id=None,
+        )  # fmt: skip
+
+    target, drafter = make_model(config(2)), make_model(config(1))
+    with torch.no_grad():
+        last = target.model.layers[1]
+        last.self_attn.o_proj.weight.mul_(0.3)
+        last.mlp.down_proj.weight.mul_(0.3)
+        target.lm_head.weight.mul_(2.0)
+    state = {k: v for k, v in target.state_dict().items() if ".layers.1." not in k}
+    drafter.load_state_dict(state)
+    target.save_pretrained(folder)
+    drafter.save_pretrained(folder / "drafter")
+    return folder
+
+
+class Adversary:
+    """A drafter that knows what the target will say and proposes it, spoils it, or branches.
+
+    Args:
+        kind: "right" proposes the coming tokens, "wrong" never does, "ragged" proposes trees of
+            random shape that hold them down to a random depth.
+        answers: each prompt's output, as plain decoding gave it.
+    """
+
+    target_layers: tuple[int, ...] = ()
+
+    def __init__(self, kind: str, answers: dict[tuple[int, ...], list[int]], length: int) -> None:
+        self.name = kind
+        self.max_length = length
+        self.max_nodes = 3 * length if kind == "ragged" else length
+        self._answers = answers
+        self._random = random.Random(length)
+
+    def propose(self, batch: Seq[Scheduled], lengths: Seq[int], noise: SharedNoise) -> Draft:
+        tokens, parents = [], []
+        for item, length in zip(batch, lengths, strict=True):
+            sequence = item.sequence
+            answer = self._answers[sequence.request.prompt_token_ids]
+            coming = answer[sequence.num_output : sequence.num_output + length]
+            if self.name == "ragged" and length:
+                nodes, above = self._tree(coming, length)
+            else:
+                shift = 0 if self.name == "right" else 1
+                nodes = [(t + shift) % VOCABULARY for t in coming]
+                above = list(range(-1, len(nodes) - 1))
+            tokens.append(nodes)
+            parents.append(above)
+        return Draft(tokens, parents)
+
+    def _tree(self, coming: list[int], length: int) -> tuple[list[int], list[int]]:
+        nodes: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        right, depth_right = -1, 0
+        for _ in range(self._random.randint(0, 3 * length)):
+            if self._random.random() < 0.6 and depth_right < len(coming):
+                parent, token = right, coming[depth_right]
+            else:
+                parent = self._random.randint(-1, len(nodes) - 1)
+                token = self._random.randrange(VOCABULARY)
+            depth = 1 if parent < 0 else depths[parent] + 1
+            if depth > length or (parent, token) in zip(parents, nodes, strict=True):
+                continue
+            nodes.append(token)
+            parents.append(parent)
+            depths.append(depth)
+            if parent == right and depth_right < len(coming) and token == coming[depth_right]:
+                right, depth_right = len(nodes) - 1, depth
+        return nodes, parents
+
+    def observe(self, batch: Seq[Scheduled], verdict: Verdict) -> None:
+        return
+
+    def release(self, seq_id: str) -> None:
+        return
+
+
+def make_engine(folder: Path, drafter: str, pages: int | None = None, **options: int) -> Engine:
+    """An fp32 engine; ``pages`` limits its cache, null page included."""
+    spec = DrafterSpec(drafter, folder / "drafter" if drafter == "model" else None)
+    config = EngineConfig(dtype="float32", page_size=4, memory=2**24, seed=0, **options)
+    engine = Engine(folder, spec, config, None)
+    if pages is not None:
+        each = (engine.budget.target_bytes + engine.budget.drafter_bytes) // engine.budget.pages
+        config = EngineConfig(dtype="float32", page_size=4, memory=each * pages, seed=0, **options)
+        engine = Engine(folder, spec, config, None)
+        assert engine.budget.pages == pages
+    return engine
+
+
+def requests(prompts: Seq[Seq[int]], params: SamplingParams) -> list[Request]:
+    """One request a prompt, each with a seed of its own that any engine gives alike."""
+    return [
+        Request(f"r{i}", tuple(p), params, 1000 + i, frozenset([END]))
+        for i, p in enumerate(prompts)
+    ]
+
+
+def run(engine: Engine, queued: Seq[Request], steps: int = 10_000) -> dict[str, list[int]]:
+    """Drive ``engine`` until all is done; the ids of each sample by "request/sample"."""
+    for request in queued:
+        engine.add(request)
+    ids: dict[str, list[int]] = {f"{r.id}/{i}": [] for r in queued for i in range(r.params.n)}
+    while engine.has_work:
+        steps -= 1
+        assert steps > 0, "the engine does not come to an end"
+        for event in engine.step():
+            collect(ids, event)
+    engine.check()
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_usable
+    return ids
+
+
+def collect(ids: dict[str, list[int]], event: Event) -> None:
+    """Append an event's token where it belongs."""
+    assert event.error is None, event.error
+    if event.token_id is not None:
+        ids[f"{event.request_id}/{event.sample_index}"].append(event.token_id)

@@ -1,0 +1,190 @@
+"""The same seed gives the same tokens, whatever drafts, however the work is cut up (fp32)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from exactness import VOCABULARY, Adversary, make_engine, planted_pair, requests, run
+
+from outrider.engine.engine import Engine
+from outrider.types import SamplingParams
+
+DRAFTERS = ("none", "ngram", "model", "wrong", "right", "ragged")
+OPTIONS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "0.7": {"temperature": 0.7},
+    "1.3": {"temperature": 1.3},
+    "top_k": {"temperature": 1.0, "top_k": 5},
+    "top_p": {"temperature": 1.0, "top_p": 0.8},
+    "min_p": {"temperature": 0.9, "min_p": 0.05},
+    "all": {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "min_tokens": {"temperature": 1.0, "min_tokens": 12},
+}
+BATCHES = (1, 5)
+LENGTHS = (1, 4, 7)
+CHUNKS = (3, 16, 512)
+POOLS = ("ample", "tight")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return planted_pair(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def _prompts() -> list[list[int]]:
+    """Prompts of many lengths, some repetitive so that ngram has something to find."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(4, VOCABULARY) for _ in range(n)] for n in (1, 7, 19, 40)]
+    return [*prompts, [11, 12, 13, 14, 15] * 6]
+
+
+class Reference:
+    """Plain decoding, one request at a time, whole prompts: what everything else must equal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[str, dict[str, list[int]]] = {}
+
+    def __call__(self, option: str) -> dict[str, list[int]]:
+        if option not in self._known:
+            engine = make_engine(self.folder, "none")
+            found: dict[str, list[int]] = {}
+            for request in requests(_prompts(), _params(option)):
+                found |= run(engine, [request])
+            self._known[option] = found
+        return self._known[option]
+
+
+def _params(option: str) -> SamplingParams:
+    return SamplingParams(max_tokens=24, **OPTIONS[option])  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def reference(pair: Path) -> Reference:
+    return Reference(pair)
+
+
+def _engine(
+    reference: Reference, drafter: str, option: str, length: int, chunk: int, pool: str
+) -> Engine:
+    engine = make_engine(
+        reference.folder,
+        drafter if drafter in ("none", "ngram", "model") else "none",
+        pages=26 if pool == "tight" else None,
+        max_num_batched_tokens=chunk,
+        num_speculative_tokens=length,
+    )
+    if drafter in ("wrong", "right", "ragged"):
+        prompts = _prompts()
+        answers = {tuple(prompts[int(k[1])]): ids for k, ids in reference(option).items()}
+        engine.drafter = Adversary(drafter, answers, length)
+    return engine
+
+
+def _holds(
+    reference: Reference, drafter: str, option: str, batch: int, length: int, chunk: int, pool: str
+) -> None:
+    engine = _engine(reference, drafter, option, length, chunk, pool)
+    expected = reference(option)
+    queued = requests(_prompts(), _params(option))
+    found: dict[str, list[int]] = {}
+    for first in range(0, len(queued), batch):
+        found |= run(engine, queued[first : first + batch])
+    assert found == expected
+    counts = engine.counts
+    assert counts.drafted == sum(counts.drafted_by_position)
+    assert counts.accepted == sum(counts.accepted_by_position)
+    if drafter == "wrong":
+        assert counts.accepted == 0
+        assert counts.drafted > 0
+    if drafter == "right":
+        assert counts.accepted == counts.drafted > 0
+    if drafter in ("model", "ragged"):
+        assert 0 < counts.accepted < counts.drafted
+
+
+SLICE = [
+    # Every drafter under every option, the other dimensions dealt out over them.
+    (drafter, option, BATCHES[i % 2], LENGTHS[i % 3], CHUNKS[(i // 2) % 3], POOLS[(i // 3) % 2])
+    for i, (drafter, option) in enumerate(itertools.product(DRAFTERS, OPTIONS))
+]
+
+
+@pytest.mark.parametrize(("drafter", "option", "batch", "length", "chunk", "pool"), SLICE)
+def test_drafts_change_nothing(
+    reference: Reference, drafter: str, option: str, batch: int, length: int, chunk: int, pool: str
+) -> None:
+    _holds(reference, drafter, option, batch, length, chunk, pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_drafts_change_nothing_in_the_full_product(
+    reference: Reference, drafter: str, option: str
+) -> None:
+    for rest in itertools.product(BATCHES, LENGTHS, CHUNKS, POOLS):
+        _holds(reference, drafter, option, *rest)
+
+
+def test_the_tight_pool_preempts(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = _engine(reference, "model", "0.7", 4, 16, "tight")
+    taken: list[str] = []
+    release = engine.drafter.release
+    monkeypatch.setattr(engine.drafter, "release", lambda id: (taken.append(id), release(id))[1])
+    found = run(engine, requests(_prompts(), _params("0.7")))
+    assert found == reference("0.7")
+    assert len(taken) > len(found), "every sequence is released once; preemption releases again"
+
+
+def test_samples_of_one_request_differ_and_repeat(pair: Path) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=12, n=3, ignore_eos=True)
+    queued = requests(_prompts()[:2], params)
+    plain = run(make_engine(pair, "none"), queued)
+    drafted = run(make_engine(pair, "model"), queued)
+    assert plain == drafted
+    assert len({tuple(plain[f"r0/{i}"]) for i in range(3)}) == 3
+
+
+def test_random_adds_and_aborts_leave_nothing_behind(reference: Reference) -> None:
+    rng = random.Random(3)
+    engine = _engine(reference, "model", "0.7", 4, 5, "tight")
+    expected = reference("0.7")
+    queued = requests(_prompts(), _params("0.7"))
+    ids: dict[str, list[int]] = {}
+    live: dict[str, str] = {}
+    for turn in range(250):
+        if rng.random() < 0.3 and len(live) < 6:
+            which = rng.randrange(len(queued))
+            name = f"t{turn}"
+            request = queued[which]
+            engine.add(
+                type(request)(
+                    name,
+                    request.prompt_token_ids,
+                    request.params,
+                    request.seed,
+                    request.eos_token_ids,
+                )
+            )
+            live[name], ids[name] = f"r{which}/0", []
+        if rng.random() < 0.05 and live:
+            name = rng.choice(list(live))
+            free = engine.scheduler.pool.num_free
+            engine.abort(name)
+            assert engine.scheduler.pool.num_free >= free
+            del live[name]
+        for event in engine.step():
+            if event.token_id is not None:
+                ids[event.request_id].append(event.token_id)
+            if event.finish_reason is not None:
+                assert ids[event.request_id] == expected[live.pop(event.request_id)]
+        engine.check()
+    for name in live:
+        engine.abort(name)
+    engine.check()
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_usable
+    assert not engine.has_work
