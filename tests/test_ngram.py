@@ -12,12 +12,11 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.ngram import NgramDrafter, NgramIndex
 from outrider.errors import ConfigError
 from outrider.sampling.noise import SharedNoise
-from outrider.types import Request, SamplingParams, Scheduled, Sequence as Sample, Verdict
+from outrider.types import Request, SamplingParams, Scheduled, Verdict
+from outrider.types import Sequence as Sample
 
 
-def search(
-    tokens: Sequence[int], min_n: int, max_n: int, window: int, length: int
-) -> list[int]:
+def search(tokens: Sequence[int], min_n: int, max_n: int, window: int, length: int) -> list[int]:
     """The most recent place where the longest tail stood before, within the window."""
     last = len(tokens) - 1
     for n in range(max_n, min_n - 1, -1):

@@ -42,9 +42,10 @@ def parse_memory(value: int | float | str | None) -> int | None:
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", value.lower())
         if found:
             number, unit = float(found.group(1)), found.group(2) or ""
-            if not unit and "." in found.group(1) and number <= 1:
+            if not unit and "." in found.group(1) and 0 < number <= 1:
                 return parse_memory(number)
-            return int(number * UNITS[unit])
+            if int(number * UNITS[unit]) > 0:
+                return int(number * UNITS[unit])
     elif isinstance(value, float) and 0 < value <= 1:
         return int(free_memory() * value)
     elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -100,7 +101,10 @@ class EngineConfig:
             not isinstance(self.max_model_len, int) or self.max_model_len < 2
         ):
             raise ConfigError(f"max_model_len is {self.max_model_len!r}; give 2 or more, or None.")
-        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 2**64):
+        seed = self.seed
+        if seed is not None and (
+            not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64
+        ):
             raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to 2^64 - 1.")
         parse_memory(self.memory)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from .errors import ConfigError
 
@@ -32,6 +32,11 @@ class Origin(StrEnum):
 
 def _refuse(field_name: str, value: object, remedy: str) -> None:
     raise ConfigError(f"SamplingParams: {field_name} is {value!r}; {remedy}.")
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    """The members of a list, none for None; what is no list is its own only member."""
+    return tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
 
 
 def _is_int(value: object) -> bool:
@@ -97,10 +102,12 @@ class SamplingParams:
             _refuse("min_tokens", self.min_tokens, "give 0 or more")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"give at most max_tokens ({self.max_tokens})")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if self.ignore_eos not in (True, False) or _is_int(self.ignore_eos):
+            _refuse("ignore_eos", self.ignore_eos, "give True or False")
+        stop = _listed(self.stop)
         if len(stop) > LARGEST_STOP or not all(isinstance(s, str) and s for s in stop):
             _refuse("stop", self.stop, f"give at most {LARGEST_STOP} strings, none of them empty")
-        ids = tuple(self.stop_token_ids or ())
+        ids = _listed(self.stop_token_ids)
         if not all(_is_int(i) and i >= 0 for i in ids):
             _refuse("stop_token_ids", self.stop_token_ids, "give token ids, 0 or above")
         object.__setattr__(self, "stop", stop)

@@ -73,7 +73,9 @@ def _ways(prompt: int, length: int, chunk: int, draft: int) -> list[_Way]:
     return list(dict.fromkeys([*ways, _Way((length,))]))
 
 
-def _logits(model: Transformer, context: Sequence[int], prompt: int, way: _Way, draft: int) -> torch.Tensor:
+def _logits(
+    model: Transformer, context: Sequence[int], prompt: int, way: _Way, draft: int
+) -> torch.Tensor:
     """The logits after ``context``, computed in a cache of its own: fp32 [vocabulary]."""
     pages = -(-len(context) // PAGE_SIZE)
     store = model.new_store(1 + pages + way.neighbours, PAGE_SIZE)
@@ -123,8 +125,9 @@ def classify(
         gap = float(behind.amin(0).max())
     else:
         gap = float(behind[0].max())
-    spread = z[:, pair].masked_fill(masked, -math.inf).amax(0) - z[:, pair].masked_fill(masked, math.inf).amin(0)
-    measured = float(spread.masked_fill(masked.all(0), 0).sum())
+    highest = z[:, pair].masked_fill(masked, -math.inf).amax(0)
+    lowest = z[:, pair].masked_fill(masked, math.inf).amin(0)
+    measured = float((highest - lowest).masked_fill(masked.all(0), 0).sum())
     return Difference(len(context), tokens, gap, measured, gap <= measured)
 
 

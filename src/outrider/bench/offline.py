@@ -150,7 +150,7 @@ class Bench:
         variants = [(PLAIN, 0), *((n, k) for n in names if n != PLAIN for k in options.lengths)]
         self.cells = [Cell(n, k, t) for t in options.temperatures for n, k in variants]
         one = SamplingParams(temperature=0, max_tokens=1)
-        self.prompts = [o.prompt_token_ids for o in self.plain.generate(list(prompts), one)]
+        self.prompts = [self.plain.generate(p, one)[0].prompt_token_ids for p in prompts]
         longest = max(map(len, self.prompts)) + options.max_tokens
         if longest > self.plain.engine.max_model_len:
             raise ConfigError(
@@ -179,7 +179,7 @@ class Bench:
             yield from (cells[(j + number) % len(cells)] for j in range(len(cells)))
 
     def run(self, progress: Callable[[int, int], None]) -> dict[Cell, Runs]:
-        """Warm up, then run every round; ``progress`` hears how many cells are done, of how many."""
+        """Warm up, then run every round; ``progress`` is told (cells done, cells in all)."""
         found = {cell: Runs() for cell in self.cells}
         total = len(self.cells) * (self.options.rounds + 1)
         for i, cell in enumerate(self.cells):

@@ -53,9 +53,7 @@ def differences(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> list[tuple
     for i, outputs in enumerate(runs.outputs):
         expected = plain.samples[i].token_ids
         for output in sorted(outputs):
-            difference = compare(
-                bench.plain, bench.prompts[i], params[i], expected, output, seed=i
-            )
+            difference = compare(bench.plain, bench.prompts[i], params[i], expected, output, seed=i)
             if difference is not None:
                 found.append((i, difference))
     return found
@@ -81,9 +79,7 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
     speedups = [mine.speed / theirs.speed for mine, theirs in paired]
     cores = available_cores()
     parted = differences(bench, cell, runs, plain)
-    texts = [
-        (p, s.token_ids, s.origins) for p, s in zip(bench.prompts, runs.samples, strict=True)
-    ]
+    texts = [(p, s.token_ids, s.origins) for p, s in zip(bench.prompts, runs.samples, strict=True)]
     again = [r for prompt, output, _ in texts for r in repeats(prompt, output)]
     return {
         "drafter": cell.drafter,

@@ -27,6 +27,15 @@ class KVStore:
         shape = (2 * kv_heads, self.num_slots, head_dim)
         # Zeros, because masked lanes are read too, and 0 times a NaN would not be 0.
         self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        # For the same reason NaN is never written: these slots would hold it.
+        self.harmed = torch.zeros(self.num_slots, dtype=torch.bool, device=device)
+        self.any_harmed = False
+
+    def mark(self, slots: torch.Tensor, harmed: torch.Tensor) -> None:
+        """Note which of ``slots``, just written, stand for rows that are no numbers [slots]."""
+        if self.any_harmed or bool(harmed.any()):
+            self.harmed[slots] = harmed
+            self.any_harmed = bool(self.harmed.any())
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
@@ -35,6 +44,7 @@ class KVStore:
         target = torch.tensor(targets, device=device)
         for layer in self.layers:
             layer[:, target] = layer[:, source]
+        self.harmed[target] = self.harmed[source]
 
 
 def page_bytes(num_layers: int, kv_heads: int, head_dim: int, page_size: int, itemsize: int) -> int:

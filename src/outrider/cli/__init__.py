@@ -7,10 +7,8 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .bench import bench
+from . import bench, demo, generate
 from .common import Commands
-from .demo import demo
-from .generate import generate
 
 app = typer.Typer(
     cls=Commands,
@@ -20,9 +18,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
 )
-app.command()(generate)
-app.command()(bench)
-app.command()(demo)
+app.command()(generate.generate)
+app.command()(bench.bench)
+app.command()(demo.demo)
 
 
 def _version(wanted: bool) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -17,15 +19,16 @@ from ..errors import OutriderError
 from .common import Dtype, Model, bars, model_folder, status, write
 
 if TYPE_CHECKING:
-    from ..bench.offline import Cell, Runs
     from ..bench.offline import Bench as Engines
+    from ..bench.offline import Cell, Runs
 
 LEAST_ROUNDS = 7
 NARROWEST = 120
 DEFINITIONS = (
-    "tokens/s: decode speed, (N-1)/(T(N)-T(1)) · speedup: to plain in the same round · both medians "
-    "over rounds · end to end: tokens/s from the call on, prompts included · rate: accepted / drafted "
-    "· length: 1 + accepted / drafts · survival: share of drafts accepted up to each position"
+    "tokens/s: decode speed, (N-1)/(T(N)-T(1)) · speedup: to plain in the same round · both are "
+    "medians over rounds · end to end: tokens/s from the call on, prompts included · rate: "
+    "accepted / drafted · length: 1 + accepted / drafts · survival: share of drafts accepted up "
+    "to each position"
 )
 
 
@@ -34,7 +37,9 @@ def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any,
     try:
         return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
-        raise typer.BadParameter(f"{option} is {text!r}; give numbers with commas between.") from None
+        raise typer.BadParameter(
+            f"{option} is {text!r}; give numbers with commas between."
+        ) from None
 
 
 def check_target(file: str | None) -> None:
@@ -51,9 +56,16 @@ def measure(bench: Engines) -> dict[Cell, Runs]:
     console = Console(stderr=True)
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("")
-        return bench.run(lambda done, total: progress.update(task, completed=done, total=total))
+    # Drawn between cells only: a thread that draws would run into what is being timed.
+    bar = Progress(*columns, console=console, transient=True, disable=hidden, auto_refresh=False)
+    with bar:
+        task = bar.add_task("")
+        return bench.run(lambda n, total: bar.update(task, completed=n, total=total, refresh=True))
+
+
+def shares(survival: list[float]) -> str:
+    """Survival in figures."""
+    return " ".join(f"{share:.2f}" for share in survival)
 
 
 def identical(run: dict[str, Any]) -> str:
@@ -64,33 +76,36 @@ def identical(run: dict[str, Any]) -> str:
     return f"yes, {ties} {'tie' if ties == 1 else 'ties'}" if ties else "yes"
 
 
-def table(report: dict[str, Any]) -> Table:
+def table(report: dict[str, Any], width: int) -> Table:
     """The runs for people; the best of each temperature stands out."""
     from ..bench.report import best
 
     machine, runs = report["machine"], report["runs"]
-    title = f"{runs[0]['target']} · {machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
-    made = Table(title=title, caption=DEFINITIONS, caption_justify="left")
+    title = f"{escape(runs[0]['target'])} · {machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
+    made = Table(
+        title=title, caption=DEFINITIONS, caption_justify="left", box=box.SIMPLE, show_edge=False,
+        pad_edge=False, padding=(0, 1, 0, 0),
+    )  # fmt: skip
     for name in ("T", "drafter", "K"):
         made.add_column(name, overflow="fold")
-    for name in ("tokens/s", "speedup", "end to end", "rate", "length"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("survival", no_wrap=True)
-    made.add_column("identical", no_wrap=True)
+    for name in ("tokens/s", "speedup", "end\nto end", "rate", "length"):
+        made.add_column(name, justify="right")
+    made.add_column("survival")
+    made.add_column("identical")
     for i, run in enumerate(runs):
         ends = i + 1 == len(runs) or runs[i + 1]["temperature"] != run["temperature"]
         drafted = run["acceptance_length"] is not None
         survival = run["acceptance_by_position"] or []
         made.add_row(
             f"{run['temperature']:g}",
-            run["drafter"],
+            escape(run["drafter"]),
             str(run["num_speculative_tokens"]),
             f"{run['tokens_per_second']:.1f}",
             f"{run['speedup']:.2f}x",
             f"{run['end_to_end_tokens_per_second']:.1f}",
             f"{run['acceptance_rate']:.2f}" if drafted else "",
             f"{run['acceptance_length']:.2f}" if drafted else "",
-            f"{bars(survival)} {' '.join(f'{s:.2f}' for s in survival)}".strip(),
+            f"{bars(survival)} {shares(survival) if width >= NARROWEST else ''}".strip(),
             identical(run),
             style="bold green" if run is best(runs, run["temperature"]) else None,
             end_section=ends,
@@ -123,7 +138,7 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
     console = Console(stderr=on_stderr, highlight=False)
     if not console.is_terminal:
         console = Console(stderr=on_stderr, highlight=False, width=NARROWEST)
-    console.print(table(report))
+    console.print(table(report, console.width))
     line = greedy_line(report["runs"])
     if line:
         console.print(line)
@@ -148,9 +163,12 @@ def bench(
     num_prompts: Annotated[int, typer.Option(min=1, help="Held-out code prompts.")] = 8,
     dtype: Dtype = "auto",
     batch_size: Annotated[int, typer.Option(help="Prompts that run together.")] = 1,
-    rounds: Annotated[int, typer.Option(min=LEAST_ROUNDS, help="Interleaved rounds.")] = LEAST_ROUNDS,
+    rounds: Annotated[
+        int, typer.Option(min=LEAST_ROUNDS, help="Interleaved rounds.")
+    ] = LEAST_ROUNDS,
     json_: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help='Write the report here; "-" is stdout.')
+        str | None,
+        typer.Option("--json", metavar="FILE", help='Write the report here; "-" is stdout.'),
     ] = None,
 ) -> None:
     """Measure plain decoding against drafters, and check that their outputs are the same."""
@@ -165,7 +183,9 @@ def bench(
 
         prompts = pocket.prompts()
         if num_prompts > len(prompts):
-            raise typer.BadParameter(f"--num-prompts is {num_prompts}; give {len(prompts)} at most.")
+            raise typer.BadParameter(
+                f"--num-prompts is {num_prompts}; give {len(prompts)} at most."
+            )
         options = Options(
             model=model_folder(model), target=model or "pocket",
             drafters=tuple(dict.fromkeys(drafters)) if drafter else None,

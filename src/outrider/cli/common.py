@@ -7,12 +7,11 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from ..errors import ConfigError, NumericalError, OutriderError, RequestError
@@ -22,6 +21,13 @@ if TYPE_CHECKING:
 
 FAILED, BAD_USAGE = 1, 2
 INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell tells of SIGINT and SIGPIPE
+
+# A terminal would obey control characters: all but newline and tab are shown as signs instead.
+SIGNS = {
+    **{i: 0x2400 + i for i in range(32) if i not in (9, 10)},
+    127: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
 
 Model = Annotated[
     str | None,
@@ -86,10 +92,18 @@ def write(text: str) -> None:
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Show on stderr that something is under way; silent when that is no terminal."""
-    console = Console(stderr=True)
-    with console.status(text) if console.is_terminal else nullcontext():
+    """Show on stderr what is under way; silent when that is no terminal.
+
+    A still line, since a spinner's thread would run into what is being timed.
+    """
+    shown = sys.stderr.isatty()
+    if shown:
+        typer.echo(f"{text} ...", err=True, nl=False)
+    try:
         yield
+    finally:
+        if shown:
+            typer.echo("\r\x1b[2K", err=True, nl=False, color=True)
 
 
 def open_llm(model: str | Path, **options: Any) -> LLM:

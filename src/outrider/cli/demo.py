@@ -8,14 +8,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import OutriderError
 from ..types import Counts, Origin, SamplingParams
-from .common import Model, bars, model_folder, open_llm, program
+from .common import SIGNS, Model, bars, model_folder, open_llm, program, status
 
 if TYPE_CHECKING:
     from ..audit.ties import Difference
@@ -36,7 +35,7 @@ TEACHING = (
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt, decoded both ways: plain and speculative speeds are tokens a second, by repeat."""
+    """One prompt, decoded both ways; speeds are decode speeds, tokens a second, one a repeat."""
 
     prompt: str
     plain: Sample
@@ -57,11 +56,9 @@ def decode(engines: tuple[LLM, LLM], prompt: str, seed: int) -> Pair:
     from ..audit.ties import compare
     from ..bench.record import run
 
-    params = SamplingParams(
-        temperature=TEMPERATURE, seed=seed, max_tokens=TOKENS, ignore_eos=True
-    )
+    params = SamplingParams(temperature=TEMPERATURE, seed=seed, max_tokens=TOKENS, ignore_eos=True)
     one = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    ids = [llm.generate(prompt, one)[0].prompt_token_ids for llm in engines][0]  # and warm up
+    ids, _ = (llm.generate(prompt, one)[0].prompt_token_ids for llm in engines)  # warms up, too
     batches: tuple[list[Batch], list[Batch]] = ([], [])
     for repeat in range(REPEATS):
         for side in (0, 1) if repeat % 2 == 0 else (1, 0):
@@ -70,13 +67,14 @@ def decode(engines: tuple[LLM, LLM], prompt: str, seed: int) -> Pair:
     expected = plain[0].token_ids
     outputs = {tuple(s.token_ids) for s in [*plain, *speculative]}
     found = [compare(engines[0], ids, params, expected, o, seed=seed) for o in sorted(outputs)]
-    speeds = [[b.decode_tokens / b.decode_seconds for b in side] for side in batches]
-    return Pair(prompt, plain[0], speculative[0], *speeds, [d for d in found if d is not None])
+    slow, fast = ([b.decode_tokens / b.decode_seconds for b in side] for side in batches)
+    parted = [d for d in found if d is not None]
+    return Pair(prompt, plain[0], speculative[0], slow, fast, parted)
 
 
 def coloured(sample: Sample) -> Text:
     """A sample's text, each piece in the colour of its origin."""
-    return Text.assemble(*((text, STYLES[origin]) for text, origin in sample.pieces))
+    return Text.assemble(*((text.translate(SIGNS), STYLES[o]) for text, o in sample.pieces))
 
 
 def verdict(differences: Sequence[Difference]) -> str:
@@ -86,15 +84,12 @@ def verdict(differences: Sequence[Difference]) -> str:
     return "yes, up to a numerical tie" if differences else "yes"
 
 
-def show(console: Console, number: int, pair: Pair) -> None:
+def show(console: Console, title: str, pair: Pair) -> None:
     """Print a prompt's end and what came after it, both ways."""
-    console.print(Rule(f"prompt {number} of {PROMPTS}", style="dim"))
-    start = "\n".join(pair.prompt.splitlines()[-PROMPT_LINES:])
-    left, right = Text(start, "dim"), Text(start, "dim")
-    left.append(pair.plain.text, "default not dim")
-    right.append_text(Text("", "default not dim").append_text(coloured(pair.speculative)))
+    console.print(Rule(title, style="dim"))
+    start = "".join(pair.prompt.splitlines(keepends=True)[-PROMPT_LINES:])
+    left = Text.assemble((start, "dim"), pair.plain.text.translate(SIGNS))
     right = Text.assemble((start, "dim"), coloured(pair.speculative))
-    left = Text.assemble((start, "dim"), pair.plain.text)
     if console.width >= NARROWEST_COLUMNS:
         columns = Table(box=None, expand=True, padding=(0, 2, 0, 0))
         columns.add_column(f"plain, {median(pair.plain_speeds):.0f} tokens/s", ratio=1)
@@ -141,7 +136,7 @@ def summary(console: Console, pairs: list[Pair]) -> None:
     console.print("\nTry next:")
     for command, what in (
         (f'{call} generate "def fibonacci(n):" --stats', "your own prompt, with figures"),
-        (f'{call} generate "class Stack:" --seed 7 --drafter none', "and again with ngram: same text"),
+        (f'{call} generate "class Stack:" --seed 7 --drafter none', "with ngram: the same text"),
         (f"{call} bench", "every drafter at T = 0, 0.7 and 1, in a few minutes"),
     ):
         console.print(f"  [bold]{command}[/bold]  [dim]{what}[/dim]")
@@ -151,20 +146,16 @@ def demo(model: Model = None) -> None:
     """Decode held-out code plainly and speculatively, side by side."""
     from .. import pocket
 
-    console, errors = Console(highlight=False), Console(stderr=True)
+    console = Console(highlight=False)
     folder, pairs = model_folder(model), []
     prompts = pocket.prompts()[:PROMPTS]
     engines = tuple(open_llm(folder, drafter=d, max_num_seqs=1) for d in ("none", "auto"))
     console.print(TEACHING)
-    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn())
-    hidden = not errors.is_terminal
-    with Progress(*columns, console=errors, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=len(prompts))
-        for i, prompt in enumerate(prompts):
+    for i, prompt in enumerate(prompts):
+        with status(f"decoding prompt {i + 1} of {len(prompts)}, {2 * REPEATS} times"):
             pair = decode((engines[0], engines[1]), prompt, FIRST_SEED + i)
-            pairs.append(pair)
-            show(console, i + 1, pair)
-            progress.update(task, completed=i + 1)
+        pairs.append(pair)
+        show(console, f"prompt {i + 1} of {len(prompts)}", pair)
     summary(console, pairs)
     if not all(d.is_tie for p in pairs for d in p.differences):
         raise OutriderError("the outputs differ by more than numerical ties.")

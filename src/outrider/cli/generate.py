@@ -16,19 +16,13 @@ from rich.console import Console
 
 from ..errors import NumericalError
 from ..types import Counts, Event, Origin, SamplingParams
-from .common import Dtype, Model, bars, model_folder, open_llm, write
+from .common import SIGNS, Dtype, Model, bars, model_folder, open_llm, write
 
 if TYPE_CHECKING:
     from ..llm import LLM, RequestOutput
 
 COLOURS = {Origin.ACCEPTED: "\x1b[32m", Origin.BONUS: "\x1b[36m", Origin.PLAIN: ""}
 RESET = "\x1b[0m"
-# A terminal would obey control characters: all but newline and tab are shown as signs instead.
-SIGNS = {
-    **{i: 0x2400 + i for i in range(32) if i not in (9, 10)},
-    127: 0x2421,
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
-}
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -122,7 +116,8 @@ class Tally:
         yield "tokens", str(self.tokens), ""
         speed = self.tokens / (self.last - self.start) if self.tokens else 0.0
         yield "tokens/s", f"{speed:.1f}", "tokens / time from the call to the last token"
-        yield "TTFT", f"{max(0.0, self.first - self.start) * 1000:.0f} ms", "time to the first token"
+        ttft = max(0.0, self.first - self.start)
+        yield "TTFT", f"{1000 * ttft:.0f} ms", "time to the first token"
         yield "steps", str(counts.steps), "decode steps"
         yield "drafted", str(counts.drafted), "draft tokens verified"
         yield "accepted", str(counts.accepted), ""
@@ -167,7 +162,9 @@ def stream(llm: LLM, prompt: str, params: SamplingParams) -> Tally:
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; else --file or stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; else --file or stdin.")
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", exists=True, dir_okay=False, help="Read the prompt from here."),

@@ -79,7 +79,8 @@ class Scheduler:
 
         Args:
             num_speculative_tokens: how deep a draft may reach; 0 for none.
-            max_nodes: nodes that a draft may have; above the depth for trees.
+            max_nodes: nodes that a draft of any depth may have, where that is above
+                ``num_speculative_tokens`` (trees); else it has no more than its length (chains).
         """
         batch: list[Scheduled] = []
         preempted: list[Sequence] = []
@@ -123,9 +124,10 @@ class Scheduler:
         if not item.samples or item.count > 1:
             return item
         length = max(0, min(most, self._limit(sequence) - known - 1))
-        while length and not self.pool.grow(
-            sequence.pages, known + max(length, max_nodes - most + length)
-        ):
+        while length:
+            nodes = max_nodes if max_nodes > most else length
+            if self.pool.grow(sequence.pages, known + nodes):
+                break
             length -= 1
         return replace(item, length=length)
 

@@ -19,6 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ..errors import ModelError
 
 Folder = str | Path
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OSError)
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -158,7 +159,7 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise ModelError(f"{folder} has no config.json; give a Hugging Face checkpoint's folder.")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError) as error:
+    except (*UNREADABLE, StrictDataclassError) as error:
         # Of several paragraphs the first says what is wrong, over a line or two.
         reason = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
         raise ModelError(f"{folder / 'config.json'} cannot be used: {reason}") from None

@@ -70,6 +70,17 @@ class Rows:
     logits: torch.Tensor | None
     num_logits: int
 
+    def seeing(self, marked: torch.Tensor) -> torch.Tensor:
+        """Which rows [padded rows] attend to a slot of ``marked`` [slots], themselves included."""
+        parts = []
+        for tile in self.tiles:
+            first = tile.lanes
+            lanes = marked[first : first + tile.length] if isinstance(first, int) else marked[first]
+            seen = torch.arange(tile.length, device=marked.device) <= tile.positions[:, None]
+            parts.append((seen & lanes).any(-1))
+        found = torch.cat(parts)
+        return found if self.scatter is None else found.index_select(0, self.scatter)
+
 
 def padded(count: int, multiple: int) -> int:
     """``count`` rounded up to a multiple."""

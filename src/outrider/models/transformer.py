@@ -107,7 +107,8 @@ class Transformer:
                 embedding.
 
         Returns:
-            Logits of the rows that want them (None when none does) and the hidden states.
+            Logits of the rows that want them (None when none does) and the hidden states. A row
+            that is not finite, or attends to one, has NaN logits; no other row is touched by it.
         """
         s = self.shape
         attention = Attention(rows, s.num_heads, s.num_kv_heads, self.dtype)
@@ -120,12 +121,18 @@ class Transformer:
             x = x + self._mlp(x, weights)
             if index in hidden:
                 kept[index] = x[: rows.count]
+        store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
         if not rows.num_logits:
             return Output(None, kept)
         if rows.logits is not None:
             x = x.index_select(0, rows.logits)
         x = self._norm(x, self.weights.norm)
-        return Output(linear(x, self.weights.head)[: rows.num_logits].float(), kept)
+        logits = linear(x, self.weights.head)[: rows.num_logits].float()
+        if store.any_harmed:
+            harmed = rows.seeing(store.harmed)
+            harmed = harmed if rows.logits is None else harmed.index_select(0, rows.logits)
+            logits[harmed[: rows.num_logits]] = float("nan")
+        return Output(logits, kept)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.shape.norm_eps)
@@ -149,7 +156,9 @@ class Transformer:
             turned[:, s.num_heads :] = self._norm(turned[:, s.num_heads :], weights.k_norm)
         swapped = turned.roll(s.head_dim // 2, -1)
         turned.mul_(cos).add_(swapped.mul_(sin))
-        cache.index_copy_(1, rows.slots, heads[:, s.num_heads :].transpose(0, 1))
+        # A NaN would reach whoever reads these lanes, masked or not: see ``KVStore.mark``.
+        entries = heads[:, s.num_heads :].nan_to_num()
+        cache.index_copy_(1, rows.slots, entries.transpose(0, 1))
         out = attention(heads[:, : s.num_heads], cache, self._scale)
         return linear(out, weights.output, weights.output_bias)
 

@@ -7,31 +7,35 @@ library's source. Every stage is kept below ``--work`` and not done again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import sys
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..bench.report import cpu_name
+from ..llm import LLM
+from ..types import SamplingParams
 from . import corpus as text
-from .train import (
-    Recipe,
-    distillation_loss,
-    held_out_loss,
-    keep_heap,
-    narrow_norms,
-    optimise,
-    text_loss,
-)
+from .evaluate import evaluate, held_out_prompts, model_card
+from .train import Recipe, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))
 TARGET_RECIPE = Recipe(tokens=11_000_000, muon_rate=4e-3, adam_rate=4e-3, phases=PHASES)
 DRAFTER_RECIPE = Recipe(
-    tokens=4_500_000, muon_rate=2e-3, adam_rate=1e-3, phases=((0.9, 256), (0.1, 2048))
-)
+    tokens=9_000_000, muon_rate=3e-3, adam_rate=1.5e-3, phases=((0.9, 256), (0.1, 2048)),
+    step_tokens=2048,
+)  # fmt: skip
 DRAFTER_LAYERS = (0, -1)
+OWN_WORDS, OWN_WORDS_REPEATED = 1280, 3
 
 
 def shape(layers: int, intermediate: int) -> LlamaConfig:
@@ -75,7 +79,28 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     tokenizer.save_pretrained(folder)
 
 
-def build(work: Path, out: Path, scale: float, device: str) -> dict[str, object]:
+def own_words(
+    file: Path, target: Path, data: text.Corpus, scale: float
+) -> list[npt.NDArray[np.int64]]:
+    """Text that the target itself continues from openings of the training text, kept in ``file``.
+
+    A drafter is judged on what the target says, which is not what people wrote. Half of it is
+    drawn at temperature 0.7 and half at 1: 512 tokens each, 64 of them the opening.
+    """
+    if not file.exists():
+        count = int(OWN_WORDS * scale)
+        openings = text.windows(data.train, 64, seed=1)[:count].tolist()
+        llm = LLM(target, drafter=None, max_num_seqs=64, seed=0, max_model_len=1024)
+        params = [
+            SamplingParams(temperature=t, max_tokens=448, ignore_eos=True)
+            for t in itertools.islice(itertools.cycle((0.7, 1.0)), count)
+        ]
+        outputs = llm.generate(openings, params)
+        np.save(file, np.array([[*o.prompt_token_ids, *o.outputs[0].token_ids] for o in outputs]))
+    return list(np.load(file, allow_pickle=False))
+
+
+def build(work: Path, out: Path, scale: float, device: str) -> dict[str, Any]:
     """Run the recipe; return what the model card needs to know."""
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
@@ -87,44 +112,62 @@ def build(work: Path, out: Path, scale: float, device: str) -> dict[str, object]
         text.train_tokenizer([m.text for m in modules if not m.held_out]).save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     data = text.encode(tokenizer, modules)
-    card: dict[str, object] = {
+    card: dict[str, Any] = {
         "python": platform.python_version(), "torch": torch.__version__, "device": device,
-        "machine": platform.machine(), "modules": len(modules), "train_tokens": data.train_tokens,
+        "cpu": cpu_name(), "date": date.today().isoformat(), "modules": len(modules),
+        "train_tokens": data.train_tokens,
         "held_out_modules": [m.path for m in modules if m.held_out],
     }  # fmt: skip
 
     def recipe(base: Recipe) -> Recipe:
-        return Recipe(int(base.tokens * scale), base.muon_rate, base.adam_rate, base.phases)
+        return replace(base, tokens=int(base.tokens * scale))
 
     target = LlamaForCausalLM(shape(10, 1024))
     torch.nn.Module.to(target, device)
     card["target_hours"] = optimise(
         target, text_loss(target), data, recipe(TARGET_RECIPE), work / "target.pt", "target"
     )
-    card["target_nats_token"], card["target_nats_byte"] = held_out_loss(target, data)
+    save(target, tokenizer, out / "model")
+    spoken = own_words(work / "own_words.npy", out / "model", data, scale)
     drafter = drafter_from(target)
     torch.nn.Module.to(drafter, device)
     card["drafter_hours"] = optimise(
         drafter,
         distillation_loss(drafter, target),
-        data,
+        replace(data, train=[*data.train, *spoken * OWN_WORDS_REPEATED]),
         recipe(DRAFTER_RECIPE),
         work / "drafter.pt",
         "drafter",
     )
-    card["drafter_nats_token"], card["drafter_nats_byte"] = held_out_loss(drafter, data)
-    save(target.cpu(), tokenizer, out)
-    save(drafter.cpu(), tokenizer, out / "drafter")
+    for name, model, base in (
+        ("target", target, TARGET_RECIPE),
+        ("drafter", drafter, DRAFTER_RECIPE),
+    ):
+        card[f"{name}_parameters"] = f"{model.num_parameters() / 1e6:.1f}M"
+        card[f"{name}_tokens"] = recipe(base).steps * base.step_tokens
+    torch.nn.Module.to(target, "cpu")
+    torch.nn.Module.to(drafter, "cpu")
+    save(drafter, tokenizer, out / "model" / "drafter")
+    prompts = held_out_prompts(modules, tokenizer)
+    (out / "prompts.json").write_text(json.dumps(prompts, indent=1) + "\n")
+    card |= evaluate(target, drafter, data, out / "model", prompts)
     (work / "card.json").write_text(json.dumps(card, indent=1))
+    (out / "model" / "README.md").write_text(model_card(card))
     return card
 
 
 def main() -> int:
+    """Build the pair and print its figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m outrider.pocket.build", description=__doc__)
     parser.add_argument(
         "--work", type=Path, default=Path("build/pocket"), help="checkpoints, to resume from"
     )
-    parser.add_argument("--out", type=Path, required=True, help="where the finished pair goes")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for model/ (the finished pair) and prompts.json",
+    )
     parser.add_argument(
         "--tokens-scale", type=float, default=1.0, help="times the recipe's token budget"
     )

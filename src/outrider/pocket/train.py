@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -181,11 +182,12 @@ def text_loss(model: LlamaForCausalLM) -> Loss:
 
 
 def distillation_loss(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> Loss:
-    """Forward KL from the target's law to the drafter's, then half of it total variation.
+    """Forward KL from the target's law to the drafter's, later with total variation beside it.
 
     KL learns fast everywhere; total variation is what acceptance pays for (1 - TV is the ratio
-    rule's acceptance), so the last 40 % add it at temperature 0.7, where the pair is judged.
+    rule's acceptance), so the last 40 % add it, at the temperatures at which the pair is judged.
     """
+    temperatures = itertools.cycle((0.7, 1.0))
 
     def loss(ids: torch.Tensor, done: float) -> torch.Tensor:
         with torch.no_grad():
@@ -196,7 +198,8 @@ def distillation_loss(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> Lo
         )
         if done < 0.6:
             return value
-        gap = (zq / 0.7).softmax(-1) - (zp / 0.7).softmax(-1)
+        t = next(temperatures)
+        gap = (zq / t).softmax(-1) - (zp / t).softmax(-1)
         return 0.5 * value + gap.abs().sum(-1).mean()
 
     return loss
@@ -207,17 +210,3 @@ def logits(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
     with torch.autocast(ids.device.type, torch.bfloat16):
         out: torch.Tensor = model(ids, use_cache=False).logits
     return out.float()
-
-
-@torch.no_grad()
-def held_out_loss(model: LlamaForCausalLM, corpus: Corpus) -> tuple[float, float]:
-    """Held-out cross-entropy: (nats a token, nats a byte), over windows of 1,024 tokens."""
-    total, count = 0.0, 0
-    device = next(model.parameters()).device
-    for document in corpus.held_out:
-        for i in range(0, len(document) - 1, 1024):
-            ids = torch.from_numpy(document[None, i : i + 1025]).to(device)
-            z = logits(model, ids[:, :-1])
-            total += F.cross_entropy(z[0], ids[0, 1:], reduction="sum").item()
-            count += ids.shape[1] - 1
-    return total / count, total / corpus.held_out_bytes

@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from .stop import StopFinder
 
 CONTEXT = 6
 """Prompt tokens put before the output, so that its first token keeps its leading space."""
+UNFINISHED = "\ufffd"
+"""What a decoder makes of bytes that are not, or not yet, a character."""
+
+
+def _added(before: str, after: str) -> str:
+    """What ``after`` has behind the beginning that it shares with ``before``."""
+    pairs = enumerate(zip(before, after, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(before), len(after)))
+    return after[same:]
 
 
 class Detokenizer:
     """The text of one sequence's output, token by token.
+
+    Each token is decoded after those that were shown last. tokenizers' own ``DecodeStream`` raises
+    where a byte makes earlier ones invalid; here what was shown stands, and the text goes on.
 
     Args:
         tokenizer: None gives empty text throughout.
@@ -26,14 +37,11 @@ class Detokenizer:
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str]
     ) -> None:
         self._tokenizer = tokenizer
-        self._context = list(prompt[-CONTEXT:])
-        self._ids: list[int] = []
         self._stop = StopFinder(stop)
-        self._decoded = 0
-        self._stream = DecodeStream(skip_special_tokens=True)
-        if tokenizer is not None:
-            for token in self._context:
-                self._stream.step(tokenizer, token)
+        # The tokens shown last, then those that are held back.
+        self._ids = list(prompt[-CONTEXT:])
+        self._num_shown = len(self._ids)
+        self._shown: str = tokenizer.decode(self._ids) if tokenizer is not None else ""
 
     def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:
         """Take one more token: (the text that may be shown now, whether a stop string ended it).
@@ -43,17 +51,20 @@ class Detokenizer:
         if self._tokenizer is None:
             return "", False
         self._ids.append(token)
-        new = self._stream.step(self._tokenizer, token) or ""
-        self._decoded += len(new)
+        text: str = self._tokenizer.decode(self._ids)
+        if text.endswith(UNFINISHED) or text == self._shown:
+            return "", False
+        new = _added(self._shown, text)
+        self._ids = self._ids[self._num_shown :]
+        self._num_shown = len(self._ids)
+        self._shown = self._tokenizer.decode(self._ids)
         return self._stop.push(new) if may_stop else (new, False)
 
     def flush(self) -> str:
         """The text held back so far, at the end of the output."""
         if self._tokenizer is None:
             return ""
-        # Bytes that never became a character: decode once more, whole, and take what is missing.
-        before = self._tokenizer.decode(self._context)
-        whole = self._tokenizer.decode(self._context + self._ids)
-        missing = whole[len(before) + self._decoded :] if whole.startswith(before) else ""
-        shown, _ = self._stop.push(missing)
+        text: str = self._tokenizer.decode(self._ids)  # with bytes that never became a character
+        shown, _ = self._stop.push(_added(self._shown, text))
+        self._shown = text
         return shown + self._stop.flush()

@@ -73,7 +73,7 @@ def differing_entries(target: dict[str, int], drafter: dict[str, int]) -> list[s
 
     Entries past the shorter vocabulary's end are padding and no difference.
     """
-    length = min(len(target), len(drafter))
+    length = 1 + min(max(v.values(), default=-1) for v in (target, drafter))
     found = []
     for entry in sorted({*target, *drafter}, key=lambda e: (target.get(e, length), e)):
         mine, theirs = target.get(entry), drafter.get(entry)

@@ -1,0 +1,276 @@
+"""The command line, from outside: what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
+
+from outrider import LLM, SamplingParams, __version__, pocket
+from outrider.audit import ties
+from outrider.audit.ties import Difference
+from outrider.cli import app, common
+from outrider.cli import demo as cli_demo
+from outrider.cli.generate import Screen
+from outrider.types import Event, Origin
+
+PROMPT = "def greet(name):\n\treturn"
+SHORT = ("--max-tokens", "12", "--seed", "3")
+
+
+def outrider(*args: object, input: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in args], input=input)
+
+
+def expected(model: Path, **params: Any) -> list[str]:
+    llm = LLM(model, drafter=None, max_num_seqs=2)
+    options = {"temperature": 0.7, "max_tokens": 12, "seed": 3, **params}
+    return [o.text for o in llm.generate(PROMPT, SamplingParams(**options))[0].outputs]
+
+
+def test_help_waits_for_nothing_heavy() -> None:
+    code = (
+        "import sys, outrider.cli\n"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    shown = outrider("--help")
+    assert shown.exit_code == 0
+    assert all(command in shown.stdout for command in ("generate", "bench", "demo"))
+
+
+def test_version() -> None:
+    assert outrider("--version").stdout == f"outrider {__version__}\n"
+
+
+def test_piped_text_is_the_text_and_nothing_else(tiny_llama: Path, tmp_path: Path) -> None:
+    (text,) = expected(tiny_llama)
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT)
+    for args, input in (((PROMPT,), None), (("--file", file), None), ((), PROMPT)):
+        done = outrider("generate", *args, "--model", tiny_llama, *SHORT, input=input)
+        assert (done.exit_code, done.stdout_bytes) == (0, text.encode())
+        assert done.stderr == ""
+
+
+def test_samples_come_one_after_the_other(tiny_llama: Path) -> None:
+    texts = expected(tiny_llama, n=3)
+    done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, "--n", 3)
+    assert done.stdout_bytes == "\n".join(texts).encode()
+
+
+def test_sampling_options_reach_the_engine(tiny_llama: Path) -> None:
+    (text,) = expected(tiny_llama, temperature=1.3, top_k=9, top_p=0.8, min_p=0.02)
+    sampling = ("--temperature", 1.3, "--top-k", 9, "--top-p", 0.8, "--min-p", 0.02)
+    done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *sampling)
+    assert done.stdout_bytes == text.encode()
+    cut = next(c for c in text if c != "\N{REPLACEMENT CHARACTER}")
+    done = outrider(
+        "generate", PROMPT, "--model", tiny_llama, *SHORT, *sampling, "--stop", "zzz", "--stop", cut
+    )
+    assert done.stdout_bytes == text[: text.index(cut)].encode()
+
+
+def test_json_tells_it_all_and_drafting_changes_no_token(tiny_llama: Path) -> None:
+    found = {}
+    for drafter in ("none", "ngram", tiny_llama):
+        args = ("--drafter", drafter, "--num-speculative-tokens", 3, "--dtype", "float32")
+        done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, "--json", *args)
+        assert done.exit_code == 0
+        found[drafter] = json.loads(done.stdout)
+    for output in found.values():
+        assert set(output) == {"prompt", "prompt_token_ids", "outputs", "metrics"}
+        assert output["prompt"] == PROMPT
+        (sample,) = output["outputs"]
+        assert set(sample) == {"index", "text", "token_ids", "finish_reason", "seed", "origins"}
+        assert len(sample["token_ids"]) == len(sample["origins"]) == 12
+        assert sample["seed"] == 3
+        assert sample["token_ids"] == found["none"]["outputs"][0]["token_ids"]
+        assert sample["text"] == found["none"]["outputs"][0]["text"]
+    assert set(found["none"]["outputs"][0]["origins"]) == {"plain"}
+    assert found["none"]["metrics"]["acceptance_rate"] is None
+    right = found[tiny_llama]  # the target as its own drafter is always right
+    assert right["outputs"][0]["origins"][:5] == ["plain", *["accepted"] * 3, "bonus"]
+    assert right["metrics"]["acceptance_rate"] == 1.0
+
+
+def test_stats_go_to_stderr(tiny_llama: Path) -> None:
+    args = ("--drafter", tiny_llama, "--num-speculative-tokens", 3, "--stats")
+    done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *args)
+    assert done.stdout_bytes == expected(tiny_llama)[0].encode()
+    lines = dict(line.split(maxsplit=1) for line in done.stderr.splitlines() if line.strip())
+    assert lines["tokens"] == "12"
+    assert lines["acceptance"].startswith("length")
+    assert "███" in lines["survival"]
+    assert "pages" in lines["budget"]
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (("generate", "x", "--temperature", "-1"), "temperature is -1.0"),
+        (("generate", "x", "--n", "0"), "n is 0"),
+        (("generate", "x", "--num-speculative-tokens", "0"), "num_speculative_tokens is 0"),
+        (("generate", "x", "--num-speculative-tokens", "256"), "num_speculative_tokens is 256"),
+        (("generate", "x", "--drafter", "nonsense"), "'nonsense'"),
+        (("generate", "x", "--memory", "much"), "memory is 'much'"),
+        (("generate", "x", "--dtype", "int3"), "dtype is 'int3'"),
+        (("generate", "x", "--max-tokens", "many"), "--max-tokens"),
+        (("generate", "x" * 300), "leaves no room"),
+        (("generate", ""), "no tokens"),
+        (("generate", "--file", "/no/such/file"), "does not exist"),
+        (("generate", "x", "--file", __file__), "not both"),
+        (("generate", "x", "--nonsense"), "--nonsense"),
+        (("bench", "--rounds", "3"), "--rounds"),
+        (("bench", "--num-prompts", "100000"), "--num-prompts"),
+        (("bench", "--num-speculative-tokens", "two"), "'two'"),
+        (("bench", "--num-speculative-tokens", "0"), "num_speculative_tokens is 0"),
+        (("bench", "--temperature", "-1"), "temperature"),
+        (("bench", "--max-tokens", "1"), "max_tokens is 1"),
+        (("bench", "--max-tokens", "256"), "lower max_tokens"),
+        (("bench", "--json", "/no/such/folder/x.json"), "/no/such/folder"),
+        (("nonsense",), "nonsense"),
+    ],
+)
+def test_bad_usage_is_told_and_exits_with_2(
+    args: tuple[str, ...], part: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pocket, "prompts", lambda: [PROMPT] * 8)
+    monkeypatch.setattr(pocket, "PATH", tiny_llama)
+    done = outrider(*args)
+    assert done.exit_code == 2
+    assert part in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_a_prompt_that_is_no_text_is_refused(tiny_llama: Path) -> None:
+    done = outrider("generate", "--model", tiny_llama, input=b"\xff\xfe")
+    assert done.exit_code == 2
+    assert "stdin is not UTF-8" in done.stderr
+
+
+def test_what_fails_is_one_sentence_and_exits_with_1(tiny_llama: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "nan"
+    broken.mkdir()
+    for file in tiny_llama.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][:] = torch.nan
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    for args in (("--model", broken), ("--model", broken, "--json"), ("--model", "/no/model")):
+        done = outrider("generate", PROMPT, *args)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+    done = outrider("generate", PROMPT, "--model", tiny_llama, "--memory", "1000")
+    assert done.exit_code == 1
+    assert "1000 bytes" in done.stderr
+
+
+def test_ctrl_c_ends_cleanly(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = []
+
+    def interrupted(self: LLM, *args: object) -> Iterator[tuple[int, Event]]:
+        engines.append(self.engine)
+        for i, event in enumerate(stream(self, *args)):
+            yield event
+            if i == 2:
+                raise KeyboardInterrupt
+
+    stream = LLM.stream
+    monkeypatch.setattr(LLM, "stream", interrupted)
+    done = outrider("generate", PROMPT, "--model", tiny_llama)
+    assert (done.exit_code, done.stderr) == (130, "interrupted\n")
+    del done  # the traceback holds the stream
+    assert not engines[0].has_work
+    engines[0].check()
+
+
+def test_a_broken_pipe_ends_silently(tiny_llama: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "outrider", "generate", PROMPT, "--model", str(tiny_llama)]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_warnings_are_one_line(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(model: str | None) -> Path:
+        warnings.warn("old= is an old spelling; use new=.", FutureWarning, stacklevel=2)
+        return tiny_llama
+
+    monkeypatch.setattr("outrider.cli.generate.model_folder", warn)
+    done = outrider("generate", PROMPT, *SHORT)
+    assert (done.exit_code, done.stderr) == (0, "warning: old= is an old spelling; use new=.\n")
+
+
+def event(text: str, origin: Origin, sample: int = 0, end: str | None = None) -> Event:
+    return Event("r", sample, 1, text, origin, end)
+
+
+def test_a_terminal_gets_colours_and_no_control_characters(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    screen = Screen(n=1, terminal=True, colour=True)
+    screen.take(event("a\n", Origin.ACCEPTED))
+    screen.take(event("b\x1b", Origin.BONUS))
+    screen.take(event("c", Origin.PLAIN, end="stop"))
+    shown = capfdbinary.readouterr().out
+    assert shown.decode() == "\x1b[32ma\n\x1b[0m\x1b[36mb␛\x1b[0mc\n"
+    screen = Screen(n=1, terminal=True, colour=False)
+    screen.take(event("a", Origin.ACCEPTED, end="stop"))
+    assert capfdbinary.readouterr().out == b"a\n"
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert Screen.of_stdout(1).colour
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Screen.of_stdout(1).terminal
+    assert not Screen.of_stdout(1).colour
+
+
+def test_later_samples_wait_for_their_turn(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    screen = Screen(n=2, terminal=False, colour=False)
+    screen.take(event("1", Origin.PLAIN, sample=1))
+    screen.take(event("0", Origin.PLAIN, sample=0))
+    screen.take(event("1", Origin.PLAIN, sample=1, end="stop"))
+    screen.take(event("0", Origin.PLAIN, sample=0, end="stop"))
+    assert capfdbinary.readouterr().out == b"00\n11"
+
+
+def test_bars() -> None:
+    assert common.bars([1.0, 0.5, 0.0]) == "█▄ "
+
+
+def test_demo_shows_both_and_what_they_come_to(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pocket, "prompts", lambda: [PROMPT, "for word in"])
+    monkeypatch.setattr(cli_demo, "TOKENS", 12)
+    done = outrider("demo", "--model", tiny_llama)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("identical: yes") == 3  # of each prompt, and of all
+    for part in ("speedup:", "tokens/s", "Try next:", "outrider bench"):
+        assert part in done.stdout
+    assert done.stderr == ""
+    real = Difference(9, (1, 2), 1.0, 0.0, False)
+    monkeypatch.setattr(ties, "compare", lambda *args, **options: real)
+    done = outrider("demo", "--model", tiny_llama)
+    assert done.exit_code == 1
+    assert "identical: no" in done.stdout
+    assert "error: the outputs differ" in done.stderr

@@ -1,0 +1,279 @@
+"""Between ids and text: nothing is lost, nothing comes twice, and stop strings end it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from outrider.errors import ModelError, RequestError
+from outrider.text.detokenize import Detokenizer
+from outrider.text.stop import StopFinder
+from outrider.text.template import TextCodec, differing_entries, has_tokenizer
+
+PIECES = ["hello", " wörld", "日本語", "👩‍🔬", "\n\n", "é", "e\u0301", "🙂", " fox", "\ufffd", "𝔘"]
+
+
+def run(detokenizer: Detokenizer, ids: Sequence[int]) -> tuple[str, bool]:
+    """All deltas and the flush, one after the other, and whether a stop string ended it."""
+    shown = ""
+    for token in ids:
+        text, stopped = detokenizer.push(token)
+        shown += text
+        if stopped:
+            return shown, True
+    return shown + detokenizer.flush(), False
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> Tokenizer:
+    """Words marked by a leading ▁ and bytes as a fallback, as Llama 2 has them."""
+    words = ["▁", "▁the", "▁quick", "fox", "▁a", "b"]
+    vocabulary = {w: i for i, w in enumerate(["<unk>", *words])}
+    for byte in range(256):
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_deltas_make_the_text(seed: int, tokenizer: Tokenizer) -> None:
+    draw = random.Random(seed)
+    prompt = tokenizer.encode("".join(draw.choices(PIECES, k=5))).ids
+    text = "".join(draw.choices(PIECES, k=60))
+    shown, stopped = run(Detokenizer(tokenizer, prompt, ()), tokenizer.encode(text).ids)
+    assert not stopped
+    assert shown == text
+
+
+def test_a_character_is_shown_when_it_is_whole(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a🙂b").ids
+    assert len(ids) == 6
+    detokenizer = Detokenizer(tokenizer, tokenizer.encode("x").ids, ())
+    assert [detokenizer.push(i)[0] for i in ids] == ["a", "", "", "", "🙂", "b"]
+    assert detokenizer.flush() == ""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_bytes_at_all(seed: int, tokenizer: Tokenizer) -> None:
+    """Invalid bytes in the output, at its end, and in the prompt before it."""
+    draw = random.Random(seed)
+    prompt = draw.choice([[], tokenizer.encode("abc é").ids, tokenizer.encode("x").ids])
+    ids = [draw.randrange(3, tokenizer.get_vocab_size()) for _ in range(draw.randrange(1, 60))]
+    shown, _ = run(Detokenizer(tokenizer, prompt, ()), ids)
+    before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + ids)
+    assert before + shown == whole
+
+
+def test_invalid_bytes_at_the_end_are_flushed(tokenizer: Tokenizer) -> None:
+    half = tokenizer.encode("🙂").ids[:2]
+    detokenizer = Detokenizer(tokenizer, tokenizer.encode("x").ids, ())
+    ids = [*tokenizer.encode("ok").ids, *half]
+    assert run(detokenizer, ids) == ("ok\ufffd", False)
+
+
+def test_a_prompt_that_ends_inside_a_character(tokenizer: Tokenizer) -> None:
+    smile = tokenizer.encode("🙂").ids
+    end = tokenizer.encode(" ok").ids
+    prompt = tokenizer.encode("x").ids + smile[:2]
+    assert run(Detokenizer(tokenizer, prompt, ()), [*smile[2:], *end]) == ("🙂 ok", False)
+    assert run(Detokenizer(tokenizer, prompt, ()), end) == (" ok", False)
+    # Nothing but bytes that are no text: neither the prompt's is shown nor the output's lost.
+    garbage = [smile[1]] * 8
+    shown, _ = run(Detokenizer(tokenizer, garbage, ()), [*end, smile[0]])
+    assert shown == " ok\ufffd"
+
+
+def test_special_tokens_are_not_shown(tokenizer: Tokenizer) -> None:
+    ids = [*tokenizer.encode("a").ids, 1, 0, *tokenizer.encode("b").ids, 0]
+    assert run(Detokenizer(tokenizer, [1], ()), ids) == ("ab", False)
+
+
+def test_the_first_token_keeps_its_space(sentencepiece: Tokenizer) -> None:
+    ids = [sentencepiece.token_to_id(t) for t in ("▁the", "▁quick", "fox", "▁a")]
+    assert run(Detokenizer(sentencepiece, ids[:1], ()), ids[1:]) == (" quickfox a", False)
+    assert run(Detokenizer(sentencepiece, [], ()), ids) == ("the quickfox a", False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_byte_fallback_with_any_ids(seed: int, sentencepiece: Tokenizer) -> None:
+    """What was shown is not taken back, even where later bytes make earlier ones invalid."""
+    draw = random.Random(seed)
+    names = ["▁the", "fox", "<0x41>", "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>"]
+    ids = [sentencepiece.token_to_id(draw.choice(names)) for _ in range(40)]
+    prompt = [sentencepiece.token_to_id("▁a")]
+    shown, _ = run(Detokenizer(sentencepiece, prompt, ()), ids)
+    whole = sentencepiece.decode(prompt + ids)[len("a") :]
+    keep = str.maketrans("", "", "\ufffdA€")
+    assert shown.translate(keep) == whole.translate(keep)
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    detokenizer = Detokenizer(None, [1, 2], ())
+    assert detokenizer.push(3) == ("", False)
+    assert detokenizer.flush() == ""
+
+
+def test_stop_strings_split_over_tokens(tokenizer: Tokenizer) -> None:
+    text = "say 🙂STOP🙂 and more"
+    ids = tokenizer.encode(text).ids
+    for stop in ("STOP", "🙂STOP🙂", " and", "y 🙂"):
+        shown = run(Detokenizer(tokenizer, [5], (stop,)), ids)
+        assert shown == (text[: text.index(stop)], True)
+    assert run(Detokenizer(tokenizer, [5], ("more!", "and  more")), ids) == (text, False)
+
+
+def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, [5], ("b",))
+    ids = [tokenizer.encode(c).ids[0] for c in "abab"]
+    shown = [detokenizer.push(token, may_stop=i > 1) for i, token in enumerate(ids)]
+    assert shown == [("a", False), ("b", False), ("a", False), ("", True)]
+
+
+def test_what_is_held_back_is_released_at_the_end(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, [5], ("end of it",))
+    shown = "".join(detokenizer.push(i)[0] for i in tokenizer.encode("the end of").ids)
+    assert shown == "the "
+    assert detokenizer.flush() == "end of"
+    assert detokenizer.flush() == ""
+
+
+def test_an_unfinished_character_may_complete_a_stop_string(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, [5], ("x\ufffd",))
+    ids = [*tokenizer.encode("ax").ids, tokenizer.encode("🙂").ids[0]]
+    assert "".join(detokenizer.push(i)[0] for i in ids) + detokenizer.flush() == "a"
+
+
+def pieces(text: str, draw: random.Random) -> list[str]:
+    cuts = sorted(draw.choices(range(len(text) + 1), k=draw.randrange(8)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_stops_are_found_however_the_text_is_cut(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(50):
+        text = "".join(draw.choices("ab", k=draw.randrange(30)))
+        sizes = [draw.randint(1, 5) for _ in range(draw.randint(1, 3))]
+        stop = ["".join(draw.choices("ab", k=size)) for size in sizes]
+        # The earliest to be complete wins, and of these the one that begins first.
+        ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+        expected = text[: min(ends)[1]] if ends else text
+        finder, shown = StopFinder(stop), ""
+        for piece in pieces(text, draw):
+            new, stopped = finder.push(piece)
+            shown += new
+            assert expected.startswith(shown)
+            if stopped:
+                break
+        assert stopped == bool(ends)
+        assert shown + finder.flush() == expected
+        if stopped:
+            assert finder.push("more") == ("", True)
+
+
+def test_no_more_is_held_back_than_may_become_a_stop() -> None:
+    finder = StopFinder(["abc", "cd"])
+    assert finder.push("xab") == ("x", False)
+    assert finder.push("ab") == ("ab", False)
+    assert finder.push("x") == ("abx", False)
+    assert finder.push("c") == ("", False)
+    assert finder.flush() == "c"
+    assert StopFinder([]).push("text") == ("text", False)
+
+
+def test_differing_entries() -> None:
+    target = {"a": 0, "b": 1, "c": 2, "d": 3}
+    assert differing_entries(target, dict(target)) == []
+    # Padding of either vocabulary is no difference.
+    assert differing_entries(target, {**target, "<pad1>": 4, "<pad2>": 5}) == []
+    assert differing_entries({**target, "<pad1>": 4}, target) == []
+    assert differing_entries(target, {"a": 0, "b": 2, "c": 1, "d": 3}) == [
+        "'b' is 2, not 1",
+        "'c' is 1, not 2",
+    ]
+    assert differing_entries(target, {"a": 0, "B": 1, "c": 2, "d": 3}) == [
+        "'b' is missing, not 1",
+        "'B' is 1, not absent",
+    ]
+    # Ids may have holes: what counts is where the shorter one ends.
+    assert differing_entries({"a": 0, "b": 7}, {"a": 0, "c": 7}) == [
+        "'b' is missing, not 7",
+        "'c' is 7, not absent",
+    ]
+    assert differing_entries({"a": 0, "b": 7}, {"a": 7, "b": 0}) != []
+
+
+def test_differing_entries_of_disjoint_vocabularies() -> None:
+    found = differing_entries({f"x{i}": i for i in range(50)}, {f"y{i}": i for i in range(50)})
+    assert len(found) == 100
+
+
+@pytest.fixture
+def folder(tiny_llama: Path, tmp_path: Path) -> Path:
+    for file in tiny_llama.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def test_the_codec_encodes_as_the_checkpoint_does(folder: Path, tokenizer: Tokenizer) -> None:
+    assert has_tokenizer(folder)
+    codec = TextCodec(folder)
+    assert codec.encode("hello fox") == tokenizer.encode("hello fox").ids
+    assert codec.encode("") == []
+    assert codec.vocabulary() == tokenizer.get_vocab(with_added_tokens=True)
+    assert codec.backend.decode(codec.encode("日本")) == "日本"
+
+
+def test_chats_go_through_the_template(folder: Path) -> None:
+    codec = TextCodec(folder)
+    user, model = (codec.vocabulary()[t] for t in ("<|user|>", "<|model|>"))
+    messages = [{"role": "user", "content": "hi"}]
+    assert codec.chat(messages) == [user, *codec.encode("hi"), model]
+    assert codec.chat(messages, add_generation_prompt=False) == [user, *codec.encode("hi")]
+
+
+@pytest.mark.parametrize(
+    "messages", [[{"role": "critic", "content": "no"}], [{"role": "user"}], [{}], [3]]
+)
+def test_a_template_may_refuse(messages: list[dict[str, str]], folder: Path) -> None:
+    with pytest.raises(RequestError, match="the chat template refused the messages"):
+        TextCodec(folder).chat(messages)
+
+
+def test_a_template_says_why_it_refuses(folder: Path) -> None:
+    with pytest.raises(RequestError, match="roles are user and model"):
+        TextCodec(folder).chat([{"role": "critic", "content": "no"}])
+
+
+def test_no_template_no_chat(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(RequestError, match=r"has no chat template; use generate\(\)") as caught:
+        TextCodec(folder).chat([{"role": "user", "content": "hi"}])
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["{", "", "[]", '{"model": 3}', "\x00\xff"])
+def test_a_damaged_tokenizer_is_refused(damage: str, folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(damage)
+    with pytest.raises(ModelError, match=r"the tokenizer in .* cannot be read") as caught:
+        TextCodec(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    assert not has_tokenizer(tmp_path)
