@@ -103,7 +103,9 @@ def _holds(
     if drafter == "right":
         assert counts.accepted == counts.drafted > 0
     if drafter in ("model", "ragged"):
-        assert 0 < counts.accepted < counts.drafted
+        assert 0 < counts.accepted <= counts.drafted
+        # In a tight pool drafts can be so few that all of them stand.
+        assert counts.accepted < counts.drafted or pool == "tight"
 
 
 SLICE = [

@@ -380,3 +380,14 @@ def test_end_tokens_and_context(tmp_path: Path, make_checkpoint: MakeCheckpoint)
     assert shape(**LLAMA3).context == 256
     assert shape(**YARN).context == 256
     assert shape(**rope("yarn", factor=8.0, original_max_position_embeddings=64)).context == 512
+
+
+def test_the_end_tokens_of_generation_config_count_too(
+    tmp_path: Path, make_checkpoint: MakeCheckpoint
+) -> None:
+    folder = make_checkpoint(tmp_path, "llama", eos_token_id=7)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert read_shape(read_config(folder), folder).eos_token_ids == {7, 9}
+    (folder / "generation_config.json").write_text("[")
+    with pytest.raises(ModelError, match=r"generation_config.json is damaged"):
+        read_shape(read_config(folder), folder)

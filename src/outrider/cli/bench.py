@@ -81,7 +81,8 @@ def table(report: dict[str, Any], width: int) -> Table:
     from ..bench.report import best
 
     machine, runs = report["machine"], report["runs"]
-    title = f"{escape(runs[0]['target'])} · {machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
+    where = f"{machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
+    title = f"{escape(runs[0]['target'])} · {where}"
     made = Table(
         title=title, caption=DEFINITIONS, caption_justify="left", box=box.SIMPLE, show_edge=False,
         pad_edge=False, padding=(0, 1, 0, 0),

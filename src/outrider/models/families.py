@@ -5,6 +5,7 @@ Names of tensors and options are those of Hugging Face's Llama, Qwen2 and Qwen3.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,7 +199,6 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
             f"num_attention_heads ({config.num_attention_heads}); correct its config.json."
         )
     bias = bool(getattr(config, "attention_bias", False))
-    eos = config.eos_token_id
     return Shape(
         family=config.model_type,
         vocab_size=config.vocab_size,
@@ -216,8 +216,24 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
         qk_norm=family.qk_norm,
         dtype=getattr(config, "dtype", None) or torch.float32,
-        eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
+        eos_token_ids=end_token_ids(config, folder),
     )
+
+
+def end_token_ids(config: PretrainedConfig, folder: Path) -> frozenset[int]:
+    """EOS of config.json and of generation_config.json, where chat models list more of them.
+
+    Raises:
+        ModelError: generation_config.json is damaged.
+    """
+    listed = [config.eos_token_id]
+    file = folder / "generation_config.json"
+    if file.is_file():
+        try:
+            listed.append(json.loads(file.read_text(encoding="utf-8")).get("eos_token_id"))
+        except (ValueError, AttributeError):
+            raise ModelError(f"{file} is damaged; fetch the checkpoint again.") from None
+    return frozenset(i for ids in listed for i in ([ids] if isinstance(ids, int) else ids or ()))
 
 
 def context_length(config: PretrainedConfig) -> int:

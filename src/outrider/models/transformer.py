@@ -28,9 +28,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """x [padded rows, in] times weight [out, in], plus bias, in tiles of ``TILE`` rows in fp32.
 
     Libraries choose another kernel, with another order of summation, for another number of rows.
-    A fixed tile keeps a row's result the same whatever comes along. The low-precision kernels
-    (oneDNN's) sum in one order for any number of rows where this was measured, so those go through
-    whole; ``numerical_ties`` reports where that fails.
+    A fixed tile keeps a row's result the same whatever comes along. oneDNN's bf16 kernels were
+    measured (AMX) to sum in one order for up to 32 rows, and beyond that for most shapes, so low
+    precision goes through whole; ``numerical_ties`` reports where that is not enough.
     """
     if x.dtype != torch.float32 or x.shape[0] == TILE:
         return F.linear(x, weight, bias)
