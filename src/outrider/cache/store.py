@@ -8,8 +8,9 @@ import torch
 class KVStore:
     """Keys and values of every layer, addressed by slot = page * page_size + offset.
 
-    ``layers[i]`` is [2 * kv_heads, slots, head_dim]: the key heads, then the value heads. Slots
-    are the middle dimension so that a run of pages is a view and not a gather.
+    ``entries`` is [layers, 2 * kv_heads, slots, head_dim], the key heads and then the value heads,
+    and ``layers`` its layers. Slots come after heads so that a run of pages is a view and not a
+    gather.
     """
 
     def __init__(
@@ -24,26 +25,25 @@ class KVStore:
     ) -> None:
         self.page_size = page_size
         self.num_slots = num_pages * page_size
-        shape = (2 * kv_heads, self.num_slots, head_dim)
+        shape = (num_layers, 2 * kv_heads, self.num_slots, head_dim)
         # Zeros, because masked lanes are read too, and 0 times a NaN would not be 0.
-        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.entries = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = self.entries.unbind(0)
         # For the same reason NaN is never written: these slots would hold it.
         self.harmed = torch.zeros(self.num_slots, dtype=torch.bool, device=device)
         self.any_harmed = False
 
     def mark(self, slots: torch.Tensor, harmed: torch.Tensor) -> None:
         """Note which of ``slots``, just written, stand for rows that are no numbers [slots]."""
-        if self.any_harmed or bool(harmed.any()):
-            self.harmed[slots] = harmed
-            self.any_harmed = bool(self.harmed.any())
+        self.harmed[slots] = harmed
+        self.any_harmed = bool(self.harmed.any())
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
-        device = self.layers[0].device
+        device = self.entries.device
         source = torch.tensor(sources, device=device)
         target = torch.tensor(targets, device=device)
-        for layer in self.layers:
-            layer[:, target] = layer[:, source]
+        self.entries[:, :, target] = self.entries[:, :, source]
         self.harmed[target] = self.harmed[source]
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .rows import TILE, Rows
+from ..cache.store import KVStore
+from .rows import TILE, Rows, Tile
+
+Lanes = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
+
+_HIDDEN, _SEEN = np.float32(-np.inf), np.float32(0)
 
 
 class Attention:
@@ -16,28 +22,46 @@ class Attention:
     not depend on which rows came along, nor on whether its path was drafted as a tree.
     """
 
-    def __init__(self, rows: Rows, num_heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: Rows, store: KVStore, num_heads: int, kv_heads: int) -> None:
         self._rows = rows
+        self._store = store
         self._groups = num_heads // kv_heads
         self._kv_heads = kv_heads
-        self._masks = [self._mask(t.positions, t.length, t.count, dtype) for t in rows.tiles]
+        self._masks = [self._mask(tile) for tile in rows.tiles]
+        self._runs = [self._run(tile) for tile in rows.tiles]
 
-    def _mask(
-        self, positions: torch.Tensor, length: int, count: int, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _mask(self, tile: Tile) -> torch.Tensor:
         """[count, 1, TILE * groups, length]: 0 where a row sees a lane, -inf elsewhere."""
-        hidden = torch.arange(length, device=positions.device) > positions[:, None]
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
-        mask.masked_fill_(hidden, float("-inf"))
-        spread = mask[:, None].expand(-1, self._groups, -1)
-        return spread.reshape(count, 1, TILE * self._groups, length)
+        far = np.repeat(tile.positions, self._groups)[:, None]
+        mask = np.where(np.arange(tile.length) > far, _HIDDEN, _SEEN)
+        shaped = torch.from_numpy(mask).view(tile.count, 1, -1, tile.length)
+        return shaped.to(self._store.entries.device, self._store.entries.dtype)
 
-    def __call__(self, queries: torch.Tensor, cache: torch.Tensor, scale: float) -> torch.Tensor:
+    def _run(self, tile: Tile) -> Lanes | None:
+        """Keys and values of every layer where a tile's lanes are a run of slots, as views."""
+        if not isinstance(tile.lanes, int):
+            return None
+        run = self._store.entries[:, :, tile.lanes : tile.lanes + tile.length]
+        wide = run.unsqueeze(1).expand(-1, tile.count, -1, -1, -1)
+        return wide[:, :, : self._kv_heads].unbind(0), wide[:, :, self._kv_heads :].unbind(0)
+
+    def _lanes(self, number: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of tile ``number``, [count, kv_heads, length, head_dim] each."""
+        run = self._runs[number]
+        if run is not None:
+            return run[0][layer], run[1][layer]
+        tile = self._rows.tiles[number]
+        assert isinstance(tile.lanes, torch.Tensor)
+        found = self._store.layers[layer].index_select(1, tile.lanes)
+        wide = found.expand(tile.count, -1, -1, -1)
+        return wide[:, : self._kv_heads], wide[:, self._kv_heads :]
+
+    def __call__(self, queries: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
         """Attend.
 
         Args:
             queries: [padded rows, heads, head_dim], rotated.
-            cache: [2 * kv_heads, slots, head_dim] of this layer, with the rows' own entries.
+            layer: whose entries to attend to; the rows' own are among them.
             scale: on the products.
 
         Returns:
@@ -47,23 +71,14 @@ class Attention:
         head_dim = queries.shape[-1]
         if rows.gather is not None:
             queries = queries.index_select(0, rows.gather)
-        tiled = queries.view(-1, TILE, kv, groups, head_dim).transpose(1, 2)
+        tiled = queries.reshape(-1, TILE, kv, groups, head_dim).transpose(1, 2)
         tiled = tiled.reshape(-1, kv, TILE * groups, head_dim)
         parts, first = [], 0
-        for tile, mask in zip(rows.tiles, self._masks, strict=True):
-            if isinstance(tile.lanes, int):
-                lanes = cache[:, tile.lanes : tile.lanes + tile.length]
-            else:
-                lanes = cache.index_select(1, tile.lanes)
-            shared = lanes.expand(tile.count, -1, -1, -1)
+        for number, (tile, mask) in enumerate(zip(rows.tiles, self._masks, strict=True)):
+            keys, values = self._lanes(number, layer)
+            asking = tiled if tile.count == len(tiled) else tiled[first : first + tile.count]
             parts.append(
-                F.scaled_dot_product_attention(
-                    tiled[first : first + tile.count],
-                    shared[:, :kv],
-                    shared[:, kv:],
-                    attn_mask=mask,
-                    scale=scale,
-                )
+                F.scaled_dot_product_attention(asking, keys, values, attn_mask=mask, scale=scale)
             )
             first += tile.count
         out = parts[0] if len(parts) == 1 else torch.cat(parts)

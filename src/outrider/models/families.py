@@ -75,7 +75,9 @@ class Rope:
     chunks and drafts cannot change it.
     """
 
-    def __init__(self, config: PretrainedConfig, max_length: int, device: torch.device) -> None:
+    def __init__(
+        self, config: PretrainedConfig, max_length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         parameters: dict[str, Any] = config.rope_parameters
         self.kind = str(parameters.get("rope_type", "default"))
         if self.kind not in ROPE_TYPES:
@@ -90,7 +92,9 @@ class Rope:
         inverse, self._factor = self._frequencies(None)
         self._inverse = inverse
         angles = torch.arange(max_length, device=device).float()[:, None] * inverse[None, :]
-        self._cos, self._sin = self._tables(angles)
+        self._table = self._tables(angles).to(dtype)
+        self._still = torch.zeros(2, self._table.shape[-1], dtype=dtype, device=device)
+        self._still[0] = 1
 
     def _frequencies(self, length: int | None) -> tuple[torch.Tensor, float]:
         if self.kind == "default":
@@ -100,24 +104,33 @@ class Rope:
         inverse, factor = ROPE_INIT_FUNCTIONS[self.kind](self._config, self._device, seq_len=length)
         return inverse.float(), float(factor)
 
-    def _tables(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _tables(self, angles: torch.Tensor) -> torch.Tensor:
+        """cos, and sin with the sign that x1 wants, side by side: [rows, 2, head_dim]."""
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        # The halves rotate into each other, x1 with -sin: the sign sits in the table.
-        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)
 
     def rows(
-        self, positions: torch.Tensor, lengths: list[int] | None, dtype: torch.dtype
+        self, positions: torch.Tensor, lengths: list[int], turned: int, kept: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin [rows, 1, head_dim] in ``dtype`` for ``positions`` [rows].
+        """What turns heads by position: x * cos + swapped x * sin.
 
-        ``lengths`` are the rows' sequence lengths, max(prompt length, position + 1); they matter
-        to dynamic scaling only.
+        Args:
+            positions: int64 [rows].
+            lengths: the rows' sequence lengths, max(prompt length, position + 1); they matter to
+                dynamic scaling only.
+            turned, kept: how many heads come first and turn, and how many follow and do not:
+                theirs are ones and zeros, so that all heads go through one contiguous product.
+
+        Returns:
+            cos and signed sin, [rows, turned + kept, head_dim] each.
         """
-        cos, sin = self._cos[positions], self._sin[positions]
-        if self.kind == "dynamic" and lengths is not None and max(lengths) > self._trained:
+        table = self._table.index_select(0, positions)
+        if self.kind == "dynamic" and max(lengths) > self._trained:
             inverse = torch.stack([self._dynamic(length) for length in lengths])
-            cos, sin = self._tables(positions.float()[:, None] * inverse)
-        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+            table = self._tables(positions.float()[:, None] * inverse).to(table.dtype)
+        still = self._still.expand(len(positions), kept, -1, -1)
+        heads = torch.cat([table[:, None].expand(-1, turned, -1, -1), still], 1)
+        return heads[:, :, 0].contiguous(), heads[:, :, 1].contiguous()
 
     def _dynamic(self, length: int) -> torch.Tensor:
         return self._frequencies(length)[0] if length > self._trained else self._inverse

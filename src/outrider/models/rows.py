@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 TILE = 8
@@ -45,7 +46,7 @@ class Tile:
     count: int
     length: int
     lanes: int | torch.Tensor
-    positions: torch.Tensor
+    positions: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,13 @@ class Rows:
         for tile in self.tiles:
             first = tile.lanes
             lanes = marked[first : first + tile.length] if isinstance(first, int) else marked[first]
-            seen = torch.arange(tile.length, device=marked.device) <= tile.positions[:, None]
-            parts.append((seen & lanes).any(-1))
+            seen = torch.from_numpy(np.arange(tile.length) <= tile.positions[:, None])
+            parts.append((seen.to(marked.device) & lanes).any(-1))
         found = torch.cat(parts)
         return found if self.scatter is None else found.index_select(0, self.scatter)
+
+
+Slots = Sequence[int] | npt.NDArray[np.int64]
 
 
 def padded(count: int, multiple: int) -> int:
@@ -126,43 +130,61 @@ class _Builder:
         last = segment.start + committed - 1
         positions = [*range(segment.start, last + 1), *(last + d for d in depths)]
         total = segment.start + committed + len(segment.nodes)
-        table = np.asarray(segment.pages[: -(-total // self.page_size)], dtype=np.int64)
-        run = bool((np.diff(table) == 1).all())
-        slots = (table[:, None] * self.page_size + np.arange(self.page_size)).ravel()
+        size = self.page_size
+        pages = segment.pages[: -(-total // size)]
+        run = list(pages) == list(range(pages[0], pages[0] + len(pages)))
+        base = pages[0] * size if run else None
+        slots: Slots
+        if base is not None:
+            slots = range(base, base + len(pages) * size)
+        else:
+            table = np.asarray(pages, dtype=np.int64)
+            slots = (table[:, None] * size + np.arange(size)).ravel()
         self.tokens += [*segment.tokens, *segment.nodes]
         self.positions += positions
-        self.slots += slots[segment.start : total].tolist()
+        self.slots += list(slots[segment.start : total])
         self.lengths += [max(segment.prompt_length, p + 1) for p in positions]
         rows = range(first, first + committed + len(segment.nodes))
         self.logits += rows[len(rows) - segment.logits :]
         if list(segment.parents) == list(range(-1, len(segment.nodes) - 1)):
-            self._tile(rows, positions, slots, int(slots[0]) if run else None)
+            self._tile(rows, positions, slots, base)
             return
         # A tree: one tile a root-to-leaf path, whose lanes are the prefix and then the path's own
         # nodes, so that every row is reduced over the very lanes that a chain would give it.
         self._tile(rows[:committed], positions[:committed], slots, None)
         done: set[int] = set()
-        base = segment.start + committed
+        known, every = segment.start + committed, np.asarray(slots)
         for path in _paths(segment.parents):
-            lanes = np.concatenate([slots[:base], slots[[base + node for node in path]]])
+            lanes = np.concatenate([every[:known], every[[known + node for node in path]]])
             fresh = [committed + node for node in path if node not in done]
             done.update(path)
             self._tile([rows[i] for i in fresh], [positions[i] for i in fresh], lanes, None)
 
     def _tile(
-        self, rows: Sequence[int], positions: list[int], slots: np.ndarray, run: int | None
+        self,
+        rows: Sequence[int],
+        positions: list[int],
+        slots: Slots,
+        run: int | None,
     ) -> None:
         """Add the tiles of ``rows``; ``slots`` are their lanes, a run from ``run`` on if not None.
 
         How many lanes a row is given depends on its own position alone: over more than a few
         hundred lanes the kernels sum in another order for another number of them, masked or not.
         """
+        if positions[0] // LANES == positions[-1] // LANES:
+            self._put(rows, positions, slots, run)
+            return
         for _, group in groupby(range(len(rows)), lambda i: positions[i] // LANES):
             same = list(group)
             self._put([rows[i] for i in same], [positions[i] for i in same], slots, run)
 
     def _put(
-        self, rows: Sequence[int], positions: list[int], slots: np.ndarray, run: int | None
+        self,
+        rows: Sequence[int],
+        positions: list[int],
+        slots: Slots,
+        run: int | None,
     ) -> None:
         """Add one tile, of rows in position order that are given equally many lanes."""
         spare = padded(len(rows), TILE) - len(rows)
@@ -178,7 +200,7 @@ class _Builder:
             used = slots[:length]
             table[: len(used)] = used
             lanes = torch.from_numpy(table).to(self.device)
-        seen = torch.tensor([*positions, *[positions[-1]] * spare], device=self.device)
+        seen = np.array([*positions, *[positions[-1]] * spare])
         self.tiles.append(Tile((len(rows) + spare) // TILE, length, lanes, seen))
 
     def rows(self) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,22 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     measured (AMX) to sum in one order for up to 32 rows, and beyond that for most shapes, so low
     precision goes through whole; ``numerical_ties`` reports where that is not enough.
     """
+    if weight.is_mkldnn:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return out
     if x.dtype != torch.float32 or x.shape[0] == TILE:
         return F.linear(x, weight, bias)
     return torch.cat([F.linear(tile, weight, bias) for tile in x.split(TILE)])
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm over the last dimension of x [..., width]; ``weight`` stands twice, [2 * width].
+
+    As the LayerNorm of [x, -x], whose mean is 0 and whose variance is the mean of x squared:
+    torch's LayerNorm is one kernel where its RMSNorm is nine.
+    """
+    width = x.shape[-1]
+    return F.layer_norm(torch.cat((x, -x), -1), (2 * width,), weight, None, eps)[..., :width]
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,7 +88,7 @@ class Transformer:
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
         self.weights = load_weights(folder, self.shape, self.dtype, device)
-        self._rope = Rope(config, max_length, device)
+        self._rope = Rope(config, max_length, self.dtype, device)
         self._scale = self.shape.head_dim**-0.5
 
     def page_bytes(self, page_size: int) -> int:
@@ -111,17 +125,20 @@ class Transformer:
             that is not finite, or attends to one, has NaN logits; no other row is touched by it.
         """
         s = self.shape
-        attention = Attention(rows, s.num_heads, s.num_kv_heads, self.dtype)
-        cos, sin = self._rope.rows(rows.positions, rows.lengths, self.dtype)
+        attention = Attention(rows, store, s.num_heads, s.num_kv_heads)
+        turned = s.num_heads + s.num_kv_heads
+        cos, sin = self._rope.rows(rows.positions, rows.lengths, turned, s.num_kv_heads)
         x = F.embedding(rows.tokens, self.weights.embedding)
         kept = {-1: x[: rows.count]} if -1 in hidden else {}
         for index in range(s.num_layers) if layers is None else layers:
             weights = self.weights.layers[index]
-            x = x + self._attend(x, weights, store.layers[index], rows, attention, cos, sin)
+            x = x + self._attend(x, weights, index, store, rows, attention, cos, sin)
             x = x + self._mlp(x, weights)
             if index in hidden:
                 kept[index] = x[: rows.count]
-        store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
+        # The sum is NaN or infinite when anything is, and costs one pass: look closer only then.
+        if store.any_harmed or not math.isfinite(float(x.sum())):
+            store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
         if not rows.num_logits:
             return Output(None, kept)
         if rows.logits is not None:
@@ -135,13 +152,14 @@ class Transformer:
         return Output(logits, kept)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.shape.norm_eps)
+        return rms_norm(x, weight, self.shape.norm_eps)
 
     def _attend(
         self,
         x: torch.Tensor,
         weights: LayerWeights,
-        cache: torch.Tensor,
+        index: int,
+        store: KVStore,
         rows: Rows,
         attention: Attention,
         cos: torch.Tensor,
@@ -150,16 +168,16 @@ class Transformer:
         s = self.shape
         qkv = linear(self._norm(x, weights.input_norm), weights.qkv, weights.qkv_bias)
         heads = qkv.view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        turned = heads[:, : s.num_heads + s.num_kv_heads]
         if weights.q_norm is not None and weights.k_norm is not None:
-            turned[:, : s.num_heads] = self._norm(turned[:, : s.num_heads], weights.q_norm)
-            turned[:, s.num_heads :] = self._norm(turned[:, s.num_heads :], weights.k_norm)
-        swapped = turned.roll(s.head_dim // 2, -1)
-        turned.mul_(cos).add_(swapped.mul_(sin))
+            queries, keys = heads.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)[:2]
+            queries.copy_(self._norm(queries, weights.q_norm))
+            keys.copy_(self._norm(keys, weights.k_norm))
+        swapped = heads.roll(s.head_dim // 2, -1)
+        heads.mul_(cos).add_(swapped.mul_(sin))
         # A NaN would reach whoever reads these lanes, masked or not: see ``KVStore.mark``.
         entries = heads[:, s.num_heads :].nan_to_num()
-        cache.index_copy_(1, rows.slots, entries.transpose(0, 1))
-        out = attention(heads[:, : s.num_heads], cache, self._scale)
+        store.layers[index].index_copy_(1, rows.slots, entries.transpose(0, 1))
+        out = attention(heads[:, : s.num_heads], index, self._scale)
         return linear(out, weights.output, weights.output_bias)
 
     def _mlp(self, x: torch.Tensor, weights: LayerWeights) -> torch.Tensor:

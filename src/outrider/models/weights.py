@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelError
 from .families import Shape
+from .rows import TILE
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,12 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights; ``head`` is ``embedding`` itself when they are tied."""
+    """A model's weights; products go through ``packed`` matrices, norms stand twice."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
     head: torch.Tensor
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors, each counted once."""
-        found = {id(t): t for t in (self.embedding, self.norm, self.head)}
-        for layer in self.layers:
-            found.update({id(t): t for t in vars(layer).values() if t is not None})
-        return sum(t.numel() * t.element_size() for t in found.values())
 
 
 class Checkpoint:
@@ -97,6 +90,24 @@ class Checkpoint:
         return tensor.to(dtype)
 
 
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` [out, in] in the layout of oneDNN's kernels, where those would repack it anyway.
+
+    For bf16 on a CPU with bf16 instructions: without this every product rearranges its weight anew,
+    which costs as much as the product of a few rows. The results are the same bits.
+    """
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not bf16_kernels():
+        return weight
+    out: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TILE)
+    return out
+
+
+def bf16_kernels() -> bool:
+    """True where torch has oneDNN's prepacked products and the CPU's bf16 instructions."""
+    ops = torch.ops.mkldnn
+    return hasattr(ops, "_linear_pointwise") and bool(ops._is_mkldnn_bf16_supported())
+
+
 def load_weights(folder: Path, shape: Shape, dtype: torch.dtype, device: torch.device) -> Weights:
     """Read the checkpoint in ``folder`` as ``shape`` says, into ``dtype`` on ``device``.
 
@@ -108,6 +119,10 @@ def load_weights(folder: Path, shape: Shape, dtype: torch.dtype, device: torch.d
 
         def get(name: str, *size: int) -> torch.Tensor:
             return source.get(name, size, dtype).to(device)
+
+        def norm(name: str, size: int) -> torch.Tensor:
+            weight = get(f"{name}.weight", size)
+            return torch.cat((weight, weight))  # as ``transformer.rms_norm`` wants it
 
         def stacked(prefix: str, parts: dict[str, int], suffix: str, *rest: int) -> torch.Tensor:
             return torch.cat(
@@ -125,20 +140,20 @@ def load_weights(folder: Path, shape: Shape, dtype: torch.dtype, device: torch.d
             attn, mlp = f"{base}self_attn.", f"{base}mlp."
             layers.append(
                 LayerWeights(
-                    input_norm=get(f"{base}input_layernorm.weight", width),
-                    qkv=stacked(attn, attention, "weight", width),
+                    input_norm=norm(f"{base}input_layernorm", width),
+                    qkv=packed(stacked(attn, attention, "weight", width)),
                     qkv_bias=stacked(attn, attention, "bias") if shape.qkv_bias else None,
-                    q_norm=get(f"{attn}q_norm.weight", shape.head_dim) if shape.qk_norm else None,
-                    k_norm=get(f"{attn}k_norm.weight", shape.head_dim) if shape.qk_norm else None,
-                    output=get(f"{attn}o_proj.weight", width, queries),
+                    q_norm=norm(f"{attn}q_norm", shape.head_dim) if shape.qk_norm else None,
+                    k_norm=norm(f"{attn}k_norm", shape.head_dim) if shape.qk_norm else None,
+                    output=packed(get(f"{attn}o_proj.weight", width, queries)),
                     output_bias=get(f"{attn}o_proj.bias", width) if shape.output_bias else None,
-                    post_norm=get(f"{base}post_attention_layernorm.weight", width),
-                    gate_up=stacked(mlp, gated, "weight", width),
+                    post_norm=norm(f"{base}post_attention_layernorm", width),
+                    gate_up=packed(stacked(mlp, gated, "weight", width)),
                     gate_up_bias=stacked(mlp, gated, "bias") if shape.mlp_bias else None,
-                    down=get(f"{mlp}down_proj.weight", width, inner),
+                    down=packed(get(f"{mlp}down_proj.weight", width, inner)),
                     down_bias=get(f"{mlp}down_proj.bias", width) if shape.mlp_bias else None,
                 )
             )
         embedding = get("model.embed_tokens.weight", shape.vocab_size, width)
         head = embedding if shape.tied else get("lm_head.weight", shape.vocab_size, width)
-        return Weights(embedding, tuple(layers), get("model.norm.weight", width), head)
+        return Weights(embedding, tuple(layers), norm("model.norm", width), packed(head))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -40,7 +41,7 @@ def scores(z: torch.Tensor, rows: Sequence[Row], noise: SharedNoise) -> torch.Te
 def draw(z: torch.Tensor, rows: Sequence[Row], noise: SharedNoise) -> tuple[list[int], list[bool]]:
     """The token of each row, the lowest id on a tie, and whether its law was finite."""
     best, ids = scores(z, rows, noise).max(-1)
-    return ids.tolist(), best.isfinite().tolist()
+    return ids.tolist(), [math.isfinite(b) for b in best.tolist()]
 
 
 class Coupled:
