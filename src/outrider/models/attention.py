@@ -76,7 +76,7 @@ class Attention:
         parts, first = [], 0
         for number, (tile, mask) in enumerate(zip(rows.tiles, self._masks, strict=True)):
             keys, values = self._lanes(number, layer)
-            asking = tiled if tile.count == len(tiled) else tiled[first : first + tile.count]
+            asking = tiled if len(rows.tiles) == 1 else tiled[first : first + tile.count]
             parts.append(
                 F.scaled_dot_product_attention(asking, keys, values, attn_mask=mask, scale=scale)
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from ..cache.store import KVStore, page_bytes
 from .attention import Attention
 from .families import Rope, Shape, read_config, read_shape
 from .rows import TILE, Rows
-from .weights import LayerWeights, load_weights
+from .weights import PACKED_LINEAR, LayerWeights, load_weights
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     precision goes through whole; ``numerical_ties`` reports where that is not enough.
     """
     if weight.is_mkldnn:
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        out: torch.Tensor = PACKED_LINEAR(x, weight, bias, "none", [], "")
         return out
     if x.dtype != torch.float32 or x.shape[0] == TILE:
         return F.linear(x, weight, bias)
@@ -48,7 +47,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     torch's LayerNorm is one kernel where its RMSNorm is nine.
     """
     width = x.shape[-1]
-    return F.layer_norm(torch.cat((x, -x), -1), (2 * width,), weight, None, eps)[..., :width]
+    both = torch.cat((x, -x), -1)
+    return torch.layer_norm(both, (2 * width,), weight, None, eps).narrow(-1, 0, width)
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -136,8 +136,8 @@ class Transformer:
             x = x + self._mlp(x, weights)
             if index in hidden:
                 kept[index] = x[: rows.count]
-        # The sum is NaN or infinite when anything is, and costs one pass: look closer only then.
-        if store.any_harmed or not math.isfinite(float(x.sum())):
+        # Rows that want logits tell by themselves whether they are numbers.
+        if store.any_harmed or rows.num_logits < rows.count:
             store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
         if not rows.num_logits:
             return Output(None, kept)
@@ -173,7 +173,7 @@ class Transformer:
             queries.copy_(self._norm(queries, weights.q_norm))
             keys.copy_(self._norm(keys, weights.k_norm))
         swapped = heads.roll(s.head_dim // 2, -1)
-        heads.mul_(cos).add_(swapped.mul_(sin))
+        heads.mul_(cos).addcmul_(swapped, sin)
         # A NaN would reach whoever reads these lanes, masked or not: see ``KVStore.mark``.
         entries = heads[:, s.num_heads :].nan_to_num()
         store.layers[index].index_copy_(1, rows.slots, entries.transpose(0, 1))

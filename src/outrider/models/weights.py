@@ -6,6 +6,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +14,9 @@ from safetensors import SafetensorError, safe_open
 from ..errors import ModelError
 from .families import Shape
 from .rows import TILE
+
+# The product with a ``packed`` weight; None in a torch built without oneDNN.
+PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 def bf16_kernels() -> bool:
     """True where torch has oneDNN's prepacked products and the CPU's bf16 instructions."""
     ops = torch.ops.mkldnn
-    return hasattr(ops, "_linear_pointwise") and bool(ops._is_mkldnn_bf16_supported())
+    return PACKED_LINEAR is not None and bool(ops._is_mkldnn_bf16_supported())
 
 
 def load_weights(folder: Path, shape: Shape, dtype: torch.dtype, device: torch.device) -> Weights:
