@@ -245,8 +245,6 @@ def test_the_tied_head_is_one_tensor(checkpoints: Callable[[str], Path]) -> None
     tied, free = load(checkpoints("llama-tied")).weights, load(checkpoints("llama")).weights
     assert tied.head is tied.embedding
     assert free.head is not free.embedding
-    sizes = [p.numel() * 4 for p in reference(checkpoints("llama")).parameters()]
-    assert free.num_bytes == sum(sizes)
 
 
 # What cannot be used is refused in a sentence.

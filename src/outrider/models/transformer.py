@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +137,9 @@ class Transformer:
             x = x + self._mlp(x, weights)
             if index in hidden:
                 kept[index] = x[: rows.count]
-        # Rows that want logits tell by themselves whether they are numbers.
-        if store.any_harmed or rows.num_logits < rows.count:
+        # The norm is NaN or infinite when anything is, and cheap: look closer only then.
+        size = float(torch.linalg.vector_norm(x, dtype=torch.float32))
+        if store.any_harmed or not math.isfinite(size):
             store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
         if not rows.num_logits:
             return Output(None, kept)
