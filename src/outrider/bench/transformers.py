@@ -1,7 +1,7 @@
 """Our plain decoding beside ``transformers`` generate: ``python -m outrider.bench.transformers``.
 
-The same target, prompts, dtype and threads, greedy, in turns; decode speed (N-1)/(T(N)-T(1)) of each
-and the median over rounds of their ratio.
+The same target, prompt, dtype and threads, greedy, in turns; decode speed (N-1)/(T(N)-T(1)) of
+each, and the median over rounds of their ratio.
 """
 
 from __future__ import annotations

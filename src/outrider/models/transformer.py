@@ -47,9 +47,27 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     As the LayerNorm of [x, -x], whose mean is 0 and whose variance is the mean of x squared:
     torch's LayerNorm is one kernel where its RMSNorm is nine.
     """
-    width = x.shape[-1]
-    both = torch.cat((x, -x), -1)
-    return torch.layer_norm(both, (2 * width,), weight, None, eps).narrow(-1, 0, width)
+    return mirrored_norm(torch.cat((x, -x), -1), weight, eps)
+
+
+def mirrored_norm(both: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``rms_norm`` of x, given [x, -x]."""
+    width = both.shape[-1]
+    return torch.layer_norm(both, (width,), weight, None, eps).narrow(-1, 0, width // 2)
+
+
+class Stream:
+    """The residual stream x [rows, width], kept beside its negative as ``mirrored_norm`` wants."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._both = x.new_empty(x.shape[0], 2 * x.shape[1])
+        self.x, self._negative = self._both.chunk(2, -1)
+        self.x.copy_(x)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMSNorm of x as it stands."""
+        torch.neg(self.x, out=self._negative)
+        return mirrored_norm(self._both, weight, eps)
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -127,25 +145,20 @@ class Transformer:
         """
         s = self.shape
         attention = Attention(rows, store, s.num_heads, s.num_kv_heads)
-        turned = s.num_heads + s.num_kv_heads
-        cos, sin = self._rope.rows(rows.positions, rows.lengths, turned, s.num_kv_heads)
-        x = F.embedding(rows.tokens, self.weights.embedding)
-        kept = {-1: x[: rows.count]} if -1 in hidden else {}
-        for index in range(s.num_layers) if layers is None else layers:
-            weights = self.weights.layers[index]
-            x = x + self._attend(x, weights, index, store, rows, attention, cos, sin)
-            x = x + self._mlp(x, weights)
-            if index in hidden:
-                kept[index] = x[: rows.count]
+        chosen = range(s.num_layers) if layers is None else layers
+        x, kept = self._layers(rows, store, attention, chosen, hidden, False)
         # The norm is NaN or infinite when anything is, and cheap: look closer only then.
-        size = float(torch.linalg.vector_norm(x, dtype=torch.float32))
-        if store.any_harmed or not math.isfinite(size):
+        finite = math.isfinite(float(torch.linalg.vector_norm(x, dtype=torch.float32)))
+        if not finite:
+            # A NaN in the cache reaches whoever reads its lane, masked or not: once more, and clean.
+            x, kept = self._layers(rows, store, attention, chosen, hidden, True)
+        if store.any_harmed or not finite:
             store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
         if not rows.num_logits:
             return Output(None, kept)
         if rows.logits is not None:
             x = x.index_select(0, rows.logits)
-        x = self._norm(x, self.weights.norm)
+        x = rms_norm(x, self.weights.norm, s.norm_eps)
         logits = linear(x, self.weights.head)[: rows.num_logits].float()
         if store.any_harmed:
             harmed = rows.seeing(store.harmed)
@@ -153,36 +166,52 @@ class Transformer:
             logits[harmed[: rows.num_logits]] = float("nan")
         return Output(logits, kept)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, self.shape.norm_eps)
-
-    def _attend(
+    def _layers(
         self,
-        x: torch.Tensor,
-        weights: LayerWeights,
-        index: int,
-        store: KVStore,
         rows: Rows,
+        store: KVStore,
         attention: Attention,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-    ) -> torch.Tensor:
+        layers: Sequence[int],
+        hidden: Sequence[int],
+        clean: bool,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The residual stream after ``layers``, and those of ``hidden``.
+
+        With ``clean`` no NaN is written to the cache.
+        """
         s = self.shape
-        qkv = linear(self._norm(x, weights.input_norm), weights.qkv, weights.qkv_bias)
+        turned = s.num_heads + s.num_kv_heads
+        cos, sin = self._rope.rows(rows.positions, rows.lengths, turned, s.num_kv_heads)
+        stream = Stream(F.embedding(rows.tokens, self.weights.embedding))
+        kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
+        for index in layers:
+            weights = self.weights.layers[index]
+            x = stream.norm(weights.input_norm, s.norm_eps)
+            heads = self._heads(x, weights, cos, sin)
+            entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
+            entries = entries.nan_to_num() if clean else entries
+            store.layers[index].index_copy_(1, rows.slots, entries.transpose(0, 1))
+            out = attention(heads.narrow(1, 0, s.num_heads), index, self._scale)
+            stream.x.add_(linear(out, weights.output, weights.output_bias))
+            stream.x.add_(self._mlp(stream.norm(weights.post_norm, s.norm_eps), weights))
+            if index in hidden:
+                kept[index] = stream.x[: rows.count].clone()
+        return stream.x, kept
+
+    def _heads(
+        self, x: torch.Tensor, weights: LayerWeights, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries, keys and values [rows, all heads, head_dim], turned by their positions."""
+        s = self.shape
+        qkv = linear(x, weights.qkv, weights.qkv_bias)
         heads = qkv.view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         if weights.q_norm is not None and weights.k_norm is not None:
             queries, keys = heads.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)[:2]
-            queries.copy_(self._norm(queries, weights.q_norm))
-            keys.copy_(self._norm(keys, weights.k_norm))
+            queries.copy_(rms_norm(queries, weights.q_norm, s.norm_eps))
+            keys.copy_(rms_norm(keys, weights.k_norm, s.norm_eps))
         swapped = heads.roll(s.head_dim // 2, -1)
-        heads.mul_(cos).addcmul_(swapped, sin)
-        # A NaN would reach whoever reads these lanes, masked or not: see ``KVStore.mark``.
-        entries = heads[:, s.num_heads :].nan_to_num()
-        store.layers[index].index_copy_(1, rows.slots, entries.transpose(0, 1))
-        out = attention(heads[:, : s.num_heads], index, self._scale)
-        return linear(out, weights.output, weights.output_bias)
+        return heads.mul_(cos).addcmul_(swapped, sin)
 
     def _mlp(self, x: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
-        inner = linear(self._norm(x, weights.post_norm), weights.gate_up, weights.gate_up_bias)
-        gate, up = inner.chunk(2, -1)
+        gate, up = linear(x, weights.gate_up, weights.gate_up_bias).chunk(2, -1)
         return linear(F.silu(gate).mul_(up), weights.down, weights.down_bias)
