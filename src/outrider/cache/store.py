@@ -47,6 +47,31 @@ class KVStore:
         self.harmed[target] = self.harmed[source]
 
 
+class Writer:
+    """Where one forward's rows go: a run of slots is a view made once, others are scattered.
+
+    Args:
+        store: whose entries to write.
+        slots: int64 [padded rows].
+        first: the first slot where the rows' slots are a run, else None.
+        count: rows that are no padding.
+    """
+
+    def __init__(self, store: KVStore, slots: torch.Tensor, first: int | None, count: int) -> None:
+        self._store = store
+        self._slots = slots
+        self._count = count
+        run = None if first is None else store.entries.narrow(2, first, count)
+        self._run = None if run is None else run.unbind(0)
+
+    def write(self, layer: int, entries: torch.Tensor) -> None:
+        """Write ``entries`` [padded rows, 2 * kv_heads, head_dim] to a layer."""
+        if self._run is not None:
+            self._run[layer].copy_(entries.narrow(0, 0, self._count).transpose(0, 1))
+        else:
+            self._store.layers[layer].index_copy_(1, self._slots, entries.transpose(0, 1))
+
+
 def page_bytes(num_layers: int, kv_heads: int, head_dim: int, page_size: int, itemsize: int) -> int:
     """Bytes that one page takes in a store of this shape."""
     return 2 * num_layers * kv_heads * head_dim * page_size * itemsize

@@ -53,17 +53,18 @@ class Tile:
 class Rows:
     """Everything a forward needs to know about its rows, padded to a multiple of ``TILE``.
 
-    ``tokens``, ``positions``, ``slots`` are int64 [padded rows]; ``lengths`` the rows' sequence
-    lengths for dynamic rope. ``gather`` lists the rows of all tiles one after the other and
-    ``scatter`` finds each row in them (both None when the tiles are the rows as they stand).
-    ``logits`` are the rows that want logits, ``num_logits`` of them, padded likewise (None: the
-    first ones).
+    ``tokens``, ``positions``, ``slots`` are int64 [padded rows], ``first_slot`` is given where the
+    slots are a run; ``lengths`` are the rows' sequence lengths for dynamic rope. ``gather`` lists
+    the rows of all tiles one after the other and ``scatter`` finds each row in them (both None when
+    the tiles are the rows as they stand). ``logits`` are the rows that want logits, ``num_logits``
+    of them, padded likewise (None: the first ones).
     """
 
     count: int
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    first_slot: int | None
     lengths: list[int]
     tiles: tuple[Tile, ...]
     gather: torch.Tensor | None
@@ -206,6 +207,7 @@ class _Builder:
     def rows(self) -> Rows:
         count = len(self.tokens)
         spare = padded(count, TILE) - count
+        run = list(range(self.slots[0], self.slots[0] + count))
         pad = [0] * spare  # padding rows write to the null page
         as_they_stand = self.home == {i: i for i in range(count)}
         scatter = [self.home[i] for i in range(count)] + pad
@@ -223,6 +225,7 @@ class _Builder:
             tokens=tensor(self.tokens + pad),
             positions=tensor(self.positions + pad),
             slots=tensor(self.slots + pad),
+            first_slot=self.slots[0] if self.slots == run else None,
             lengths=self.lengths + [1] * spare,
             tiles=tuple(self.tiles),
             gather=None if as_they_stand else tensor(self.gather),

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from ..cache.store import KVStore, page_bytes
+from ..cache.store import KVStore, Writer, page_bytes
 from .attention import Attention
 from .families import Rope, Shape, read_config, read_shape
 from .rows import TILE, Rows
@@ -150,7 +150,7 @@ class Transformer:
         # The norm is NaN or infinite when anything is, and cheap: look closer only then.
         finite = math.isfinite(float(torch.linalg.vector_norm(x, dtype=torch.float32)))
         if not finite:
-            # A NaN in the cache reaches whoever reads its lane, masked or not: once more, and clean.
+            # A NaN in the cache reaches whoever reads its lane, masked or not: again, and clean.
             x, kept = self._layers(rows, store, attention, chosen, hidden, True)
         if store.any_harmed or not finite:
             store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
@@ -184,13 +184,14 @@ class Transformer:
         cos, sin = self._rope.rows(rows.positions, rows.lengths, turned, s.num_kv_heads)
         stream = Stream(F.embedding(rows.tokens, self.weights.embedding))
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
+        writer = Writer(store, rows.slots, rows.first_slot, rows.count)
         for index in layers:
             weights = self.weights.layers[index]
             x = stream.norm(weights.input_norm, s.norm_eps)
             heads = self._heads(x, weights, cos, sin)
             entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
             entries = entries.nan_to_num() if clean else entries
-            store.layers[index].index_copy_(1, rows.slots, entries.transpose(0, 1))
+            writer.write(index, entries)
             out = attention(heads.narrow(1, 0, s.num_heads), index, self._scale)
             stream.x.add_(linear(out, weights.output, weights.output_bias))
             stream.x.add_(self._mlp(stream.norm(weights.post_norm, s.norm_eps), weights))
