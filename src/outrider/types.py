@@ -6,6 +6,7 @@ The standard library only, so that every floor may know these.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -248,6 +249,14 @@ class Scheduled:
     length: int
 
 
+def depths(parents: Iterable[int]) -> list[int]:
+    """How far each node of a tree lies below the root, 1 and up; parents come before children."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return found
+
+
 @dataclass(frozen=True)
 class Draft:
     """Proposed tokens per scheduled sequence, as trees whose first nodes hang on the last token.
@@ -266,10 +275,7 @@ class Draft:
 
     def depth(self, index: int) -> int:
         """How many positions the draft of sequence ``index`` reaches."""
-        depths: list[int] = []
-        for parent in self.parents[index]:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        return max(depths, default=0)
+        return max(depths(self.parents[index]), default=0)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class KVStore:
         # Zeros, because masked lanes are read too, and 0 times a NaN would not be 0.
         self.entries = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = self.entries.unbind(0)
-        # For the same reason NaN is never written: these slots would hold it.
+        # For the same reason no NaN outlives the forward that wrote it: these slots would hold one.
         self.harmed = torch.zeros(self.num_slots, dtype=torch.bool, device=device)
         self.any_harmed = False
 

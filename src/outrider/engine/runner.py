@@ -8,7 +8,7 @@ from ..models.transformer import Transformer
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.law import Laws, Row, process
 from ..sampling.noise import SharedNoise
-from ..types import Draft, Scheduled, Verdict
+from ..types import Draft, Scheduled, Verdict, depths
 from .scheduler import Plan
 
 
@@ -69,15 +69,13 @@ class Runner:
         sequence, request = item.sequence, item.sequence.request
         first = len(laws.rows)
         laws.first.append(first)
-        depths = [0]
-        for parent in parents:
-            depths.append(depths[parent + 1] + 1)
-        outputs = [sequence.num_output + depth for depth in depths]
-        process(laws.z[first : first + len(depths)], request, outputs)
+        ahead = [0, *depths(parents)]
+        outputs = [sequence.num_output + depth for depth in ahead]
+        process(laws.z[first : first + len(ahead)], request, outputs)
         base, greedy = len(sequence.tokens), request.params.greedy
         laws.rows.extend(
             Row(sequence.id, request.seed, sequence.sample_index, base + depth, greedy)
-            for depth in depths
+            for depth in ahead
         )
 
     def _straighten(self, plan: Plan, verdict: Verdict) -> None:

@@ -157,13 +157,13 @@ class Scheduler:
                 self.remove(sequence)
                 events.append(self._failed(sequence))
                 continue
-            emitted = self._emit(sequence, verdict.tokens[i], len(verdict.path[i]), draft.depth(i))
+            depth = draft.depth(i)
+            emitted = self._emit(sequence, verdict.tokens[i], len(verdict.path[i]), depth)
             events += emitted
             # Rows of accepted nodes have their keys and values; the last token has none yet.
             sequence.num_computed = len(sequence.tokens) - 1
             if item.count == 1:
                 # Depths beyond the end of the output count as not drafted.
-                depth = draft.depth(i)
                 if sequence.finish_reason is not None:
                     depth = min(depth, len(emitted))
                 accepted = min(len(verdict.path[i]), depth)

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..types import depths
+
 TILE = 8
 """Rows that a kernel is always given, short tiles being padded: see ``transformer.linear``."""
 LANES = 64
@@ -125,11 +127,8 @@ class _Builder:
 
     def add(self, segment: Segment) -> None:
         first, committed = len(self.tokens), len(segment.tokens)
-        depths: list[int] = []
-        for parent in segment.parents:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
         last = segment.start + committed - 1
-        positions = [*range(segment.start, last + 1), *(last + d for d in depths)]
+        positions = [*range(segment.start, last + 1), *(last + d for d in depths(segment.parents))]
         total = segment.start + committed + len(segment.nodes)
         size = self.page_size
         pages = segment.pages[: -(-total // size)]
