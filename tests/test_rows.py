@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from outrider.cache.store import KVStore, page_bytes
+from outrider.models import transformer
 from outrider.models.rows import LANES, TILE, Segment, build_rows
-from outrider.models.transformer import Output, Transformer
+from outrider.models.transformer import Output, Transformer, row_unit
+from outrider.models.weights import bf16_kernels
 
 CPU = torch.device("cpu")
 PAGE = 8
@@ -44,8 +46,7 @@ class Cache:
         self.store = model.new_store(num_pages, PAGE)
 
     def forward(self, *segments: Segment) -> Output:
-        rows = build_rows(segments, PAGE, self.store.num_slots, CPU)
-        return self.model.forward(rows, self.store)
+        return self.model.forward(self.model.rows(segments, self.store), self.store)
 
     def logits(self, *segments: Segment) -> torch.Tensor:
         logits = self.forward(*segments).logits
@@ -272,6 +273,26 @@ def test_low_precision_rows(low: Transformer) -> None:
     single = in_chunks(low, ids, [1] * 100, RUN)
     for sizes in ([100], [8] * 12 + [4], [3] * 33 + [1]):
         torch.testing.assert_close(in_chunks(low, ids, sizes, RUN), single, atol=0.25, rtol=0.05)
+
+
+def test_rows_are_padded_where_their_number_changes_the_bits(
+    low: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alike = transformer.linear
+
+    def unlike(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return alike(x, weight, bias) * (1.5 if x.shape[0] == 3 else 1)
+
+    monkeypatch.setattr(transformer, "linear", unlike)
+    assert row_unit(low.weights) == TILE
+
+
+@pytest.mark.skipif(not bf16_kernels(), reason="measured for oneDNN's bf16 kernels")
+def test_rows_of_bf16_need_no_padding(low: Transformer) -> None:
+    assert row_unit(low.weights) == 1
+    assert len(low.rows([chunk([1, 2, 3], 0, 3, RUN)], low.new_store(8, PAGE)).tokens) == 3
 
 
 def test_store_move() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..llm import LLM
-from ..models.rows import Segment, build_rows
+from ..models.rows import Segment
 from ..models.transformer import Transformer
 from ..sampling.acceptance import scores
 from ..sampling.law import Row, process
@@ -87,7 +87,7 @@ def _logits(
         if end == len(context):
             others = range(pages + 1, pages + 1 + way.neighbours)
             segments += [Segment(context[:1], 0, [page], 1, 1) for page in others]
-        rows = build_rows(segments, PAGE_SIZE, store.num_slots, model.device)
+        rows = model.rows(segments, store)
         output = model.forward(rows, store)
         if output.logits is not None:
             found = output.logits[wanted - 1].clone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..models.rows import Segment, build_rows
+from ..models.rows import Segment
 from ..models.transformer import Transformer
 from ..sampling.acceptance import draw
 from ..sampling.law import Row, process
@@ -109,7 +109,7 @@ class ModelDrafter:
             for r in inputs
         ]
         store = self._store
-        rows = build_rows(segments, store.page_size, store.num_slots, self.model.device)
+        rows = self.model.rows(segments, store)
         logits = self.model.forward(rows, store).logits
         if logits is None:
             return []

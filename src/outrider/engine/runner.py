@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cache.store import KVStore
-from ..models.rows import Segment, build_rows
+from ..models.rows import Segment
 from ..models.transformer import Transformer
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.law import Laws, Row, process
@@ -47,7 +47,7 @@ class Runner:
             )
             for item, nodes, parents in zip(plan.batch, draft.tokens, draft.parents, strict=True)
         ]
-        rows = build_rows(segments, self.store.page_size, self.store.num_slots, self.model.device)
+        rows = self.model.rows(segments, self.store)
         output = self.model.forward(rows, self.store)
         if output.logits is None:
             return Verdict(

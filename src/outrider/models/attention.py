@@ -70,7 +70,10 @@ class Attention:
         rows, kv, groups = self._rows, self._kv_heads, self._groups
         head_dim = queries.shape[-1]
         if rows.gather is not None:
-            queries = queries.index_select(0, rows.gather)
+            alone = rows.count == queries.shape[0] == 1
+            queries = (
+                queries.expand(TILE, -1, -1) if alone else queries.index_select(0, rows.gather)
+            )
         tiled = queries.reshape(-1, TILE, kv, groups, head_dim).transpose(1, 2)
         tiled = tiled.reshape(-1, kv, TILE * groups, head_dim)
         parts, first = [], 0
@@ -84,4 +87,4 @@ class Attention:
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         out = out.view(-1, kv, TILE, groups, head_dim).transpose(1, 2)
         out = out.reshape(-1, kv * groups * head_dim)
-        return out if rows.scatter is None else out.index_select(0, rows.scatter)
+        return rows.home(out)

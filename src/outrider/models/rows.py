@@ -13,7 +13,8 @@ import torch
 from ..types import depths
 
 TILE = 8
-"""Rows that a kernel is always given, short tiles being padded: see ``transformer.linear``."""
+"""Rows that attention is always given, short tiles being padded, and products where it matters to
+their sums: see ``transformer.linear``."""
 LANES = 64
 """Lengths of contexts are padded to a multiple of this many lanes."""
 
@@ -53,13 +54,13 @@ class Tile:
 
 @dataclass(frozen=True)
 class Rows:
-    """Everything a forward needs to know about its rows, padded to a multiple of ``TILE``.
+    """Everything a forward needs to know about its rows, padded as the model's products want.
 
     ``tokens``, ``positions``, ``slots`` are int64 [padded rows], ``first_slot`` is given where the
     slots are a run; ``lengths`` are the rows' sequence lengths for dynamic rope. ``gather`` lists
-    the rows of all tiles one after the other and ``scatter`` finds each row in them (both None when
-    the tiles are the rows as they stand). ``logits`` are the rows that want logits, ``num_logits``
-    of them, padded likewise (None: the first ones).
+    the rows of all tiles one after the other (None: they are the rows as they stand) and
+    ``scatter`` finds each row in them (None: they come first, in order). ``logits`` are the rows
+    that want logits, ``num_logits`` of them, padded likewise (None: the first ones).
     """
 
     count: int
@@ -83,7 +84,13 @@ class Rows:
             seen = torch.from_numpy(np.arange(tile.length) <= tile.positions[:, None])
             parts.append((seen.to(marked.device) & lanes).any(-1))
         found = torch.cat(parts)
-        return found if self.scatter is None else found.index_select(0, self.scatter)
+        return self.home(found)
+
+    def home(self, found: torch.Tensor) -> torch.Tensor:
+        """The rows' own of ``found`` [rows of all tiles, ...], in their order."""
+        if self.scatter is not None:
+            return found.index_select(0, self.scatter)
+        return found.narrow(0, 0, len(self.lengths))
 
 
 Slots = Sequence[int] | npt.NDArray[np.int64]
@@ -112,7 +119,8 @@ def _paths(parents: Sequence[int]) -> list[list[int]]:
 class _Builder:
     """Gathers segments into the lists that ``Rows`` are made of."""
 
-    def __init__(self, page_size: int, num_slots: int, device: torch.device) -> None:
+    def __init__(self, page_size: int, num_slots: int, device: torch.device, unit: int) -> None:
+        self.unit = unit
         self.page_size = page_size
         self.num_slots = num_slots
         self.device = device
@@ -205,16 +213,16 @@ class _Builder:
 
     def rows(self) -> Rows:
         count = len(self.tokens)
-        spare = padded(count, TILE) - count
+        spare = padded(count, self.unit) - count
         run = list(range(self.slots[0], self.slots[0] + count))
         pad = [0] * spare  # padding rows write to the null page
-        as_they_stand = self.home == {i: i for i in range(count)}
+        in_order = self.home == {i: i for i in range(count)}
+        as_they_stand = in_order and len(self.gather) == count + spare
         scatter = [self.home[i] for i in range(count)] + pad
         wanted = len(self.logits)
         first = wanted > 0 and self.logits[-1] == wanted - 1 and count <= TILE
-        logits = (
-            [*self.logits, *[self.logits[-1]] * (padded(wanted, TILE) - wanted)] if wanted else []
-        )
+        more = padded(wanted, self.unit) - wanted
+        logits = [*self.logits, *[self.logits[-1]] * more] if wanted else []
 
         def tensor(values: list[int]) -> torch.Tensor:
             return torch.tensor(values, device=self.device, dtype=torch.int64)
@@ -228,14 +236,18 @@ class _Builder:
             lengths=self.lengths + [1] * spare,
             tiles=tuple(self.tiles),
             gather=None if as_they_stand else tensor(self.gather),
-            scatter=None if as_they_stand else tensor(scatter),
+            scatter=None if in_order else tensor(scatter),
             logits=None if first else tensor(logits),
             num_logits=wanted,
         )
 
 
 def build_rows(
-    segments: Sequence[Segment], page_size: int, num_slots: int, device: torch.device
+    segments: Sequence[Segment],
+    page_size: int,
+    num_slots: int,
+    device: torch.device,
+    unit: int = TILE,
 ) -> Rows:
     """Lay the rows of ``segments`` one after the other.
 
@@ -244,8 +256,9 @@ def build_rows(
         page_size: tokens a page holds.
         num_slots: slots of the store that the pages belong to.
         device: where the tensors go.
+        unit: rows are padded to a multiple of this many, at most ``TILE``.
     """
-    builder = _Builder(page_size, num_slots, device)
+    builder = _Builder(page_size, num_slots, device, unit)
     for segment in segments:
         builder.add(segment)
     return builder.rows()

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from ..cache.store import KVStore, Writer, page_bytes
 from .attention import Attention
 from .families import Rope, Shape, read_config, read_shape
-from .rows import TILE, Rows
-from .weights import PACKED_LINEAR, LayerWeights, load_weights
+from .rows import TILE, Rows, Segment, build_rows
+from .weights import PACKED_LINEAR, LayerWeights, Weights, load_weights
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """x [padded rows, in] times weight [out, in], plus bias, in tiles of ``TILE`` rows in fp32.
 
     Libraries choose another kernel, with another order of summation, for another number of rows.
-    A fixed tile keeps a row's result the same whatever comes along. oneDNN's bf16 kernels were
-    measured (AMX) to sum in one order for up to 32 rows, and beyond that for most shapes, so low
-    precision goes through whole; ``numerical_ties`` reports where that is not enough.
+    A fixed tile keeps a row's result the same whatever comes along. Low precision goes through
+    whole, padded as ``row_unit`` found: oneDNN's bf16 kernels were measured (AMX) to sum in one
+    order for up to 32 rows, and beyond that for most shapes; ``numerical_ties`` reports where that
+    is not enough.
     """
     if weight.is_mkldnn:
         out: torch.Tensor = PACKED_LINEAR(x, weight, bias, "none", [], "")
@@ -39,6 +40,26 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if x.dtype != torch.float32 or x.shape[0] == TILE:
         return F.linear(x, weight, bias)
     return torch.cat([F.linear(tile, weight, bias) for tile in x.split(TILE)])
+
+
+def row_unit(weights: Weights) -> int:
+    """What to pad rows to for these weights: 1 where products of few rows sum alike, else ``TILE``.
+
+    Measured on random rows, for every shape of a product: the bits of the first n of ``TILE`` rows
+    must be those of n rows. They are with oneDNN's bf16 kernels (AMX), and with MKL's fp32 not.
+    """
+    layer = weights.layers[0]
+    products = [layer.qkv, layer.output, layer.gate_up, layer.down, weights.head]
+    dtype, device = weights.embedding.dtype, weights.embedding.device
+    random = torch.Generator().manual_seed(0)
+    for weight in products:
+        x = torch.randn(TILE, weight.shape[1], generator=random).to(device, dtype)
+        whole = linear(x, weight)
+        for n in range(1, TILE):
+            part = x[:n].contiguous()
+            if not torch.equal(linear(part, weight), whole[:n]):
+                return TILE
+    return 1
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -107,6 +128,8 @@ class Transformer:
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
         self.weights = load_weights(folder, self.shape, self.dtype, device)
+        with torch.inference_mode():
+            self._unit = TILE if self.dtype == torch.float32 else row_unit(self.weights)
         self._rope = Rope(config, max_length, self.dtype, device)
         self._scale = self.shape.head_dim**-0.5
 
@@ -122,6 +145,10 @@ class Transformer:
             s.num_layers, s.num_kv_heads, s.head_dim, num_pages, page_size, self.dtype, self.device
         )
 
+    def rows(self, segments: Sequence[Segment], store: KVStore) -> Rows:
+        """``segments``, whose pages are those of ``store``, as ``forward`` wants them."""
+        return build_rows(segments, store.page_size, store.num_slots, self.device, self._unit)
+
     @torch.inference_mode()
     def forward(
         self,
@@ -133,7 +160,7 @@ class Transformer:
         """Run ``rows`` and write their keys and values to ``store``.
 
         Args:
-            rows: what to run, see ``build_rows``.
+            rows: what to run, see ``rows``.
             store: this model's cache.
             layers: which layers to run, in order; None runs all.
             hidden: layers whose output (the residual stream after them) is wanted; -1 is the
