@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from ..llm import LLM
+from ..models.base import Model
 from ..models.rows import Segment
-from ..models.transformer import Transformer
 from ..sampling.acceptance import scores
 from ..sampling.law import Row, process
 from ..sampling.noise import SharedNoise
@@ -74,7 +74,7 @@ def _ways(prompt: int, length: int, chunk: int, draft: int) -> list[_Way]:
 
 
 def _logits(
-    model: Transformer, context: Sequence[int], prompt: int, way: _Way, draft: int
+    model: Model, context: Sequence[int], prompt: int, way: _Way, draft: int
 ) -> torch.Tensor:
     """The logits after ``context``, computed in a cache of its own: fp32 [vocabulary]."""
     pages = -(-len(context) // PAGE_SIZE)
@@ -83,12 +83,11 @@ def _logits(
     start, found = 0, None
     for end in way.ends:
         wanted = min(end - start, draft + 1) if end == len(context) else 0
-        segments = [Segment(context[start:end], start, table, wanted, prompt)]
+        segments = [Segment(context[start:end], start, table, wanted, prompt, key="it")]
         if end == len(context):
             others = range(pages + 1, pages + 1 + way.neighbours)
-            segments += [Segment(context[:1], 0, [page], 1, 1) for page in others]
-        rows = model.rows(segments, store)
-        output = model.forward(rows, store)
+            segments += [Segment(context[:1], 0, [page], 1, 1, key=f"{page}") for page in others]
+        output = model.run(segments, store)
         if output.logits is not None:
             found = output.logits[wanted - 1].clone()
         start = end

@@ -38,6 +38,9 @@ class KVStore:
         self.harmed[slots] = harmed
         self.any_harmed = bool(self.harmed.any())
 
+    def release(self, key: str) -> None:
+        """Nothing is kept by sequence: pages are all there is."""
+
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
         device = self.entries.device

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..models.base import Model
 from ..models.rows import Segment
-from ..models.transformer import Transformer
 from ..sampling.acceptance import draw
 from ..sampling.law import Row, process
 from ..sampling.noise import SharedNoise
@@ -43,7 +43,7 @@ class ModelDrafter:
     target's y as often as two laws with shared noise can agree.
 
     Args:
-        model: the drafter's transformer; its tokenizer is the target's.
+        model: the drafter's model; its tokenizer is the target's.
         num_pages, page_size: those of the target's pool, whose page ids it uses.
         max_rows: rows that a sequence may catch up with in one step; the target's prefill chunk.
         max_length: longest draft.
@@ -53,7 +53,7 @@ class ModelDrafter:
     target_layers: tuple[int, ...] = ()
 
     def __init__(
-        self, model: Transformer, num_pages: int, page_size: int, max_rows: int, max_length: int
+        self, model: Model, num_pages: int, page_size: int, max_rows: int, max_length: int
     ) -> None:
         self.model = model
         self.max_length = self.max_nodes = max_length
@@ -105,12 +105,11 @@ class ModelDrafter:
                 pages=batch[r.index].sequence.pages,
                 logits=int(r.draws),
                 prompt_length=batch[r.index].sequence.prompt_length,
+                key=batch[r.index].sequence.id,
             )
             for r in inputs
         ]
-        store = self._store
-        rows = self.model.rows(segments, store)
-        logits = self.model.forward(rows, store).logits
+        logits = self.model.run(segments, self._store).logits
         if logits is None:
             return []
         z = logits[:, : noise.vocab_size]
@@ -139,3 +138,4 @@ class ModelDrafter:
 
     def release(self, seq_id: str) -> None:
         self._states.pop(seq_id, None)
+        self._store.release(seq_id)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..config import EngineConfig
 from ..errors import ConfigError
+from ..models.base import Model
 from ..models.families import Folder, find_folder
-from ..models.transformer import Transformer
 from .base import Drafter, NoDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
@@ -26,8 +26,8 @@ class DrafterSpec:
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
 
-    def make(self, model: Transformer | None, config: EngineConfig, num_pages: int) -> Drafter:
-        """The drafter; ``model`` is its transformer where it has one."""
+    def make(self, model: Model | None, config: EngineConfig, num_pages: int) -> Drafter:
+        """The drafter; ``model`` is its own where it has one."""
         length = config.num_speculative_tokens
         if model is not None:
             rows = config.max_num_batched_tokens

@@ -15,7 +15,7 @@ from ..drafters.base import Drafter
 from ..drafters.registry import DrafterSpec
 from ..errors import MemoryBudgetError, RequestError
 from ..models.families import read_config, read_shape
-from ..models.transformer import Transformer
+from ..models.load import load_model
 from ..sampling.acceptance import Coupled
 from ..sampling.noise import SharedNoise
 from ..text.detokenize import Detokenizer
@@ -105,11 +105,11 @@ class Engine:
         self.config = config
         shape = read_shape(read_config(target), target)
         self.max_model_len = config.model_length(shape.context)
-        self.model = Transformer(target, config.dtype, device, self.max_model_len)
+        self.model = load_model(target, config.dtype, device, self.max_model_len)
         drafting = None
         if drafter.folder is not None:
             dtype = str(self.model.dtype).removeprefix("torch.")
-            drafting = Transformer(drafter.folder, dtype, device, self.max_model_len)
+            drafting = load_model(drafter.folder, dtype, device, self.max_model_len)
         mine = self.model.page_bytes(config.page_size)
         theirs = drafting.page_bytes(config.page_size) if drafting else 0
         self.budget = plan_budget(config, self.max_model_len, mine, theirs)
@@ -212,6 +212,7 @@ class Engine:
 
     def _forget(self, sequence: Sequence) -> None:
         self.drafter.release(sequence.id)
+        self.runner.store.release(sequence.id)
         self.noise.release(sequence.id)
 
     def check(self) -> None:

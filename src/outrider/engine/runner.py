@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..cache.store import KVStore
+from ..models.base import Model, Store
 from ..models.rows import Segment
-from ..models.transformer import Transformer
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.law import Laws, Row, process
 from ..sampling.noise import SharedNoise
@@ -23,7 +22,7 @@ class Runner:
     """
 
     def __init__(
-        self, model: Transformer, store: KVStore, rule: AcceptanceRule, noise: SharedNoise
+        self, model: Model, store: Store, rule: AcceptanceRule, noise: SharedNoise
     ) -> None:
         self.model = model
         self.store = store
@@ -44,11 +43,11 @@ class Runner:
                 prompt_length=item.sequence.prompt_length,
                 nodes=nodes,
                 parents=parents,
+                key=item.sequence.id,
             )
             for item, nodes, parents in zip(plan.batch, draft.tokens, draft.parents, strict=True)
         ]
-        rows = self.model.rows(segments, self.store)
-        output = self.model.forward(rows, self.store)
+        output = self.model.run(segments, self.store)
         if output.logits is None:
             return Verdict(
                 [[] for _ in plan.batch], [[] for _ in plan.batch], [True] * len(plan.batch)

@@ -25,7 +25,8 @@ class Segment:
 
     ``parents[j]`` is the draft node above node j, -1 for the last committed token; nodes come
     after their parents. ``pages`` cover every row. The last ``logits`` rows want logits.
-    ``prompt_length`` matters to dynamic rope alone.
+    ``prompt_length`` matters to dynamic rope alone, ``key`` (the sequence's id) to models that keep
+    their caches by sequence.
     """
 
     tokens: Sequence[int]
@@ -35,6 +36,7 @@ class Segment:
     prompt_length: int
     nodes: Sequence[int] = ()
     parents: Sequence[int] = ()
+    key: str = ""
 
 
 @dataclass(frozen=True)

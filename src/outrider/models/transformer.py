@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,17 +11,10 @@ import torch.nn.functional as F
 
 from ..cache.store import KVStore, Writer, page_bytes
 from .attention import Attention
+from .base import Output, Store
 from .families import Rope, Shape, read_config, read_shape
 from .rows import TILE, Rows, Segment, build_rows
 from .weights import PACKED_LINEAR, LayerWeights, Weights, load_weights
-
-
-@dataclass(frozen=True)
-class Output:
-    """``logits`` fp32 [wanted rows, vocabulary]; ``hidden`` by layer, [rows, hidden_size]."""
-
-    logits: torch.Tensor | None
-    hidden: dict[int, torch.Tensor]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -110,7 +102,7 @@ def choose_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
 
 
 class Transformer:
-    """A checkpoint of a native family, ready to run.
+    """A checkpoint of a native family, ready to run: a ``base.Model``.
 
     Args:
         folder: a Hugging Face checkpoint.
@@ -121,6 +113,9 @@ class Transformer:
     Raises:
         ModelError: the checkpoint is missing, damaged or of a family without a native path.
     """
+
+    trees = True
+    truncates = True
 
     def __init__(self, folder: Path, dtype: str, device: torch.device, max_length: int) -> None:
         config = read_config(folder)
@@ -148,6 +143,11 @@ class Transformer:
     def rows(self, segments: Sequence[Segment], store: KVStore) -> Rows:
         """``segments``, whose pages are those of ``store``, as ``forward`` wants them."""
         return build_rows(segments, store.page_size, store.num_slots, self.device, self._unit)
+
+    def run(self, segments: Sequence[Segment], store: Store) -> Output:
+        """``forward`` over ``segments``."""
+        assert isinstance(store, KVStore)
+        return self.forward(self.rows(segments, store), store)
 
     @torch.inference_mode()
     def forward(
