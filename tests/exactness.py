@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from outrider.config import EngineConfig
 from outrider.drafters.registry import DrafterSpec
 from outrider.engine.engine import Engine
-from outrider.sampling.noise import SharedNoise
+from outrider.sampling.noise import Noise
 from outrider.types import Draft, Event, Request, SamplingParams, Scheduled, Verdict
 
 VOCABULARY = 211
@@ -67,7 +67,7 @@ class Adversary:
         self._answers = answers
         self._random = random.Random(length)
 
-    def propose(self, batch: Seq[Scheduled], lengths: Seq[int], noise: SharedNoise) -> Draft:
+    def propose(self, batch: Seq[Scheduled], lengths: Seq[int], noise: Noise) -> Draft:
         tokens, parents = [], []
         for item, length in zip(batch, lengths, strict=True):
             sequence = item.sequence

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from outrider.cache.pages import PagePool
 from outrider.engine.scheduler import Plan, Scheduler
+from outrider.sampling.acceptance import NOT_FINITE
 from outrider.text.stop import StopFinder
 from outrider.types import Draft, Event, Request, SamplingParams, Sequence, Verdict
 
@@ -214,7 +215,7 @@ class House:
                 paths.append([*(paths[parent] if parent >= 0 else []), tokens[node]])
                 entry = (sequence.id, (*known, *paths[-1]))
                 self.slots[self.slot(sequence, len(known) + node)] = entry
-            verdict.finite.append(sequence.id not in self.poisoned)
+            verdict.errors.append(NOT_FINITE if sequence.id in self.poisoned else None)
             out: list[int] = []
             path: list[int] = []
             if item.samples:

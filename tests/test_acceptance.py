@@ -11,16 +11,16 @@ import torch
 
 from outrider.sampling import oracle
 from outrider.sampling.acceptance import Coupled, draw
-from outrider.sampling.law import Laws, Row, process
+from outrider.sampling.law import Laws, process
 from outrider.sampling.noise import SharedNoise
-from outrider.types import Draft, Request, SamplingParams, Verdict
+from outrider.types import Draft, Request, Row, SamplingParams, Verdict
 
 CPU = torch.device("cpu")
 VOCABULARY = 50
 
 
 def _row(position: int, greedy: bool = False, sample: int = 0) -> Row:
-    return Row("s", 17, sample, position, greedy)
+    return Row("s", 17, sample, position, greedy, 0)
 
 
 def _verdict(z: torch.Tensor, draft: Draft, depths: list[int], greedy: bool) -> Verdict:

@@ -18,8 +18,9 @@ from scheduling import (
     ragged,
 )
 
-from outrider.engine.scheduler import NOT_FINITE, Plan
+from outrider.engine.scheduler import Plan
 from outrider.errors import MemoryBudgetError
+from outrider.sampling.acceptance import NOT_FINITE
 from outrider.types import Draft, Origin, Sequence, Verdict
 
 

@@ -258,15 +258,34 @@ def depths(parents: Iterable[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Row:
+    """Whose token a law decides: what the noise of that token is keyed by.
+
+    ``position`` is the token's index in prompt + output, ``base`` how many tokens were committed
+    when the step began; ``greedy`` rows draw no noise.
+    """
+
+    sequence_id: str
+    seed: int
+    sample_index: int
+    position: int
+    greedy: bool
+    base: int
+
+
+@dataclass(frozen=True)
 class Draft:
     """Proposed tokens per scheduled sequence, as trees whose first nodes hang on the last token.
 
     ``tokens[s][i]`` is node i of sequence s and ``parents[s][i]`` the index of its parent node,
     -1 for the root; parents come before their children and nodes in a chain follow each other.
+    For the ratio rules ``laws[s]`` holds the laws that the nodes were drawn from, as processed: a
+    tensor of z, fp32 [nodes, vocabulary]; None where each node was certain.
     """
 
     tokens: list[list[int]]
     parents: list[list[int]]
+    laws: list[Any] | None = None
 
     @staticmethod
     def chains(tokens: list[list[int]]) -> Draft:
@@ -283,12 +302,12 @@ class Verdict:
     """What the acceptance rule made of a step, per scheduled sequence.
 
     ``tokens`` are to be emitted (empty when the step draws nothing), ``path`` the accepted nodes
-    from the root down, ``finite`` false where the target's laws were not numbers.
+    from the root down, ``errors`` says why a sequence cannot go on.
     """
 
     tokens: list[list[int]]
     path: list[list[int]]
-    finite: list[bool]
+    errors: list[str | None]
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from ..llm import LLM
 from ..models.base import Model
 from ..models.rows import Segment
 from ..sampling.acceptance import scores
-from ..sampling.law import Row, process
+from ..sampling.law import process
 from ..sampling.noise import SharedNoise
-from ..types import Request, SamplingParams
+from ..types import Request, Row, SamplingParams
 
 PAGE_SIZE = 16
 NEIGHBOURS = (1, 7, 31)
@@ -113,7 +113,7 @@ def classify(
     ways = _ways(prompt, len(context), config.max_num_batched_tokens, draft)
     z = torch.stack([_logits(model, context, prompt, way, draft) for way in ways])
     process(z, request, [len(output)] * len(ways))
-    row = Row("", request.seed, sample_index, len(context), request.params.greedy)
+    row = Row("", request.seed, sample_index, len(context), request.params.greedy, len(context))
     score = scores(z, [row] * len(ways), SharedNoise(z.shape[1], z.device))
     pair = torch.tensor(tokens, device=z.device)
     # How far each of the two is from being drawn: [ways, 2], infinite where it is masked.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..sampling.noise import SharedNoise
+from ..sampling.noise import Noise
 from ..types import Draft, Scheduled, Verdict
 
 
@@ -24,9 +24,7 @@ class Drafter(Protocol):
     target_layers: tuple[int, ...]
     """Hidden states it wants from the target, often none."""
 
-    def propose(
-        self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: SharedNoise
-    ) -> Draft:
+    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
         """Draft at most ``lengths[s]`` tokens deep after the last token of each sequence.
 
         Every sequence of the step is in ``batch``, those in the middle of their prompt with a
@@ -51,9 +49,7 @@ class NoDrafter:
     max_nodes = 0
     target_layers: tuple[int, ...] = ()
 
-    def propose(
-        self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: SharedNoise
-    ) -> Draft:
+    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
         return Draft.chains([[] for _ in batch])
 
     def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ..models.base import Model
 from ..models.rows import Segment
 from ..sampling.acceptance import draw
-from ..sampling.law import Row, process
-from ..sampling.noise import SharedNoise
-from ..types import Draft, Scheduled, Verdict
+from ..sampling.law import process
+from ..sampling.noise import Noise
+from ..types import Draft, Row, Scheduled, Verdict
 
 
 @dataclass
@@ -61,9 +61,7 @@ class ModelDrafter:
         self._max_rows = max_rows + 1  # a chunk, and the token drawn after it
         self._states: dict[str, _State] = {}
 
-    def propose(
-        self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: SharedNoise
-    ) -> Draft:
+    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
         drafts: list[list[int]] = [[] for _ in batch]
         inputs = []
         for i, (item, length) in enumerate(zip(batch, lengths, strict=True)):
@@ -95,7 +93,7 @@ class ModelDrafter:
         batch: Sequence[Scheduled],
         inputs: list[_Input],
         drafts: list[list[int]],
-        noise: SharedNoise,
+        noise: Noise,
     ) -> list[int]:
         """Run the inputs' rows and draw a token for each input that wants one."""
         segments = [
@@ -118,8 +116,10 @@ class ModelDrafter:
             sequence = batch[i].sequence
             request, ahead = sequence.request, len(drafts[i])
             process(z[j : j + 1], request, [sequence.num_output + ahead])
-            position, greedy = len(sequence.tokens) + ahead, request.params.greedy
-            keys.append(Row(sequence.id, request.seed, sequence.sample_index, position, greedy))
+            base, greedy = len(sequence.tokens), request.params.greedy
+            keys.append(
+                Row(sequence.id, request.seed, sequence.sample_index, base + ahead, greedy, base)
+            )
         return draw(z, keys, noise)[0]
 
     def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:

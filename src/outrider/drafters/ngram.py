@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import ConfigError
-from ..sampling.noise import SharedNoise
+from ..sampling.noise import Noise
 from ..types import Draft, Scheduled, Verdict
 
 Gram = tuple[int, ...]
@@ -90,9 +90,7 @@ class NgramDrafter:
         self._sizes = (min_n, max_n, window)
         self._indices: dict[str, NgramIndex] = {}
 
-    def propose(
-        self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: SharedNoise
-    ) -> Draft:
+    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
         drafts: list[list[int]] = []
         for item, length in zip(batch, lengths, strict=True):
             if not length:

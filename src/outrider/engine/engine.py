@@ -122,7 +122,9 @@ class Engine:
             self.max_model_len,
         )
         store = self.model.new_store(self.budget.pages, config.page_size)
-        self.runner = Runner(self.model, store, Coupled(), self.noise)
+        rule = Coupled()
+        self.draft_noise = rule.drafting(self.noise)
+        self.runner = Runner(self.model, store, rule, self.noise)
         self.counts = Counts()
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
@@ -191,7 +193,7 @@ class Engine:
         if not plan.batch:
             return []
         begin = time.perf_counter()
-        draft = drafter.propose(plan.batch, plan.lengths, self.noise)
+        draft = drafter.propose(plan.batch, plan.lengths, self.draft_noise)
         drafted = time.perf_counter()
         verdict = self.runner.verify(plan, draft)
         self.draft_seconds += drafted - begin

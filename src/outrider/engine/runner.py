@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..models.base import Model, Store
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.law import Laws, Row, process
+from ..sampling.law import Laws, process
 from ..sampling.noise import SharedNoise
-from ..types import Draft, Scheduled, Verdict, depths
+from ..types import Draft, Row, Scheduled, Verdict, depths
 from .scheduler import Plan
 
 
@@ -50,7 +50,7 @@ class Runner:
         output = self.model.run(segments, self.store)
         if output.logits is None:
             return Verdict(
-                [[] for _ in plan.batch], [[] for _ in plan.batch], [True] * len(plan.batch)
+                [[] for _ in plan.batch], [[] for _ in plan.batch], [None] * len(plan.batch)
             )
         laws = Laws(output.logits, [], [])
         for item, parents in zip(plan.batch, draft.parents, strict=True):
@@ -73,7 +73,7 @@ class Runner:
         process(laws.z[first : first + len(ahead)], request, outputs)
         base, greedy = len(sequence.tokens), request.params.greedy
         laws.rows.extend(
-            Row(sequence.id, request.seed, sequence.sample_index, base + depth, greedy)
+            Row(sequence.id, request.seed, sequence.sample_index, base + depth, greedy, base)
             for depth in ahead
         )
 

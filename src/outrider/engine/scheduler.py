@@ -10,11 +10,6 @@ from ..cache.pages import PagePool
 from ..errors import MemoryBudgetError
 from ..types import Draft, Event, Origin, Scheduled, Sequence, Verdict
 
-NOT_FINITE = (
-    "the model's logits are NaN or infinite, or every token is masked; "
-    "check the checkpoint, or try dtype='float32'."
-)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -153,9 +148,10 @@ class Scheduler:
             sequence.num_computed += item.count
             if not item.samples:
                 continue
-            if not verdict.finite[i]:
+            error = verdict.errors[i]
+            if error is not None:
                 self.remove(sequence)
-                events.append(self._failed(sequence))
+                events.append(self._failed(sequence, error))
                 continue
             depth = draft.depth(i)
             emitted = self._emit(sequence, verdict.tokens[i], len(verdict.path[i]), depth)
@@ -215,9 +211,9 @@ class Scheduler:
         return text
 
     @staticmethod
-    def _failed(sequence: Sequence) -> Event:
+    def _failed(sequence: Sequence, error: str) -> Event:
         return Event(
-            sequence.request.id, sequence.sample_index, None, "", Origin.PLAIN, "error", NOT_FINITE
+            sequence.request.id, sequence.sample_index, None, "", Origin.PLAIN, "error", error
         )
 
     def _check(self, plan: Plan) -> None:

@@ -8,18 +8,33 @@ from typing import Protocol
 
 import torch
 
-from ..types import Draft, Verdict
-from .law import Laws, Row
-from .noise import SharedNoise
+from ..types import Draft, Row, Verdict
+from .law import Laws
+from .noise import Noise, SharedNoise
+
+NOT_FINITE = (
+    "the model's logits are NaN or infinite, or every token is masked; "
+    "check the checkpoint, or try dtype='float32'."
+)
 
 
 class AcceptanceRule(Protocol):
     """Decides a step from the target's laws, the draft and the noise."""
 
+    name: str
+    trees: bool
+    """Whether drafts may branch."""
+    keeps_laws: bool
+    """Whether drafts must carry the laws that they were drawn from."""
+
+    def drafting(self, noise: SharedNoise) -> Noise:
+        """The noise that drafters draw with, given the engine's shared noise."""
+        ...
+
     def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict: ...
 
 
-def scores(z: torch.Tensor, rows: Sequence[Row], noise: SharedNoise) -> torch.Tensor:
+def scores(z: torch.Tensor, rows: Sequence[Row], noise: Noise) -> torch.Tensor:
     """z + g where a row is sampled, z itself where it is greedy: fp32 [rows, vocabulary].
 
     The argmax of a row is its token (Gumbel-max). ``z`` may be narrower than the noise.
@@ -27,10 +42,7 @@ def scores(z: torch.Tensor, rows: Sequence[Row], noise: SharedNoise) -> torch.Te
     drawn = [i for i, row in enumerate(rows) if not row.greedy]
     if not drawn:
         return z
-    g = noise.rows(
-        [(rows[i].sequence_id, rows[i].seed, rows[i].sample_index) for i in drawn],
-        [rows[i].position for i in drawn],
-    )[:, : z.shape[1]]
+    g = noise.of([rows[i] for i in drawn])[:, : z.shape[1]]
     if len(drawn) == len(rows):
         return z + g
     out = z.clone()
@@ -38,7 +50,7 @@ def scores(z: torch.Tensor, rows: Sequence[Row], noise: SharedNoise) -> torch.Te
     return out
 
 
-def draw(z: torch.Tensor, rows: Sequence[Row], noise: SharedNoise) -> tuple[list[int], list[bool]]:
+def draw(z: torch.Tensor, rows: Sequence[Row], noise: Noise) -> tuple[list[int], list[bool]]:
     """The token of each row, the lowest id on a tie, and whether its law was finite."""
     best, ids = scores(z, rows, noise).max(-1)
     return ids.tolist(), [math.isfinite(b) for b in best.tolist()]
@@ -52,13 +64,20 @@ class Coupled:
     drafter-invariant speculative decoding" (2024), in its Gumbel-max form.
     """
 
+    name = "coupled"
+    trees = True
+    keeps_laws = False
+
+    def drafting(self, noise: SharedNoise) -> Noise:
+        return noise
+
     def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict:
         ids, finite = draw(laws.z, laws.rows, noise) if laws.rows else ([], [])
         verdict = Verdict([], [], [])
         for first, nodes, parents in zip(laws.first, draft.tokens, draft.parents, strict=True):
             tokens: list[int] = []
             path: list[int] = []
-            good = True
+            error = None
             if first is not None:
                 children = {
                     (p, token): i for i, (p, token) in enumerate(zip(parents, nodes, strict=True))
@@ -66,12 +85,12 @@ class Coupled:
                 node: int | None = -1
                 while node is not None:
                     row = first + 1 + node
-                    good = good and finite[row]
+                    error = error or (None if finite[row] else NOT_FINITE)
                     tokens.append(ids[row])
                     node = children.get((node, ids[row]))
                     if node is not None:
                         path.append(node)
             verdict.tokens.append(tokens)
             verdict.path.append(path)
-            verdict.finite.append(good)
+            verdict.errors.append(error)
         return verdict

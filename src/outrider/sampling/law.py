@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..types import Request, SamplingParams
+from ..types import Request, Row, SamplingParams
 
 NEVER = float("-inf")
 
@@ -58,20 +58,6 @@ def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         ordered.masked_fill_(mass.cumsum(-1) - mass >= params.top_p, NEVER)
         z.scatter_(-1, ids, ordered)
     return z
-
-
-@dataclass(frozen=True)
-class Row:
-    """Whose token a law decides: what the noise of that token is keyed by.
-
-    ``position`` is the token's index in prompt + output; ``greedy`` rows draw no noise.
-    """
-
-    sequence_id: str
-    seed: int
-    sample_index: int
-    position: int
-    greedy: bool
 
 
 @dataclass(frozen=True)

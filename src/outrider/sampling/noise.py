@@ -42,11 +42,13 @@ below 1e-7 in absolute terms elsewhere; the tests hold it to that.
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+
+from ..types import Row
 
 SHARED_STREAM = 0  # the noise that target and drafters share
 SEED_STREAM = 2**32 - 1  # seeds of requests; the numbers from 1 up are for the ratio rules
@@ -335,6 +337,20 @@ def fresh_seed() -> int:
 _Key = tuple[str, int, int]  # sequence id, seed, sample index
 
 
+class Noise(Protocol):
+    """Gumbel noise for rows; what is asked for decides only what is drawn when, never its bits."""
+
+    vocab_size: int
+
+    def of(self, rows: Sequence[Row]) -> torch.Tensor:
+        """The noise of every row: fp32 [rows, vocab_size], not to be written into."""
+        ...
+
+    def release(self, seq_id: str) -> None:
+        """Forget what is kept for a sequence."""
+        ...
+
+
 class SharedNoise:
     """Rows of shared noise, drawn once for whoever asks: the drafter, the target, a tree's nodes.
 
@@ -350,6 +366,11 @@ class SharedNoise:
         self.device = torch.device(device)
         self.block_size = max(1, min(16, 2 * _CHUNK // vocab_size))  # positions
         self._kept: dict[str, dict[tuple[_Key, int], torch.Tensor]] = {}  # last used comes last
+
+    def of(self, rows: Sequence[Row]) -> torch.Tensor:
+        """The noise of every row, by sequence, seed, sample and position."""
+        keys = [(row.sequence_id, row.seed, row.sample_index) for row in rows]
+        return self.rows(keys, [row.position for row in rows])
 
     def rows(self, keys: Sequence[_Key], positions: Sequence[int]) -> torch.Tensor:
         """The noise of row i: sequence, seed and sample `keys[i]` at position `positions[i]`.
