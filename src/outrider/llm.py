@@ -34,7 +34,7 @@ OLD_NAMES = {
 IGNORED = ("use_v2_block_manager",)
 OPTIONS = (
     "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "memory", "seed",
-    "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max",
+    "num_speculative_tokens", "acceptance_rule", "prompt_lookup_min", "prompt_lookup_max",
 )  # fmt: skip
 
 
@@ -201,6 +201,7 @@ class LLM:
         drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram),
             None or "none", "ngram", or a checkpoint's folder.
         num_speculative_tokens: the draft length K; 4 unless given.
+        acceptance_rule: "coupled" unless given, "rejection" or "block", see ``EngineConfig``.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
         dtype, max_model_len, max_num_seqs, max_num_batched_tokens, memory, seed: see
             ``EngineConfig``. ``gpu_memory_utilization`` is ``memory`` as a share. With ``seed``

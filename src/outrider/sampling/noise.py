@@ -51,7 +51,8 @@ from numpy.typing import ArrayLike, NDArray
 from ..types import Row
 
 SHARED_STREAM = 0  # the noise that target and drafters share
-SEED_STREAM = 2**32 - 1  # seeds of requests; the numbers from 1 up are for the ratio rules
+SEED_STREAM = 2**32 - 1  # seeds of requests; the numbers between are the ratio rules', see fresh.py
+Streams = int | Sequence[int]  # one for all rows, or one each
 
 _WORD = 2**32 - 1
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
@@ -202,12 +203,14 @@ def _check(name: str, value: int, bits: int) -> int:
 
 
 def _row_words(
-    seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int], stream: int
+    seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int], stream: Streams
 ) -> NDArray[np.uint64]:
     """What Philox takes per row: uint64 [n, 5] of position, sample, stream, seed low, high."""
-    _check("stream", stream, 32)
+    streams = [stream] * len(positions) if isinstance(stream, int) else stream
     rows = np.empty((len(positions), 5), np.uint64)
-    for i, (seed, sample, position) in enumerate(zip(seeds, samples, positions, strict=True)):
+    keys = zip(seeds, samples, positions, streams, strict=True)
+    for i, (seed, sample, position, stream) in enumerate(keys):
+        _check("stream", stream, 32)
         _check("seed", seed, 64)
         _check("sample index", sample, 32)
         _check("position", position, 32)
@@ -243,7 +246,7 @@ def words(
     samples: Sequence[int],
     positions: Sequence[int],
     vocab_size: int,
-    stream: int = SHARED_STREAM,
+    stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.uint32]:
     """The words behind `gumbel`, which has the same arguments: uint32 [rows, vocab_size]."""
     return _numpy_words(_row_words(seeds, samples, positions, stream), _quarters(vocab_size))[
@@ -262,7 +265,7 @@ def gumbel(
     samples: Sequence[int],
     positions: Sequence[int],
     vocab_size: int,
-    stream: int = SHARED_STREAM,
+    stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.float32]:
     """Gumbel noise for every token id at some positions, one row each.
 
@@ -272,7 +275,7 @@ def gumbel(
         positions: [rows], indices into prompt + output, in [0, 2^32).
         vocab_size: at least 1. The noise depends on the id alone, so a smaller vocabulary sees
             the first columns of a larger one.
-        stream: in [0, 2^32).
+        stream: one for all rows or one each, in [0, 2^32).
 
     Returns:
         float32 [rows, vocab_size], each in [-2.82, 22.88].
@@ -295,7 +298,7 @@ def gumbel_torch(
     positions: Sequence[int],
     vocab_size: int,
     device: torch.device,
-    stream: int = SHARED_STREAM,
+    stream: Streams = SHARED_STREAM,
 ) -> torch.Tensor:
     """`gumbel` computed by torch on `device`: the same arguments, the same bits.
 
