@@ -130,8 +130,8 @@ class Engine:
             self.max_model_len,
         )
         store = self.model.new_store(self.budget.pages, config.page_size)
-        self.draft_noise = rule.drafting(self.noise)
         self.runner = Runner(self.model, store, rule, self.noise)
+        self.draft_noise = rule.drafting(self.noise)
         self.counts = Counts()
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0

@@ -27,7 +27,7 @@ class Runner:
         self.model = model
         self.store = store
         self.noise = noise
-        self._rule = rule
+        self.rule = rule
 
     def verify(self, plan: Plan, draft: Draft) -> Verdict:
         """Run the plan's rows and the draft's, and decide the step.
@@ -55,7 +55,7 @@ class Runner:
         laws = Laws(output.logits, [], [])
         for item, parents in zip(plan.batch, draft.parents, strict=True):
             self._add_laws(laws, item, parents)
-        verdict = self._rule(laws, draft, self.noise)
+        verdict = self.rule(laws, draft, self.noise)
         self._straighten(plan, verdict)
         return verdict
 
