@@ -65,17 +65,23 @@ def hold(what: str, counts: Counts, law: Law, alpha: float) -> Finding:
     seen, p = counts.ravel(), law.ravel()
     n = int(seen.sum())
     threshold = int((p > 0).sum()) * math.log(2) + math.log(1 / alpha)
-    share = seen / n
     with np.errstate(divide="ignore", invalid="ignore"):
-        order = np.argsort(-np.where(share > 0, share / p, 0))
-        a, b = share[order].cumsum().clip(0, 1), p[order].cumsum().clip(0, 1)
-        terms = [np.where(x > 0, x * np.log(x / y), 0.0) for x, y in ((a, b), (1 - a, 1 - b))]
-    # The last set is all outcomes; rounding must not make something of it.
-    statistic = n * float(np.nan_to_num(sum(terms)[:-1], nan=0.0, posinf=np.inf).max())
+        order = np.argsort(-np.where(seen > 0, seen / p, 0.0))[: int((p > 0).sum())]
+        # Sums from both ends, so that no share is a difference that rounding makes 0.
+        a, b = seen[order].cumsum()[:-1], p[order].cumsum()[:-1]
+        rest_a, rest_b = n - a, p[order][::-1].cumsum()[::-1][1:]
+        terms = _term(a / n, b) + _term(rest_a / n, rest_b)
+    statistic = n * float(terms.max(initial=0.0))
     if bool((seen[p == 0] > 0).any()):
-        statistic = math.inf
+        statistic = math.inf  # an outcome that the law excludes
+    share = seen / n
     variation = float(np.abs(share - p).sum() / 2)
     return Finding(what, n, statistic, threshold, 2 * math.sqrt(threshold / 2 / n), variation)
+
+
+def _term(x: Counts, y: Counts) -> Counts:
+    """x log(x / y), 0 where x is."""
+    return np.asarray(np.where(x > 0, x * np.log(x / y), 0.0), np.float64)
 
 
 def emitted(
