@@ -10,8 +10,6 @@ from typing import Any
 from ..types import Counts
 from .trial import Finding
 
-SHOWN = 5  # violations and ties of each check that a report spells out
-
 
 @dataclass
 class Check:

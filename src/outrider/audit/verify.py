@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from ..drafters.model import ModelDrafter
 from ..llm import LLM
-from ..models.families import Folder, find_folder
+from ..models.families import Folder, find_folder, read_config, read_shape
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.noise import fresh_seed
 from ..sampling.ratio import RULES, make_rule
@@ -39,7 +39,8 @@ FALSE_ALARM = 1e-6
 """Of all statistical comparisons of an audit together."""
 LARGEST_TIE = 1e-3
 """More than this between two scores z + g is no numerical tie, whatever was measured (fp32)."""
-CONTEXT = 48
+CONTEXT = 48  # tokens of a recorded context
+LARGEST_DRAFT = 16  # room for drafts behind the longest request
 
 Progress = Callable[[str], None]
 
@@ -60,8 +61,8 @@ class Size:
     draws: int
 
 
-QUICK = Size("quick", 6, 64, 32, 1, MIXES, 16, 2**12)
-THOROUGH = Size("thorough", 24, 256, 64, 4, MORE_MIXES, 64, 2**16)
+QUICK = Size("quick", 6, 64, 24, 1, MIXES, 16, 2**13)
+THOROUGH = Size("thorough", 16, 256, 64, 2, MORE_MIXES, 64, 2**16)
 
 
 class Audit:
@@ -95,17 +96,17 @@ class Audit:
         self.progress = progress
         self._python, self._numpy = random.Random(seed), np.random.default_rng(seed)
         self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32"}
-        plain = LLM(**self._options, drafter=None)
-        longest = size.prompt_tokens + size.tokens
-        context = plain.engine.max_model_len
-        self._options |= {"max_model_len": min(context, longest + 16), "drafter": drafter}
-        one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-        given = [p if isinstance(p, str) else list(p) for p in prompts[: size.prompts]]
-        encoded = plain.generate(given, one)
-        most = min(size.prompt_tokens, context - size.tokens - 16)
-        self.prompts = [output.prompt_token_ids[:most] for output in encoded]
-        self.plain = LLM(**self._options | {"drafter": None})
+        context = read_shape(read_config(self.folder), self.folder).context
+        longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
+        self._options["max_model_len"] = longest
+        self.plain = LLM(**self._options, drafter=None, max_num_seqs=1)
+        self._options["drafter"] = drafter
+        most = longest - size.tokens - LARGEST_DRAFT
+        self.prompts = [self._encode(p)[:most] for p in prompts[: size.prompts]]
         self.longest = max(len(p) for p in self.prompts) + size.tokens
+
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        return self.plain.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def against_transformers(self) -> Check:
         """(a): teacher-forced, so that one forward of theirs judges all tokens of a prompt."""
@@ -117,15 +118,15 @@ class Audit:
             ids = self.plain.generate([prompt], params)[0].outputs[0].token_ids
             with torch.inference_mode():
                 logits = theirs(torch.tensor([prompt + ids[:-1]])).logits[0, len(prompt) - 1 :]
-            expected = logits.argmax(-1).tolist()
             check.compared(len(ids))
-            found = compare(self.plain, prompt, params, expected, ids, seed=0)
-            if found is not None:
-                at = found.position - len(prompt)
-                other = float(logits[at].max() - logits[at, ids[at]])
-                # What two implementations may differ by is not measured by row counts.
-                close = max(found.gap, other) <= LARGEST_TIE
-                self._note(check, replace(found, gap=max(found.gap, other), is_tie=close), "greedy")
+            for at, token in enumerate(logits.argmax(-1).tolist()):
+                said = ids[: at + 1]
+                found = compare(self.plain, prompt, params, [*ids[:at], token], said, seed=0)
+                if found is not None:
+                    # What two implementations may differ by is not measured by row counts.
+                    gap = max(found.gap, float(logits[at].max() - logits[at, ids[at]]))
+                    close = gap <= LARGEST_TIE
+                    self._note(check, replace(found, gap=gap, is_tie=close), f"prompt {prompt[:3]}")
         return check
 
     def equality(self) -> Check:
@@ -179,7 +180,7 @@ class Audit:
     def _drafting(self) -> LLM:
         """An engine with the pair's drafter; made once."""
         if not hasattr(self, "_opened"):
-            self._opened = LLM(**self._options, acceptance_rule="rejection")
+            self._opened = LLM(**self._options)
         return self._opened
 
     def laws(self) -> Check:

@@ -208,14 +208,21 @@ def _row_words(
     """What Philox takes per row: uint64 [n, 5] of position, sample, stream, seed low, high."""
     streams = [stream] * len(positions) if isinstance(stream, int) else stream
     rows = np.empty((len(positions), 5), np.uint64)
-    keys = zip(seeds, samples, positions, streams, strict=True)
-    for i, (seed, sample, position, stream) in enumerate(keys):
-        _check("stream", stream, 32)
-        _check("seed", seed, 64)
-        _check("sample index", sample, 32)
-        _check("position", position, 32)
-        rows[i] = position, sample, stream, seed & _WORD, seed >> 32
+    rows[:, 0] = _column("position", positions, 32, len(rows))
+    rows[:, 1] = _column("sample index", samples, 32, len(rows))
+    rows[:, 2] = _column("stream", streams, 32, len(rows))
+    keys = _column("seed", seeds, 64, len(rows))
+    rows[:, 3], rows[:, 4] = keys & np.uint64(_WORD), keys >> np.uint64(32)
     return rows
+
+
+def _column(name: str, values: Sequence[int], bits: int, rows: int) -> NDArray[np.uint64]:
+    """One word of every row: uint64 [rows]."""
+    if len(values) != rows:
+        raise ValueError(f"{rows} rows came with {len(values)} of {name}")
+    for value in (min(values), max(values)) if rows else ():
+        _check(name, value, bits)
+    return np.array(values, np.uint64)
 
 
 def _quarters(vocab_size: int) -> int:
