@@ -21,7 +21,7 @@ from outrider.models.base import Model as Target
 from outrider.models.rows import Segment
 from outrider.sampling import fresh, oracle
 from outrider.sampling.acceptance import NOT_FINITE
-from outrider.sampling.law import Laws, process
+from outrider.sampling.law import Laws, RequestLaw
 from outrider.sampling.noise import SEED_STREAM, SHARED_STREAM, SharedNoise
 from outrider.sampling.oracle import Emissions, Model
 from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains, make_rule
@@ -60,7 +60,8 @@ def processed(raw: Raw, options: dict[str, float], paths: list[tuple[int, ...]])
     """The engine's laws after ``paths``: z, one-hot where greedy; fp32 [paths, vocabulary]."""
     params = SamplingParams(**options)  # type: ignore[arg-type]
     z = torch.stack([raw(path) for path in paths])
-    z = process(z, Request("r", (1,), params, 0), [0] * len(paths))
+    law = RequestLaw(Request("r", (1,), params, 0), z.shape[1], z.device).sequence()
+    z = law.apply(z, [1], [list(path) for path in paths])
     if params.greedy:
         z = torch.where(z == z.amax(-1, keepdim=True), 0.0, -math.inf)
     return z

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,10 @@ def test_the_right_rules_pass(pair: Path) -> None:
     assert json.dumps(report.as_json(), allow_nan=False)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+RULE_FAULTS = [name for name, fault in FAULTS.items() if fault.rule is not None]
+
+
+@pytest.mark.parametrize("name", RULE_FAULTS)
 def test_a_wrong_rule_is_caught(pair: Path, name: str) -> None:
     report = verify(pair, prompts(), size=LAWS, seed=5, fault=FAULTS[name])
     assert not report.passed
@@ -66,6 +70,16 @@ def test_a_wrong_rule_is_caught(pair: Path, name: str) -> None:
     assert equality.passed
     assert laws.violations, f"{name} was not seen"
     assert json.dumps(report.as_json(), allow_nan=False)
+
+
+def test_stale_penalties_are_caught(pair: Path) -> None:
+    size = replace(TINY, tokens=24)
+    report = verify(pair, prompts(), size=size, seed=5, fault=FAULTS["stale-penalties"])
+    greedy, equality, laws = report.checks
+    assert greedy.passed
+    assert laws.passed
+    assert equality.violations
+    assert all("penalties" in text for text in equality.violations)
 
 
 def test_a_spoilt_engine_is_caught(pair: Path) -> None:
@@ -190,19 +204,16 @@ def test_the_command(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_can_fail(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*args: object, **options: object) -> object:
-        return verify(*args, **options, fault=FAULTS["accept-always"])  # type: ignore[arg-type]
-
     monkeypatch.setattr("outrider.audit.verify.QUICK", LAWS)
     monkeypatch.setattr(pocket, "prompts", prompts)
-    monkeypatch.setattr("outrider.audit.verify.verify", wrong)
-    code, out, err = outrider("--model", str(pair))
+    code, out, err = outrider("--model", str(pair), "--fault", "accept-always")
     assert code == 1
     assert out.startswith("violation: ")
     assert "more of the kind" in out
     assert err == "error: the audit found a violation.\n"
     assert outrider("--model", "/nowhere")[0] in (1, 2)
     assert outrider("--seed", "-1")[0] == 2
+    assert outrider("--fault", "none-such")[0] == 2
     assert cli_verify.SHOWN > 0
 
 

@@ -1,7 +1,7 @@
 """Wrong rules that ``verify`` must catch: each was, or could be, somebody's speculative decoding.
 
-An audit that cannot fail proves nothing. The first six stand in for the ratio rules; a fault may
-also spoil an engine, to which the equalities are then put.
+An audit that cannot fail proves nothing. Six stand in for the ratio rules; the seventh spoils the
+engines that draft, to which the equalities are put.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import torch
 
 from ..engine.engine import Engine
 from ..sampling.fresh import DRAFTING, FreshNoise
+from ..sampling.history import History
+from ..sampling.law import SequenceLaw
 from ..sampling.noise import Noise, SharedNoise
 from ..sampling.ratio import Chains, Ratio, Rejection
-from ..types import Row
+from ..types import Request, Row
 
 THRESHOLD = 0.1
 
+Ids = Sequence[int]
 Odds = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -102,6 +105,27 @@ class Fault:
     spoil: Callable[[Engine], None] | None = None
 
 
+class StaleHistory(History):
+    """Penalises every row of a block by what stood before the block."""
+
+    def penalise(self, logits: torch.Tensor, tokens: Ids, paths: Sequence[Ids]) -> None:
+        super().penalise(logits, tokens, [[] for _ in paths])
+
+
+def stale_penalties(engine: Engine) -> None:
+    """Penalties are computed from the state before the block: drafted tokens do not count."""
+    add = engine.add
+
+    def spoilt(request: Request) -> None:
+        add(request)
+        for sequence in engine.scheduler.sequences():
+            law = sequence.law
+            if sequence.request is request and isinstance(law, SequenceLaw) and law.history:
+                law.history = StaleHistory(request.params, request.prompt_token_ids)
+
+    engine.add = spoilt  # type: ignore[method-assign]
+
+
 FAULTS = {
     rule.name: Fault(rule.name, rule())
     for rule in (
@@ -112,7 +136,4 @@ FAULTS = {
         NoSubtraction,
         SharedDraws,
     )
-}
-# TODO(penalties): the seventh, penalties computed from the state before the block, is a Fault with
-# ``spoil`` and waits for penalties. It replaces the law processing of the engine's runner by one
-# that sees no drafted token; a penalty belongs into ``sweep.OPTIONS`` with it.
+} | {"stale-penalties": Fault("stale-penalties", spoil=stale_penalties)}

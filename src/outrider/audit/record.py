@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ..models.base import Model
 from ..models.rows import Segment
 from ..sampling import oracle
-from ..sampling.law import NEVER, process
+from ..sampling.law import NEVER, RequestLaw, SequenceLaw
 from ..sampling.oracle import Law
 from ..types import Request, SamplingParams
 
@@ -30,6 +31,7 @@ EDGE = 1e-5
 """A law that changes when top_p or min_p moves by this share stands on an edge, and is left out."""
 LAW_ERROR = 1e-4
 """Total variation between a processed law and the oracle's that fp32 does not explain."""
+PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3}
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.95},
@@ -37,6 +39,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_p": 0.9, "min_p": 0.01},
     {"temperature": 2.0},
     {"temperature": 0.3},
+    {"temperature": 1.0, **PENALTIES},
+    {"temperature": 0.8, "top_p": 0.95, **PENALTIES},
 )
 
 
@@ -92,18 +96,47 @@ class _Node:
     usable: bool
 
 
-def _node(raw: torch.Tensor, drafted: torch.Tensor | None, params: SamplingParams) -> _Node:
-    """Local laws from raw logits [vocabulary] of the target and the drafter."""
+@dataclass(frozen=True)
+class _Asked:
+    """A context as a request: what options it has, and what of its ``tokens`` is the prompt."""
+
+    params: SamplingParams
+    tokens: list[int]
+    law: SequenceLaw
+
+    @staticmethod
+    def of(tokens: Sequence[int], options: dict[str, Any], model: Model) -> _Asked:
+        params = SamplingParams(top_k=TOP, **options)
+        request = Request("audit", tuple(tokens[: -(-len(tokens) // 2)]), params, 0)
+        law = RequestLaw(request, model.shape.vocab_size, model.device).sequence()
+        return _Asked(params, list(tokens), law)
+
+    def z(self, raw: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
+        """The law after ``path`` as the engine makes it of raw logits: fp32 [vocabulary]."""
+        return self.law.apply(raw[None].clone(), self.tokens, [list(path)])[0]
+
+    def logits(self, raw: Law, path: Sequence[int]) -> Law:
+        """Raw logits as the oracle has them before `oracle.law`."""
+        penalties = {name: getattr(self.params, name) for name in PENALTIES}
+        prompt = -(-len(self.tokens) // 2)
+        output = [*self.tokens[prompt:], *path]
+        return oracle.processed(raw, self.tokens[:prompt], output, **penalties)
+
+
+def _node(
+    asked: _Asked, path: Sequence[int], raw: torch.Tensor, drafted: torch.Tensor | None
+) -> _Node:
+    """Local laws after ``path`` from raw logits [vocabulary] of the target and the drafter."""
+    params = asked.params
     options = (params.temperature, params.top_k)
-    precise = raw.double().cpu().numpy()
+    precise = asked.logits(raw.double().cpu().numpy(), path)
     exact = oracle.law(precise, *options, params.top_p, params.min_p)
     usable = True
     for share in (1 - EDGE, 1 + EDGE):
         moved = oracle.law(precise, *options, min(1.0, params.top_p * share), params.min_p * share)
         usable = usable and bool(((moved > 0) == (exact > 0)).all())
-    request = Request("audit", (0,), params, 0)
-    z = process(raw[None].clone(), request, [0])[0]
-    z_q = None if drafted is None else process(drafted[None].clone(), request, [0])[0]
+    z = asked.z(raw, path)
+    z_q = None if drafted is None else asked.z(drafted, path)
     law = z.double().softmax(-1).cpu().numpy()
     order = np.argsort(-exact, kind="stable")
     ids = [int(i) for i in order[: int((exact > 0).sum())]]
@@ -143,14 +176,19 @@ def record(
         What was recorded, contexts on the edge of a truncation left out, and the largest total
         variation between a law as the engine processes it and the oracle's.
     """
-    params = [SamplingParams(top_k=TOP, **OPTIONS[i % len(OPTIONS)]) for i in range(len(contexts))]
+    requests = [
+        _Asked.of(tokens, OPTIONS[i % len(OPTIONS)], target) for i, tokens in enumerate(contexts)
+    ]
     models = [Contexts(m, contexts) for m in (target, drafter) if m is not None]
     width = models[0].root.shape[1]
 
     def nodes(paths: Sequence[Sequence[int]] | None, drafted: bool = True) -> list[_Node]:
         found = [m.root if paths is None else m.after(paths) for m in models[: 1 + drafted]]
-        q = found[1][:, :width] if len(found) > 1 else [None] * len(contexts)
-        return [_node(p, z, param) for p, z, param in zip(found[0], q, params, strict=True)]
+        q: Sequence[torch.Tensor | None] = [None] * len(contexts)
+        if len(found) > 1:
+            q = F.pad(found[1], (0, width - found[1].shape[1]), value=NEVER).unbind()
+        taken = paths or [[] for _ in contexts]
+        return [_node(*of) for of in zip(requests, taken, found[0], q, strict=True)]
 
     trees: list[dict[tuple[int, ...], _Node]] = [{(): node} for node in nodes(None)]
     for first in range(TOP):

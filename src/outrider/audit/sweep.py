@@ -7,11 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..drafters.base import Drafter
 from ..errors import NumericalError
 from ..llm import LLM
 from ..sampling.noise import Noise
 from ..types import Draft, SamplingParams, Scheduled, Verdict
+from .record import PENALTIES
+
+
+def unlike_before(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """A custom processor that depends on the tokens before: the last two are made unlikely."""
+    out = logits.clone()
+    out[ids[-2:]] -= 3
+    return out
+
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -22,8 +33,34 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "min_p": {"temperature": 1.0, "min_p": 0.05},
     "all of them": {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
     "min_tokens": {"temperature": 1.0, "min_tokens": 16, "ignore_eos": False},
+    "penalties": {"temperature": 0.8, **PENALTIES},
+    # Below 0 they draw the text to what was just said, so that a stale count shows at once.
+    "penalties below 0": {"temperature": 1.0, "presence_penalty": -2.0, "frequency_penalty": -0.3},
+    "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.3},
+    "logit_bias": {"temperature": 1.0, "logit_bias": {5: 3.0, 7: -100.0}, "top_p": 0.95},
+    "allowed_token_ids": {"temperature": 1.0, "allowed_token_ids": list(range(4, 200))},
+    "processor": {"temperature": 1.0, "logits_processors": [unlike_before]},
     "n": {"temperature": 0.8, "n": 2},
 }
+TEXT_OPTIONS: dict[str, dict[str, Any]] = {
+    "JSON schema": {
+        "temperature": 1.0,
+        "ignore_eos": False,
+        "structured_outputs": {
+            "json": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 12},
+                               "sizes": {"type": "array", "items": {"type": "integer"}}},
+                "required": ["name", "sizes"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    "bad_words and stop": {
+        "temperature": 0.9, "bad_words": ["the", "self.", "("], "stop": ["\n\n"],
+    },
+}  # fmt: skip
+"""For models with a tokenizer."""
 PAGE_SIZE = 16
 
 
@@ -73,15 +110,20 @@ MORE_MIXES = (
 
 
 def asks(
-    prompts: Sequence[Sequence[int]], tokens: int, seeds: int, rng: random.Random
+    prompts: Sequence[Sequence[int]], tokens: int, seeds: int, text: bool, rng: random.Random
 ) -> list[Ask]:
-    """Every prompt under every option with so many seeds, in mixed order."""
-    numbers = rng.sample(range(2**53), len(prompts) * len(OPTIONS) * seeds)
+    """Every prompt under every option with so many seeds, in mixed order.
+
+    Args:
+        text: whether the model has a tokenizer, for ``TEXT_OPTIONS``.
+    """
+    options = OPTIONS | (TEXT_OPTIONS if text else {})
+    numbers = rng.sample(range(2**53), len(prompts) * len(options) * seeds)
     found = []
     for number, seed in enumerate(numbers):
-        option = list(OPTIONS)[number % len(OPTIONS)]
-        prompt = tuple(prompts[number // len(OPTIONS) % len(prompts)])
-        given = {"ignore_eos": True, "max_tokens": tokens, **OPTIONS[option]}
+        option = list(options)[number % len(options)]
+        prompt = tuple(prompts[number // len(options) % len(prompts)])
+        given = {"ignore_eos": True, "max_tokens": tokens, **options[option]}
         given["min_tokens"] = min(tokens, given.get("min_tokens", 0))
         found.append(Ask(option, prompt, SamplingParams(seed=seed, **given)))
     rng.shuffle(found)

@@ -27,6 +27,7 @@ from ..models.families import Folder, find_folder, read_config, read_shape
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.noise import fresh_seed
 from ..sampling.ratio import RULES, make_rule
+from ..text.template import TextCodec, has_tokenizer
 from ..types import SamplingParams
 from .faults import Fault
 from .record import LAW_ERROR, record
@@ -106,7 +107,7 @@ class Audit:
         self.longest = max(len(p) for p in self.prompts) + size.tokens
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        return self.plain.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return TextCodec(self.folder).encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def against_transformers(self) -> Check:
         """(a): teacher-forced, so that one forward of theirs judges all tokens of a prompt."""
@@ -134,7 +135,8 @@ class Audit:
         check = Check(
             "equality", "the same seed gives the same tokens, plain and speculative, fp32"
         )
-        queued = asks(self.prompts, self.size.tokens, self.size.seeds, self._python)
+        text = has_tokenizer(self.folder)
+        queued = asks(self.prompts, self.size.tokens, self.size.seeds, text, self._python)
         self.progress("plain decoding, one request at a time")
         answers = {
             a.params.seed or 0: ids for ask in queued for a, ids in decode(self.plain, [ask], 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,6 +85,12 @@ def verify(
         int | None,
         typer.Option(min=0, max=LARGEST_SEED, help="Repeats an audit; fresh unless given."),
     ] = None,
+    fault: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Audit the audit: put a wrong rule in, which must be caught."
+        ),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
 ) -> None:
     """Prove that nothing is lost: plain against speculative, and every rule against its law."""
@@ -92,16 +99,18 @@ def verify(
         from transformers.utils import logging
 
         from .. import pocket
+        from ..audit.faults import FAULTS
         from ..audit.verify import QUICK, THOROUGH
         from ..audit.verify import verify as audit
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
+    if fault is not None and fault not in FAULTS:
+        raise typer.BadParameter(f"--fault is {fault!r}; give one of {', '.join(FAULTS)}.")
+    wrong = None if fault is None else FAULTS[fault]
     folder, size = model_folder(model), THOROUGH if thorough else QUICK
-    if console.is_terminal:
-        with console.status("verifying") as shown:
-            report = audit(folder, pocket.prompts(), drafter, size, seed, progress=shown.update)
-    else:
-        report = audit(folder, pocket.prompts(), drafter, size, seed)
+    with console.status("verifying") if console.is_terminal else nullcontext() as shown:
+        progress = shown.update if shown else lambda _: None
+        report = audit(folder, pocket.prompts(), drafter, size, seed, wrong, progress)
     if json_:
         write(json.dumps(report.as_json(), indent=1) + "\n")
     else:
