@@ -18,7 +18,7 @@ from .drafters.registry import DrafterSpec, find_drafter
 from .engine.engine import Engine
 from .errors import ConfigError, ModelError, NumericalError, RequestError
 from .models.families import Folder, find_folder, read_config
-from .sampling.noise import fresh_seed, request_seed
+from .sampling.seeds import fresh_seed, request_seed
 from .text.template import Message, TextCodec, differing_entries, has_tokenizer
 from .types import Counts, Event, Logprobs, Origin, Request, SamplingParams
 

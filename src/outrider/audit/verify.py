@@ -25,8 +25,8 @@ from ..drafters.model import ModelDrafter
 from ..llm import LLM
 from ..models.families import Folder, find_folder, read_config, read_shape
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.noise import fresh_seed
 from ..sampling.ratio import RULES, make_rule
+from ..sampling.seeds import fresh_seed
 from ..text.template import TextCodec, has_tokenizer
 from ..types import SamplingParams
 from .faults import Fault
