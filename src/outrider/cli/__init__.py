@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, demo, generate
+from . import bench, demo, explain, generate
 from .common import Commands
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(bench.bench)
 app.command()(demo.demo)
+app.command()(explain.explain)
 
 
 def _version(wanted: bool) -> None:
