@@ -272,13 +272,14 @@ class _View:
     ) -> tuple[str, str]:
         step, greedy = self.step, self.sample.request.params.greedy
         name = label(drawn)
-        highest = "the likeliest" if greedy else f"highest score, {_number(target.score(drawn.id))}"
+        best = f"log p + g = {_number(target.score(drawn.id))}, the highest"
+        best = "its likeliest" if greedy else best
         if draft is None and not step.draft:
-            return "plain", f"{self._no_draft()} The target draws {name} ({highest})."
+            return "plain", f"{self._no_draft()} The target draws {name} ({best})."
         if draft is None:
             return "bonus", (
                 "Every draft token stands, and the same pass gave the law after the last of them: "
-                f"the target draws {name} ({highest})."
+                f"the target draws {name} ({best})."
             )
         if step.finished and index >= len(step.emitted):
             return "ended", "The output had ended before this position."
@@ -286,14 +287,14 @@ class _View:
             before = label(self._token(step.draft[step.standing]))
             return "dropped", f"It was drafted to come after {before}, which was rejected."
         if index < step.standing:
-            return "accepted", f"The target draws {name} too ({highest})."
-        odds = f"p {target.p(draft.id):.3f}"
+            return "accepted", f"The target draws {name} too ({best})."
+        behind = "" if greedy else f" ({_number(target.score(draft.id))})"
+        odds = f"p of {label(draft)} is {target.p(draft.id):.3f}"
         if drafter is not None:
-            odds += f" where the drafter has q {drafter.p(draft.id):.3f}"
-        behind = "" if greedy else f"score {_number(target.score(draft.id))}, "
+            odds += f", the drafter's q {drafter.p(draft.id):.3f}"
         return "rejected", (
-            f"The target draws {name} ({highest}), not {label(draft)} ({behind}{odds}); "
-            f"{name} goes out."
+            f"The target draws {name} ({best}), not {label(draft)}{behind}, and {name} goes out "
+            f"instead; {odds}."
         )
 
     def _no_draft(self) -> str:
@@ -335,4 +336,4 @@ class _Law:
 
 
 def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
+    return "never" if value is None else f"{value:.2f}"

@@ -15,28 +15,22 @@ from .common import SIGNS, Model, model_folder, open_llm, status, write
 if TYPE_CHECKING:
     from ..audit.explain import Candidate, Explanation, Position
 
-HELD_OUT = 16  # of the bundled prompts
+HELD_OUT = 22  # of the bundled prompts
 BEFORE = 6  # lines of the text that are shown
-TOKEN = 20  # columns
+TOKEN = 18  # columns
 LIKELIEST = 5
 STYLES = {
     "accepted": "green", "rejected": "red", "bonus": "cyan", "plain": "bold", "dropped": "dim",
     "ended": "dim",
 }  # fmt: skip
-DRAFTERS = {
-    "model": "The drafter, a smaller model, proposes {k} tokens, one after the other.",
-    "ngram": "The drafter, ngram, proposes up to {k} tokens: what followed the same few tokens "
-    "earlier in the text.",
-    "none": "There is no drafter here, so nothing is proposed.",
+PROPOSES = {
+    "model": "a smaller model, proposes {k} tokens",
+    "ngram": "ngram, proposes up to {k} tokens, those that followed the same few earlier in the "
+    "text",
 }
-SAMPLED = (
-    "At every position the target, and a drafter that is a model, draw with the same random noise "
-    "g: each takes the token with the highest log probability + g."
-)
-GREEDY = "At temperature 0 there is no noise: each takes its likeliest token."
 GLOSSARY = (
     ("law", "the probabilities of the next token, p the target's and q the drafter's"),
-    ("noise g", "random, fixed by seed and position, one number for each token"),
+    ("noise g", "random, one number for each token, fixed by the seed and the position"),
     ("accepted", "the draft token is the one that the target draws"),
     ("bonus", "the target's own token that ends the step"),
 )
@@ -44,14 +38,25 @@ GLOSSARY = (
 
 def introduction(found: Explanation) -> str:
     """What happens in a step, for somebody who has never seen one."""
+    if found.drafter == "none":
+        return "Without a drafter, a step is one pass of the target for one token."
     k = found.num_speculative_tokens
-    drafter = DRAFTERS.get(found.drafter, f"The drafter, {found.drafter}, proposes up to {{k}}.")
+    proposes = PROPOSES.get(found.drafter, f"{found.drafter}, proposes up to {{k}} tokens")
+    law = "its law (the probabilities of the next token)"
+    if not found.temperature:
+        draw = "At temperature 0 no noise is drawn: the likeliest token wins."
+    else:
+        who = "both draw with the same" if found.drafter == "model" else "it draws with"
+        draw = (
+            f"At each position {who} random noise g: the highest log probability + g wins, which "
+            "is an exact draw from the law."
+        )
     return (
-        f"{drafter.format(k=k)} The target, the model whose text this is, then reads all of them "
-        f"in one pass, which gives it the law at all {k + 1} positions at once. "
-        f"{SAMPLED if found.temperature else GREEDY} A draft token stands if the target draws that "
-        "very token; at the first that does not, the target's own goes out and the rest is "
-        "dropped. So the text is the target's alone, whatever was drafted."
+        f"In one step the drafter, {proposes.format(k=k)}. The target, the model whose text this "
+        f"is, reads them all in one pass and so has {law} at every position. {draw} A draft token "
+        "stands if it is the one that the target draws; at the first that is not, the target's own "
+        "token goes out and the rest of the draft is dropped. So the text is the same as without a "
+        "drafter, and only comes sooner."
     )
 
 
@@ -76,7 +81,7 @@ def laws(position: Position) -> Table:
     drafts = any(c.q is not None for c in rows)
     noisy = any(c.noise is not None for c in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("  token", no_wrap=True, min_width=TOKEN)
+    table.add_column("  token", no_wrap=True, min_width=TOKEN + 2)
     wanted = {
         "p": True, "q": drafts, "noise g": noisy, "log p + g": noisy,
         "log q + g": noisy and drafts,
@@ -94,13 +99,14 @@ def laws(position: Position) -> Table:
         }
         by_target = c.id == position.target.id
         by_drafter = position.draft is not None and c.id == position.draft.id
-        both = [n for n, chose in (("target", by_target), ("drafter", by_drafter)) if chose]
-        style = STYLES[position.outcome] if both else ""
+        choice = "target" if by_target else "drafter" if by_drafter else ""
+        choice = "both" if by_target and by_drafter else choice
+        style = STYLES[position.outcome] if choice else ""
         if position.outcome == "rejected" and by_target:
             style = STYLES["bonus"]
         cells = [f"  {shortened(label(Token(c.id, c.text)))}"]
         cells += [figures[name] for name, there in wanted.items() if there]
-        table.add_row(*(Text(cell, style) for cell in [*cells, " + ".join(both)]))
+        table.add_row(*(Text(cell, style) for cell in [*cells, choice]))
     return table
 
 
@@ -113,7 +119,7 @@ def show(console: Console, found: Explanation) -> None:
     noise = f"temperature {found.temperature:g}, seed {found.seed}"
     console.print(Text(f"Step {found.step} ({noise}). {found.chosen}"))
     console.print("\nThe text before:", style="dim")
-    lines = found.text_before.translate(SIGNS).splitlines() or [""]
+    lines = found.text_before.translate(SIGNS).split("\n")
     for line in lines[-BEFORE:]:
         console.print(Text(f"  | {line}", "dim"), overflow="ellipsis", no_wrap=True)
     for position in found.positions:
@@ -183,4 +189,5 @@ def explain(
     console = Console(highlight=False)
     with console.capture() as printed:
         show(console, found)
-    write(printed.get())
+    lines = printed.get().splitlines()
+    write("".join(f"{line.rstrip(' ')}\n" for line in lines))
