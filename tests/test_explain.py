@@ -178,7 +178,7 @@ def test_without_a_draft_it_says_why(ngram: LLM, tiny_llama: Path) -> None:
     assert found.summary == "0 drafted, 1 token from one pass of the target: plain decoding."
     plain = LLM(tiny_llama, drafter=None, max_num_seqs=1)
     found = explain(plain, PROMPT, 0.8, seed=0)
-    assert found.chosen.startswith("It is the first; in none of ")
+    assert found.chosen.startswith("It is the first; of ")
     assert found.positions[0].why.startswith("There is no drafter. The target draws ")
 
 
@@ -249,7 +249,7 @@ def test_the_search_has_an_end(twins: LLM, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(watch, "SEARCHED", 3)
     found = explain(twins, PROMPT, 0.8, seed=1)
     assert found.step == 1
-    assert found.chosen.startswith("It is the first with a draft; in none of 3 steps was")
+    assert found.chosen.startswith("It is the first with a draft; of 3 steps none has both")
 
 
 @pytest.fixture

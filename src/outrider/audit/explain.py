@@ -143,16 +143,16 @@ def _choose(watch: Watch, step: int | None) -> tuple[Step, str]:
         raise RequestError(
             f"step is {step}, but the output ended in step {watch.seen}; give 1 to {watch.seen}."
         )
-    steps = f"{watch.seen} steps" if watch.seen > 1 else "the only step"
+    steps = f"{watch.seen} step{'s' if watch.seen > 1 else ''}"
     if watch.first_drafted is not None:
         return watch.first_drafted, (
-            f"It is the first with a draft; in none of {steps} was one draft token accepted "
-            "and another rejected."
+            f"It is the first with a draft; of {steps} none has both an accepted and a rejected "
+            "token."
         )
-    return watch.first, f"It is the first; in none of {steps} was anything drafted."
+    return watch.first, f"It is the first; of {steps} none has a draft."
 
 
-def label(token: Token) -> str:
+def label(token: Token | Candidate | Emitted) -> str:
     """A token's text in quotes, control characters escaped; its id where it is no text."""
     return repr(token.text) if token.text.strip("\ufffd") else f"<token {token.id}>"
 
@@ -188,7 +188,7 @@ def explain(
     own = "bonus" if found.draft else "plain"
     return Explanation(
         drafter=watch.name,
-        temperature=float(temperature),
+        temperature=0.0 if watch.sample.request.params.greedy else float(temperature),
         seed=seed,
         num_speculative_tokens=llm.config.num_speculative_tokens,
         step=found.number,
@@ -312,9 +312,9 @@ class _View:
 
 
 class _Law:
-    """One law with its scores, both fp32 [vocabulary] and shifted to log probabilities.
+    """One law with its scores, float64 [vocabulary], as log probabilities.
 
-    Scores are the step's own z + g less log(sum of exp z), so that their order is that of the draw.
+    Scores are the step's own fp32 z + g less log(sum of exp z), so their order is the draw's.
     """
 
     def __init__(self, z: torch.Tensor, score: torch.Tensor) -> None:

@@ -75,7 +75,7 @@ def shown(position: Position) -> list[Candidate]:
 
 def laws(position: Position) -> Table:
     """Laws, noise and scores of a position, a token a line."""
-    from ..audit.explain import Token, label
+    from ..audit.explain import label
 
     rows = shown(position)
     drafts = any(c.q is not None for c in rows)
@@ -104,7 +104,7 @@ def laws(position: Position) -> Table:
         style = STYLES[position.outcome] if choice else ""
         if position.outcome == "rejected" and by_target:
             style = STYLES["bonus"]
-        cells = [f"  {shortened(label(Token(c.id, c.text)))}"]
+        cells = [f"  {shortened(label(c))}"]
         cells += [figures[name] for name, there in wanted.items() if there]
         table.add_row(*(Text(cell, style) for cell in [*cells, choice]))
     return table
@@ -112,7 +112,7 @@ def laws(position: Position) -> Table:
 
 def show(console: Console, found: Explanation) -> None:
     """Print the step for people."""
-    from ..audit.explain import Token, label
+    from ..audit.explain import label
 
     console.print(Text(introduction(found)))
     console.print()
@@ -140,7 +140,7 @@ def show(console: Console, found: Explanation) -> None:
     out = Text("Output: ", "bold")
     for i, each in enumerate(found.output):
         out.append(" · " if i else "")
-        out.append(f"{label(Token(each.id, each.text))} {each.origin}", STYLES[each.origin])
+        out.append(f"{label(each)} {each.origin}", STYLES[each.origin])
     console.print(out)
     console.print(Text(found.summary, "bold"))
     console.print()
