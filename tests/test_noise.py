@@ -231,9 +231,9 @@ def test_numbers_out_of_range(
 
 
 def test_unequal_lengths() -> None:
-    with pytest.raises(ValueError, match="came with|zip"):
+    with pytest.raises(ValueError, match=r"came with|zip"):
         gumbel([1, 2], [0, 0], [5], 8)
-    with pytest.raises(ValueError, match="came with|zip"):
+    with pytest.raises(ValueError, match=r"came with|zip"):
         SharedNoise(8, CPU).rows([("a", 1, 0)], [1, 2])
 
 

@@ -324,6 +324,13 @@ class LLM:
             raise RequestError("this model has no tokenizer, so chat() has no template to use.")
         return self.generate([self._codec.chat(list(c)) for c in conversations], params)
 
+    def decode(self, ids: Seq[int]) -> str:
+        """The text of token ids, special tokens written out; empty for a model without text."""
+        if self._codec is None:
+            return ""
+        text: str = self._codec.backend.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def _start(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None
     ) -> dict[str, _Pending]:
@@ -376,13 +383,9 @@ class LLM:
         """The event with the text of every token whose log probability it gives."""
         if (event.logprobs is None and event.prompt_logprobs is None) or self._codec is None:
             return event
-        decode = self._codec.backend.decode
 
         def worded(found: Logprobs) -> Logprobs:
-            return {
-                i: replace(p, decoded_token=decode([i], skip_special_tokens=False))
-                for i, p in found.items()
-            }
+            return {i: replace(p, decoded_token=self.decode([i])) for i, p in found.items()}
 
         own, prompt = event.logprobs, event.prompt_logprobs
         return replace(

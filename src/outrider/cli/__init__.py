@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, demo, generate, verify
+from . import bench, demo, explain, generate, verify
+from . import bench, demo, explain, generate
 from .common import Commands
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app.command()(generate.generate)
 app.command()(bench.bench)
 app.command()(demo.demo)
 app.command()(verify.verify)
+app.command()(explain.explain)
 
 
 def _version(wanted: bool) -> None:
