@@ -8,7 +8,6 @@ import typer
 
 from .. import __version__
 from . import bench, demo, explain, generate, verify
-from . import bench, demo, explain, generate
 from .common import Commands
 
 app = typer.Typer(
