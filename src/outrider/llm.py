@@ -16,7 +16,7 @@ from tqdm import tqdm
 from .config import EngineConfig
 from .drafters.registry import DrafterSpec, find_drafter
 from .engine.engine import Engine
-from .errors import ConfigError, ModelError, NumericalError, RequestError
+from .errors import ConfigError, ModelError, OutriderError, RequestError
 from .models.families import Folder, find_folder, read_config
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import Message, TextCodec, differing_entries, has_tokenizer
@@ -170,7 +170,7 @@ class _Pending:
         return RequestOutput(self.prompt, ids, outputs, metrics, self.prompt_logprobs)
 
 
-class GenerationError(NumericalError):
+class GenerationError(RequestError):
     """Some requests of a call failed; ``outputs`` holds every request's, the good ones whole."""
 
     def __init__(self, message: str, outputs: list[RequestOutput]) -> None:
@@ -351,9 +351,11 @@ class LLM:
                 samples = [_Sample() for _ in range(param.n)]
                 self.engine.add(request)
                 pending[request.id] = _Pending(text, request, time.perf_counter(), samples)
-        except BaseException:
+        except BaseException as error:
             for id in pending:
                 self.engine.abort(id)
+            if isinstance(error, OutriderError) and len(listed) > 1:
+                error.args = (f"prompt {len(pending)}: {error}",)
             raise
         return pending
 
@@ -367,6 +369,8 @@ class LLM:
         if isinstance(prompt, str):
             if self._codec is None:
                 raise RequestError("this model has no tokenizer; give prompts as token ids.")
+            if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+                raise RequestError("the prompt has lone surrogates; decode it as UTF-8.")
             text, prompt = prompt, self._codec.encode(prompt)
         ids = tuple(i for i in prompt if isinstance(i, int))
         if len(ids) != len(prompt):

@@ -66,6 +66,10 @@ class _WatchedLaw:
         self._law = law
         self.keep: dict[Path, torch.Tensor] = {}
 
+    @property
+    def error(self) -> str | None:
+        return self._law.error
+
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
         z = self._law.apply(logits, tokens, paths)
         for row, path in zip(z, paths, strict=True):

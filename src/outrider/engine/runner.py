@@ -73,6 +73,9 @@ class Runner:
         verdict = self.rule(Laws(step.z, step.rows, step.first), draft, self.noise)
         for i, error in step.errors.items():
             verdict.errors[i] = error
+        for i, item in enumerate(plan.batch):
+            if verdict.errors[i] and item.sequence.law.error:
+                verdict.errors[i] = item.sequence.law.error
         verdict.logprobs.extend(step.logprobs(plan, verdict))
         self._straighten(plan, verdict)
         return verdict

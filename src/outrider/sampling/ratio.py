@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from ..types import Draft, Row, Verdict
-from .acceptance import NOT_FINITE, AcceptanceRule, Coupled
+from .acceptance import NOT_FINITE, NOTHING_LEFT, AcceptanceRule, Coupled
 from .fresh import DRAFTING, ENDING, FreshNoise, uniforms
 from .law import NEVER, Laws
 from .noise import Noise, SharedNoise
@@ -139,7 +139,8 @@ class Ratio(ABC):
         length = x.shape[1]
         chain = torch.arange(length + 1, device=device)
         z_p = laws.z[torch.tensor(starts, device=device)[:, None] + chain]
-        finite = z_p.amax(-1).isfinite()
+        best = z_p.amax(-1)
+        finite, masked = best.isfinite(), best == NEVER
         z_p.masked_fill_(~finite[..., None], 0)
         greedy = torch.tensor([laws.rows[first].greedy for first in starts], device=device)
         z_p = torch.where(greedy[:, None, None], _only(z_p.max(-1).indices, vocabulary), z_p)
@@ -158,12 +159,13 @@ class Ratio(ABC):
         # A row behind a token that the target never says may be anything.
         likely = z_p[:, :length].gather(-1, x[..., None])[..., 0] > NEVER
         reached = F.pad(likely.long().cumprod(-1), (1, 0), value=1).bool()
-        failed = (~finite & reached).any(-1).tolist()
-        found = zip(members, accepted.tolist(), tokens.tolist(), failed, strict=True)
-        for s, count, token, wrong in found:
+        nothing = (masked & reached).any(-1).tolist()
+        broken = (~finite & ~masked & reached).any(-1).tolist()
+        found = zip(members, accepted.tolist(), tokens.tolist(), broken, nothing, strict=True)
+        for s, count, token, wrong, empty in found:
             verdict.tokens[s].extend([*draft.tokens[s][:count], token])
             verdict.path[s].extend(range(count))
-            verdict.errors[s] = NOT_FINITE if wrong else None
+            verdict.errors[s] = NOT_FINITE if wrong else NOTHING_LEFT if empty else None
 
 
 class Rejection(Ratio):
