@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..drafters.base import NoDrafter
@@ -377,5 +378,8 @@ class Replay:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = LlamaForCausalLM(config)
-        torch.nn.Module.to(model, torch.bfloat16)
-        model.save_pretrained(folder)
+        weights = {name: w.to(torch.bfloat16) for name, w in model.state_dict().items()}
+        del weights["lm_head.weight"]  # the embeddings
+        config.save_pretrained(folder)
+        # Not by save_pretrained, which draws a bar.
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

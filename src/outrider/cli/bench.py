@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..bench.workload import Workload
 
 LEAST_ROUNDS = 7
-NARROWEST = 120
+NARROWEST = 140
 DEFINITIONS = (
     "tokens/s: decode speed, (N-1)/(T(N)-T(1)) · speedup: to plain in the same round · both are "
     "medians over rounds, with their 95 % intervals (order statistics) in brackets · end to end: "
