@@ -15,6 +15,7 @@ from ..drafters.registry import find_drafter
 from ..errors import ConfigError
 from ..llm import LLM
 from ..models.families import find_folder
+from ..params import StructuredOutputsParams
 from ..text.template import TextCodec
 from ..types import Counts, SamplingParams
 from .record import Sample, run
@@ -38,7 +39,7 @@ class Options:
         lengths: draft lengths K, 1 or more.
         temperatures: 0 or above.
         max_tokens: output tokens of each prompt, 2 or more; EOS is ignored. A replay target ends
-            with the recorded answer.
+            with the recorded answer, and an item with a schema when its JSON is complete.
         dtype: see ``LLM``.
         batch_sizes: how many prompts run together.
         rounds: how often everything is run.
@@ -228,10 +229,16 @@ class Bench:
 
     def params(self, temperature: float) -> list[SamplingParams]:
         """Each prompt's parameters; its seed is its index."""
-        return [
-            SamplingParams(temperature=temperature, seed=i, max_tokens=limit, ignore_eos=True)
-            for i, limit in enumerate(self.limits)
-        ]
+        found = []
+        for i, (item, limit) in enumerate(zip(self.workload.items, self.limits, strict=True)):
+            form = None if item.schema is None else StructuredOutputsParams(json=item.schema)
+            found.append(
+                SamplingParams(
+                    temperature=temperature, seed=i, max_tokens=limit, ignore_eos=form is None,
+                    structured_outputs=form,
+                )  # fmt: skip
+            )
+        return found
 
     def order(self, number: int) -> Iterator[Cell]:
         """The cells in the order of round ``number``: turned on by one place a round.

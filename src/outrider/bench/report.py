@@ -2,8 +2,8 @@
 
 Every figure that is a rate or a time is the median over rounds; ``speedup`` is the median over
 rounds of the ratio to plain decoding in the same round at the same temperature and batch size.
-``*_interval`` beside a figure is the 95 % confidence interval of that median, [low, high], null
-with fewer than 6 rounds: see ``bench/intervals.py``.
+``*_interval`` beside a figure is a confidence interval of that median, [low, high], null with fewer
+than 6 rounds: see ``bench/intervals.py``, and ``intervals`` in the report for its confidence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..audit.ties import Difference, compare
-from .intervals import METHOD, median_interval
+from .intervals import METHOD, median_interval, ranks
 from .offline import PLAIN, Bench, Cell, Runs, available_cores
 from .repeats import fresh_acceptance_length, repeats
 from .replay import WHAT
@@ -74,7 +74,8 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
     ``peak_memory_bytes`` is the process's, all engines of the benchmark loaded.
     ``numerical_ties`` counts sequences that part from plain decoding at a tie, where their
     comparison ends; ``outputs_identical`` is false only for a difference that is none.
-    ``replay`` says what a replay target is, null for a real one.
+    ``structured_outputs`` is true where outputs were held to JSON schemas, and ``replay`` says what
+    a replay target is, null for a real one.
     ``acceptance_length_without_repeats`` and ``repeated_share`` (of output tokens): see
     ``bench/repeats.py``.
     """
@@ -109,6 +110,7 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
         "end_to_end_tokens_per_second": median(t.end_to_end for t in timings),
         "end_to_end_speedup": median(m.end_to_end / p.end_to_end for m, p in paired),
         "workload": bench.workload.name,
+        "structured_outputs": any(item.schema is not None for item in bench.workload.items),
         "replay": replay(bench),
         "tokens_per_second_interval": median_interval(speeds),
         "latency_per_token_ms_interval": median_interval(latencies),
@@ -137,7 +139,8 @@ def report(bench: Bench, found: dict[Cell, Runs]) -> dict[str, Any]:
     plain = {cell.conditions: runs for cell, runs in found.items() if cell.drafter == PLAIN}
     runs = [figures(bench, cell, runs, plain[cell.conditions]) for cell, runs in found.items()]
     rounds = bench.options.rounds
-    return {"machine": machine(bench), "rounds": rounds, "intervals": METHOD, "runs": runs}
+    intervals = {"confidence": ranks(rounds)[1], "method": METHOD}
+    return {"machine": machine(bench), "rounds": rounds, "intervals": intervals, "runs": runs}
 
 
 def best(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ A workload file is .jsonl, one item a line, or .json, one list of items. An item
     {"messages": [{"role": "user", "content": "..."}, ...], "answer": "the recorded answer"}
 
 where the answer may be left out: only replay targets (``bench/replay.py``) need it. Messages go
-through the target's chat template.
+through the target's chat template. Either kind may have a "schema", a JSON schema that the output
+is then held to. What is bundled, and where it comes from, is told in ``workloads/README.md``.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ CODE = "code"
 """Continues held-out code: its prompts belong to the pocket pair, a floor above."""
 BUNDLED = ("edit", "prose", "json", "chat")
 NAMES = (CODE, *BUNDLED)
-KEYS = ("prompt", "messages", "answer")
+KEYS = ("prompt", "messages", "answer", "schema")
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to ask: a text, or ``messages``; ``answer`` is what was recorded, if anything."""
+    """One thing to ask: a text, or ``messages``; ``answer`` is what was recorded, if anything.
+
+    ``schema`` is the JSON schema of the output, None where it is free.
+    """
 
     prompt: str = ""
     messages: tuple[Message, ...] = ()
     answer: str | None = None
+    schema: dict[str, Any] | None = None
 
     def encode(self, codec: TextCodec) -> list[int]:
         """Token ids of the prompt.
@@ -147,8 +152,10 @@ def _item(entry: Any, where: str) -> Item:
             f'{where}: messages must be a list like [{{"role": "user", "content": "..."}}]; '
             "correct it."
         )
+    if "schema" in entry and not isinstance(entry["schema"], dict):
+        raise ConfigError(f"{where}: schema is {entry['schema']!r}; give a JSON schema, an object.")
     messages = tuple(entry.get("messages", ()))
-    return Item(entry.get("prompt", ""), messages, entry.get("answer"))
+    return Item(entry.get("prompt", ""), messages, entry.get("answer"), entry.get("schema"))
 
 
 def _are_messages(value: Any) -> bool:

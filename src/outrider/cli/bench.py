@@ -27,9 +27,10 @@ LEAST_ROUNDS = 7
 NARROWEST = 140
 DEFINITIONS = (
     "tokens/s: decode speed, (N-1)/(T(N)-T(1)) · speedup: to plain in the same round · both are "
-    "medians over rounds, with their 95 % intervals (order statistics) in brackets · end to end: "
-    "tokens/s from the call on, prompts included · rate: accepted / drafted · length: "
-    "1 + accepted / drafts · survival: share of drafts accepted up to each position"
+    "medians of {rounds} rounds, in brackets their {confidence:.1%} confidence intervals (order "
+    "statistics) · end to end: tokens/s from the call on, prompts included · rate: accepted / "
+    "drafted · length: 1 + accepted / drafts · survival: share of drafts accepted up to each "
+    "position"
 )
 
 
@@ -100,8 +101,10 @@ def table(report: dict[str, Any], width: int) -> Table:
     title = f"{escape(runs[0]['target'])} · workload {escape(runs[0]['workload'])} · {where}"
     if runs[0]["replay"]:
         title += f"\nreplay: {runs[0]['replay']['what']}"
+    confidence = report["intervals"]["confidence"]
+    definitions = DEFINITIONS.format(rounds=report["rounds"], confidence=confidence)
     made = Table(
-        title=title, caption=DEFINITIONS, caption_justify="left", box=box.SIMPLE, show_edge=False,
+        title=title, caption=definitions, caption_justify="left", box=box.SIMPLE, show_edge=False,
         pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for name in ("T", "batch", "drafter", "K"):
