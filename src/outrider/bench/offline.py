@@ -234,9 +234,12 @@ class Bench:
             form = None if item.schema is None else StructuredOutputsParams(json=item.schema)
             found.append(
                 SamplingParams(
-                    temperature=temperature, seed=i, max_tokens=limit, ignore_eos=form is None,
+                    temperature=temperature,
+                    seed=i,
+                    max_tokens=limit,
+                    ignore_eos=form is None,
                     structured_outputs=form,
-                )  # fmt: skip
+                )
             )
         return found
 

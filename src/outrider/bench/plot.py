@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal
 
 from matplotlib import colormaps
@@ -23,15 +24,19 @@ DPI = 130
 Style = tuple[str, Literal["-", "--", ":", "-."]]
 STYLES: tuple[Style, ...] = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
 """Marker and line of each temperature, in turn."""
-NUDGE = 0.05
+SPREAD = 0.4
+"""The share of the space between two K over which the lines' points are spread."""
+LONGEST_NAME = 32
+# Inches of figure that a letter of 10 points takes at most, and a line's sample in the legend.
+LETTER, HANDLE = 0.085, 0.7
 
 
 def draw(report: dict[str, Any], file: Path) -> None:
     """Write the figure of a report with at least one drafter to ``file``, a PNG.
 
-    A panel a batch size shows the speedup by K, with the 95 % interval of its median, and the last
-    panel acceptance by position at the largest K: the share of drafts accepted up to each position.
-    A colour is a drafter, and a line's style a temperature.
+    A panel a batch size shows the speedup by K, with the confidence interval of its median, and the
+    last panel acceptance by position at the largest K: the share of drafts accepted up to each
+    position. A colour is a drafter, and a line's style a temperature.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -43,7 +48,8 @@ def draw(report: dict[str, Any], file: Path) -> None:
     styles = {t: STYLES[i % len(STYLES)] for i, t in enumerate(temperatures)}
     sizes = _distinct(runs, "batch_size")
     rows, columns = ceil((len(sizes) + 1) / COLUMNS), min(len(sizes) + 1, COLUMNS)
-    figure = Figure((PANEL[0] * columns, PANEL[1] * rows + 1.1), dpi=DPI, layout="constrained")
+    width = PANEL[0] * columns
+    figure = Figure((width, PANEL[1] * rows + 1.2), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     panels = [figure.add_subplot(rows, columns, i + 1) for i in range(len(sizes) + 1)]
     for panel, size in zip(panels, sizes, strict=False):
@@ -55,13 +61,25 @@ def draw(report: dict[str, Any], file: Path) -> None:
         panel.set_ylim(0, top)
     # What is accepted does not depend on the batch: the first size speaks for all.
     _acceptance(panels[-1], [run for run in runs if run["batch_size"] == sizes[0]], colours, styles)
-    figure.suptitle(_title(report), fontsize=10)
-    handles = [Line2D([], [], color=colours[name], label=name) for name in drafters]
+    letters = int(width / LETTER)
+    title = "\n".join(fill(line, letters) for line in _title(report))
+    figure.suptitle(title, fontsize=10)
+    names = [
+        name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}" for name in drafters
+    ]
+    handles = [
+        Line2D([], [], color=colours[name], label=shown)
+        for name, shown in zip(drafters, names, strict=True)
+    ]
     handles += [
         Line2D([], [], color="0.3", marker=styles[t][0], linestyle=styles[t][1], label=f"T = {t:g}")
         for t in temperatures
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
+    handles.append(Line2D([], [], color="0.6", linewidth=1, label="plain"))
+    fits = int(width / (HANDLE + LETTER * max(map(len, [*names, "T = 0.7"]))))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=max(1, min(len(handles), fits))
+    )
     try:
         figure.savefig(file, format="png")
     except OSError as error:
@@ -73,11 +91,16 @@ def _distinct(runs: Sequence[Run], key: str) -> list[Any]:
     return list(dict.fromkeys(run[key] for run in runs))
 
 
-def _title(report: dict[str, Any]) -> str:
-    """What ran where, and what a replay target is."""
+def _title(report: dict[str, Any]) -> list[str]:
+    """What ran where, what a replay target is, and what the error bars are."""
     run, machine = report["runs"][0], report["machine"]
-    title = f"{run['target']} · workload {run['workload']} · {machine['dtype']} · {machine['cpu']}"
-    return f"{title}\n(replay: {run['replay']['what']})" if run["replay"] else title
+    where = f"{machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
+    lines = [f"{run['target']} · workload {run['workload']} · {where}"]
+    if run["replay"]:
+        lines.append(f"replay: {run['replay']['what']}")
+    confidence = report["intervals"]["confidence"]
+    bars = f", bars: their {confidence:.1%} confidence intervals" if confidence else ""
+    return [*lines, f"speedup: medians of {report['rounds']} rounds{bars}"]
 
 
 def _lines(runs: Sequence[Run]) -> list[tuple[str, float, list[Run]]]:
@@ -95,8 +118,11 @@ def _speedups(
 ) -> None:
     """Speedup over K with error bars; lines stand a little apart so that no bar hides another."""
     lines = _lines(runs)
+    lengths = sorted({run["num_speculative_tokens"] for run in runs})
+    space = min((b - a for a, b in pairwise(lengths)), default=1)
+    step = SPREAD * space / len(lines)
     for i, (drafter, temperature, points) in enumerate(lines):
-        x = [run["num_speculative_tokens"] + NUDGE * (i - (len(lines) - 1) / 2) for run in points]
+        x = [run["num_speculative_tokens"] + step * (i - (len(lines) - 1) / 2) for run in points]
         y = [run["speedup"] for run in points]
         bounds = [run["speedup_interval"] or (run["speedup"],) * 2 for run in points]
         errors = [
@@ -109,11 +135,10 @@ def _speedups(
             linewidth=1.2, capsize=3,
         )  # fmt: skip
     panel.axhline(1, color="0.6", linewidth=1, zorder=0)
-    lengths = sorted({run["num_speculative_tokens"] for run in runs})
     panel.set_xticks(lengths)
-    panel.set_xlim(lengths[0] - 0.5, lengths[-1] + 0.5)
-    panel.set_xlabel("draft length K")
-    panel.set_ylabel("times plain, median and 95 % interval")
+    panel.set_xlim(lengths[0] - space / 2, lengths[-1] + space / 2)
+    panel.set_xlabel("draft length K, tokens")
+    panel.set_ylabel("decode speed, times plain")
     panel.grid(axis="y", color="0.92")
 
 
@@ -133,7 +158,7 @@ def _acceptance(
     panel.set_ylim(0, 1.03)
     panel.set_xticks(range(1, longest + 1))
     panel.set_xlim(0.5, longest + 0.5)
-    panel.set_xlabel("position in the draft")
+    panel.set_xlabel("position in the draft, tokens")
     panel.set_ylabel("share of drafts accepted up to it")
     panel.set_title(f"acceptance by position, K = {max(r['num_speculative_tokens'] for r in runs)}")
     panel.grid(axis="y", color="0.92")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..bench.workload import Workload
 
 LEAST_ROUNDS = 7
-NARROWEST = 140
+NARROWEST = 160
 DEFINITIONS = (
     "tokens/s: decode speed, (N-1)/(T(N)-T(1)) · speedup: to plain in the same round · both are "
     "medians of {rounds} rounds, in brackets their {confidence:.1%} confidence intervals (order "
