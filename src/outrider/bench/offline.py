@@ -257,6 +257,16 @@ class Bench:
     def run(self, progress: Callable[[int, int], None]) -> dict[Cell, Runs]:
         """Warm up, then run every round; ``progress`` is told (cells done, cells in all)."""
         found = {cell: Runs() for cell in self.cells}
+        gc.collect()
+        gc.freeze()  # what is loaded need not be searched before every measurement
+        try:
+            self._run(found, progress)
+        finally:
+            gc.unfreeze()
+        return found
+
+    def _run(self, found: dict[Cell, Runs], progress: Callable[[int, int], None]) -> None:
+        """Fill ``found``."""
         total = len(self.cells) * (self.options.rounds + 1)
         for i, cell in enumerate(self.cells):
             self._measure(cell, Runs())
@@ -267,7 +277,6 @@ class Bench:
                 self._measure(cell, found[cell])
                 done += 1
                 progress(done, total)
-        return found
 
     def _measure(self, cell: Cell, runs: Runs) -> None:
         """Run all prompts once and add what came of it to ``runs``."""
