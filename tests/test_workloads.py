@@ -154,7 +154,8 @@ def test_intervals_of_a_median_cover_what_they_say() -> None:
 def report(replay: dict[str, str] | None = None) -> dict[str, Any]:
     runs = [
         {
-            "target": "a", "workload": "code", "replay": replay, "drafter": drafter,
+            "target": "a", "workload": "code", "replay": replay, "structured_outputs": False,
+            "drafter": drafter,
             "num_speculative_tokens": k, "temperature": t, "batch_size": b, "speedup": 1.5,
             "speedup_interval": [1.2, 1.9] if k < 4 else None,
             "acceptance_by_position": [0.5] * k if drafter != "none" else None,

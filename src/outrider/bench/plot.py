@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..errors import ConfigError
+from .report import heading
 
 Run = dict[str, Any]
 COLUMNS = 3
@@ -92,15 +93,10 @@ def _distinct(runs: Sequence[Run], key: str) -> list[Any]:
 
 
 def _title(report: dict[str, Any]) -> list[str]:
-    """What ran where, what a replay target is, and what the error bars are."""
-    run, machine = report["runs"][0], report["machine"]
-    where = f"{machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
-    lines = [f"{run['target']} · workload {run['workload']} · {where}"]
-    if run["replay"]:
-        lines.append(f"replay: {run['replay']['what']}")
+    """The report's heading, and what the error bars are."""
     confidence = report["intervals"]["confidence"]
     bars = f", bars: their {confidence:.1%} confidence intervals" if confidence else ""
-    return [*lines, f"speedup: medians of {report['rounds']} rounds{bars}"]
+    return [*heading(report), f"speedup: medians of {report['rounds']} rounds{bars}"]
 
 
 def _lines(runs: Sequence[Run]) -> list[tuple[str, float, list[Run]]]:

@@ -8,6 +8,11 @@ open at some, as seeded noise decides. Planted drafters agree with the law's mos
 a chosen probability. So speeds on a replay target are those of its size, answers and agreement;
 they say nothing of what any trained model would have said, and whoever shows them says so.
 
+Where that differs from trained models: a planted drafter errs at each position independently, and
+says its token for certain, so that above temperature 0 it is accepted less often than it agrees. A
+JSON schema masks the planted laws and cuts or mends drafts, so that under one more is accepted than
+agrees, and what follows a sampled token that left the record may have to be drawn evenly.
+
 A law is a function of (workload seed, index in the output, the recorded token there) alone: after a
 sampled token that differs, the recording goes on at the next index, and past its end it says EOS.
 """

@@ -143,6 +143,15 @@ def report(bench: Bench, found: dict[Cell, Runs]) -> dict[str, Any]:
     return {"machine": machine(bench), "rounds": rounds, "intervals": intervals, "runs": runs}
 
 
+def heading(report: dict[str, Any]) -> list[str]:
+    """What ran where, in lines: what stands above every table and figure, replay targets named."""
+    run, machine = report["runs"][0], report["machine"]
+    workload = run["workload"] + (" (held to JSON schemas)" if run["structured_outputs"] else "")
+    where = f"{machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
+    lines = [f"{run['target']} · workload {workload} · {where}"]
+    return [*lines, f"replay: {run['replay']['what']}"] if run["replay"] else lines
+
+
 def best(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any]:
     """The run with the largest speedup among those of ``run``'s temperature and batch size."""
     keys = ("temperature", "batch_size")

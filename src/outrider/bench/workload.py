@@ -64,7 +64,7 @@ class Workload:
         return Workload(name, tuple(Item(prompt) for prompt in prompts))
 
     def first(self, count: int | None) -> Workload:
-        """The first ``count`` items; None takes 8, or all where there are fewer.
+        """The first ``count`` items; None takes 8, or all if there are fewer.
 
         Raises:
             ConfigError: there are not so many, or none is wanted.

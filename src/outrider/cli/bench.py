@@ -94,13 +94,10 @@ def identical(run: dict[str, Any]) -> str:
 def table(report: dict[str, Any], width: int) -> Table:
     """The runs for people; the best of each temperature and batch size stands out."""
     from ..bench.offline import PLAIN
-    from ..bench.report import best
+    from ..bench.report import best, heading
 
-    machine, runs = report["machine"], report["runs"]
-    where = f"{machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
-    title = f"{escape(runs[0]['target'])} · workload {escape(runs[0]['workload'])} · {where}"
-    if runs[0]["replay"]:
-        title += f"\nreplay: {runs[0]['replay']['what']}"
+    runs = report["runs"]
+    title = escape("\n".join(heading(report)))
     confidence = report["intervals"]["confidence"]
     definitions = DEFINITIONS.format(rounds=report["rounds"], confidence=confidence)
     made = Table(
@@ -177,7 +174,7 @@ def bench(
             metavar="SIZE",
             help="Measure a replay target instead: random weights of that size (1m, 3m, 20m, 100m, "
             "300m) that cost what a real model costs and say the workload's recorded answers. "
-            "--model then lends its tokenizer only.",
+            "--model then lends its tokenizer, vocabulary and context only.",
         ),
     ] = None,
     drafter: Annotated[
@@ -185,8 +182,9 @@ def bench(
         typer.Option(
             help="ngram or a checkpoint's folder; may be given again, or with commas. "
             "The model's own drafter, if it has one, and ngram unless given. With --replay: ngram, "
-            "or planted:AGREEMENT[:SIZE], which agrees with the target's most likely token that "
-            "often and costs a model of SIZE, or nothing.",
+            "or planted:AGREEMENT[:SIZE], which says the target's most likely token that often (a "
+            "share from 0 to 1) and costs a model of SIZE, or nothing; planted:0.8 and ngram "
+            "unless given.",
         ),
     ] = None,
     num_speculative_tokens: Annotated[
@@ -203,12 +201,13 @@ def bench(
         typer.Option(
             metavar="NAME|FILE",
             help="code (held out from the pocket pair's training; the default), edit, prose, json, "
-            "chat, or a .jsonl or .json file. With --replay the default is edit.",
+            "chat, or a .jsonl or .json file of prompts. With --replay, which needs recorded "
+            "answers, all but code; the default is edit then.",
         ),
     ] = None,
     num_prompts: Annotated[
         int | None,
-        typer.Option(help="Prompts of the workload, the first 8 or all unless given."),
+        typer.Option(help="How many of the workload's prompts, the first 8 unless given."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
     dtype: Dtype = "auto",
