@@ -12,6 +12,7 @@ import pytest
 
 from outrider import SamplingParams, pocket
 from outrider.bench.intervals import median_interval, ranks
+from outrider.bench.offline import Bench, Options
 from outrider.bench.plot import draw
 from outrider.bench.workload import BUNDLED, FOLDER, Item, Workload, load_workload
 from outrider.errors import ConfigError
@@ -69,6 +70,16 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, name: str, text: str,
     with pytest.raises(ConfigError) as caught:
         load_workload(written(tmp_path, name, text))
     assert said in str(caught.value)
+
+
+def test_a_schema_that_cannot_be_used_is_refused_before_the_work(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    entries = ["a", {"prompt": "b", "schema": {"type": "nonsense"}}]
+    workload = load_workload(written(tmp_path, "mine.json", json.dumps(entries)))
+    options = Options(model=tiny_llama, target="tiny", drafters=("ngram",), max_tokens=4)
+    with pytest.raises(ConfigError, match=r"prompt 2 of workload 'mine': structured_outputs\.json"):
+        Bench(options, workload)
 
 
 def test_files_that_cannot_be_read_and_counts_that_are_not_there(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..drafters.registry import find_drafter
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestError
 from ..llm import LLM
-from ..models.families import find_folder
+from ..models.families import find_folder, read_config
 from ..params import StructuredOutputsParams
 from ..text.template import TextCodec
-from ..types import Counts, SamplingParams
+from ..types import Counts, Request, SamplingParams
 from .record import Sample, run
 from .replay import Planted, Replay, find_size
 from .workload import BUNDLED, Workload
@@ -181,7 +181,7 @@ class Bench:
 
     Raises:
         OutriderError: a model cannot be loaded, a prompt leaves no room for the output, batches
-            would not be full, or a replay target lacks an answer.
+            would not be full, a schema cannot be used, or a replay target lacks an answer.
     """
 
     def __init__(self, options: Options, workload: Workload) -> None:
@@ -195,6 +195,7 @@ class Bench:
                     "give another one or another --num-prompts."
                 )
         folder = find_folder(options.model)
+        read_config(folder)  # says best what is wrong with a folder that holds no model
         codec = TextCodec(folder)
         self.prompts = [item.encode(codec) for item in workload.items]
         self.limits = [options.max_tokens] * count
@@ -208,12 +209,23 @@ class Bench:
         variants = [(PLAIN, 0), *((n, k) for n in names if n != PLAIN for k in options.lengths)]
         self.conditions = [(t, b) for t in options.temperatures for b in options.batch_sizes]
         self.cells = [Cell(n, k, t, b) for t, b in self.conditions for n, k in variants]
+        self._check_schemas()
         longest = max(len(p) + n for p, n in zip(self.prompts, self.limits, strict=True))
         if longest > self.plain.engine.max_model_len:
             raise ConfigError(
                 f"prompt and output have {longest} tokens, but the context of the model is "
                 f"{self.plain.engine.max_model_len}; lower max_tokens."
             )
+
+    def _check_schemas(self) -> None:
+        """Refuse a schema that cannot be used, before anything is measured."""
+        engine = self.plain.engine
+        for i, params in enumerate(self.params(0.0)):
+            try:
+                engine.law_of(Request("check", tuple(self.prompts[i]), params, 0))
+            except RequestError as error:
+                name = self.workload.name
+                raise ConfigError(f"prompt {i + 1} of workload {name!r}: {error}") from None
 
     def _open(self, drafter: str) -> LLM:
         """An engine with that drafter."""

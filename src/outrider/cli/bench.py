@@ -122,7 +122,7 @@ def table(report: dict[str, Any], width: int) -> Table:
             f"{run['tokens_per_second']:.1f}",
             escape(interval(run["tokens_per_second_interval"], ".0f")),
             f"{run['speedup']:.2f}x",
-            escape(interval(run["speedup_interval"], ".2f")) if drafted else "",
+            escape(interval(run["speedup_interval"], ".2f")) if run["drafter"] != PLAIN else "",
             f"{run['end_to_end_tokens_per_second']:.1f}",
             f"{run['acceptance_rate']:.2f}" if drafted else "",
             f"{run['acceptance_length']:.2f}" if drafted else "",
