@@ -47,7 +47,7 @@ def test_help_waits_for_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
     shown = outrider("--help")
     assert shown.exit_code == 0
-    assert all(command in shown.stdout for command in ("generate", "bench", "demo"))
+    assert all(command in shown.stdout for command in ("generate", "bench", "demo", "explain"))
 
 
 def test_version() -> None:

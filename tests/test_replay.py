@@ -132,6 +132,22 @@ def test_the_engine_samples_from_the_law() -> None:
     assert kept < 300
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("drafter", ["planted:0.8", "planted:0.8:1m"])
+def test_the_ratio_rules_replay_as_well(rule: str, drafter: str) -> None:
+    for temperature, k in ((0, 4), (1, 1)):
+        params = SamplingParams(temperature=temperature, seed=2, max_tokens=400)
+        found = run(drafter, params, k, acceptance_rule=rule)
+        answer = replay()[1][:400]
+        assert (found.outputs[0].token_ids == answer) == (temperature == 0)
+        # At K = 1 a draft stands with the law's probability of its token.
+        track = target_track(replay()[1], VOCABULARY, 0)
+        if k == 1:
+            agrees = planted_track(track, 0, 0.8).ids[:400, 0] == torch.tensor(answer)
+            z = torch.where(agrees, track.z[:400, 0], track.z[:400, 1])
+            assert found.metrics.acceptance_rate == pytest.approx(float(z.exp().mean()), abs=0.1)
+
+
 def test_past_the_recorded_answer_comes_the_end() -> None:
     made = Replay("1m", pocket.PATH, [PROMPT], [tokens(6)]).open("none")
     output = made.generate(PROMPT, SamplingParams(temperature=0, max_tokens=50))[0].outputs[0]

@@ -18,7 +18,7 @@ from .drafters.registry import DrafterSpec, find_drafter
 from .engine.engine import Engine
 from .errors import ConfigError, ModelError, NumericalError, RequestError
 from .models.families import Folder, find_folder, read_config
-from .sampling.noise import fresh_seed, request_seed
+from .sampling.seeds import fresh_seed, request_seed
 from .text.template import Message, TextCodec, differing_entries, has_tokenizer
 from .types import Counts, Event, Logprobs, Origin, Request, SamplingParams
 
@@ -35,7 +35,8 @@ LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "lora_reque
 IGNORED = ("use_v2_block_manager",)
 OPTIONS = (
     "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "memory", "seed",
-    "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "logprobs_mode",
+    "num_speculative_tokens", "acceptance_rule", "prompt_lookup_min", "prompt_lookup_max",
+    "logprobs_mode",
 )  # fmt: skip
 
 
@@ -235,6 +236,7 @@ class LLM:
         drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram),
             None or "none", "ngram", or a checkpoint's folder.
         num_speculative_tokens: the draft length K; 4 unless given.
+        acceptance_rule: "coupled" unless given, "rejection" or "block", see ``EngineConfig``.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
         dtype, max_model_len, max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode: see
             ``EngineConfig``. ``gpu_memory_utilization`` is ``memory`` as a share. With ``seed``
@@ -322,6 +324,13 @@ class LLM:
             raise RequestError("this model has no tokenizer, so chat() has no template to use.")
         return self.generate([self._codec.chat(list(c)) for c in conversations], params)
 
+    def decode(self, ids: Seq[int]) -> str:
+        """The text of token ids, special tokens written out; empty for a model without text."""
+        if self._codec is None:
+            return ""
+        text: str = self._codec.backend.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def _start(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None
     ) -> dict[str, _Pending]:
@@ -374,13 +383,9 @@ class LLM:
         """The event with the text of every token whose log probability it gives."""
         if (event.logprobs is None and event.prompt_logprobs is None) or self._codec is None:
             return event
-        decode = self._codec.backend.decode
 
         def worded(found: Logprobs) -> Logprobs:
-            return {
-                i: replace(p, decoded_token=decode([i], skip_special_tokens=False))
-                for i, p in found.items()
-            }
+            return {i: replace(p, decoded_token=self.decode([i])) for i, p in found.items()}
 
         own, prompt = event.logprobs, event.prompt_logprobs
         return replace(

@@ -42,6 +42,7 @@ from ..models.base import Model, Output, Store
 from ..models.families import Shape, read_config, read_shape
 from ..models.rows import Segment
 from ..sampling.noise import Noise, words
+from ..sampling.ratio import make_rule
 from ..types import Draft, Scheduled, depths
 
 WHAT = "random weights at the cost of a real model, laws planted on recorded answers"
@@ -366,7 +367,8 @@ class Replay:
         }
         if isinstance(engine.drafter, ModelDrafter):
             small = ReplayModel(engine.drafter.model, tracks)
-            engine.drafter = llm.drafter.make(small, config, pages)
+            keeps_laws = make_rule(config.acceptance_rule).keeps_laws
+            engine.drafter = llm.drafter.make(small, config, pages, keeps_laws)
         else:
             engine.drafter = PlantedDrafter(tracks, config.num_speculative_tokens)
 

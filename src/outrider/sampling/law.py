@@ -92,7 +92,7 @@ class SequenceLaw:
         self._prompt = request.request.prompt_token_ids
         self._grammar = grammar
         params = request.params
-        self._history = History(params, self._prompt) if params.penalises else None
+        self.history = History(params, self._prompt) if params.penalises else None
 
     def apply(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
@@ -123,8 +123,8 @@ class SequenceLaw:
             logits.index_add_(1, law.bias_ids, law.bias.expand(len(paths), -1))
         for number, processor in enumerate(params.logits_processors or ()):
             self._call(number, processor, logits, tokens, paths)
-        if self._history is not None:
-            self._history.penalise(logits, tokens, paths)
+        if self.history is not None:
+            self.history.penalise(logits, tokens, paths)
         if params.greedy:
             return logits
         if params.temperature != 1:
