@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,6 +97,28 @@ def find_size(name: str) -> Size:
     if name not in SIZES:
         raise ConfigError(f"replay size {name!r} is not known; give one of {', '.join(SIZES)}.")
     return SIZES[name]
+
+
+def write_random(
+    size: Size, folder: Path, vocab_size: int, context: int, eos: Collection[int], seed: int
+) -> None:
+    """Save a Llama of random weights, the same every time, in bf16."""
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=size.width, intermediate_size=size.inner,
+        num_hidden_layers=size.layers, num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads, head_dim=HEAD_DIM,
+        max_position_embeddings=context, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=sorted(eos) or None, dtype="bfloat16",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    weights = {name: w.to(torch.bfloat16) for name, w in model.state_dict().items()}
+    del weights["lm_head.weight"]  # the embeddings
+    folder.mkdir(exist_ok=True)
+    config.save_pretrained(folder)
+    # Not by save_pretrained, which draws a bar.
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @dataclass(frozen=True)
@@ -340,13 +362,13 @@ class Replay:
         planted = None if lookup else Planted.parse(drafter)
         with TemporaryDirectory() as place:
             target, small = Path(place) / "target", Path(place) / "small"
-            self._write(find_size(self.size), target)
+            self._write(self.size, target)
             for pattern in ("tokenizer*", "*.jinja"):
                 for file in self._source.glob(pattern):
                     shutil.copy(file, target)
             known = drafter if lookup else "none"
             if planted and planted.size:
-                self._write(find_size(planted.size), small)
+                self._write(planted.size, small)
                 known = str(small)
             llm = LLM(target, drafter=known, **options)
         self._plant(llm, planted)
@@ -372,21 +394,8 @@ class Replay:
         else:
             engine.drafter = PlantedDrafter(tracks, config.num_speculative_tokens)
 
-    def _write(self, size: Size, folder: Path) -> None:
-        """Save a model of random weights, the same every time, in bf16."""
+    def _write(self, size: str, folder: Path) -> None:
         shape = self._shape
-        config = LlamaConfig(
-            vocab_size=shape.vocab_size, hidden_size=size.width, intermediate_size=size.inner,
-            num_hidden_layers=size.layers, num_attention_heads=size.heads,
-            num_key_value_heads=size.kv_heads, head_dim=HEAD_DIM,
-            max_position_embeddings=shape.context, tie_word_embeddings=True, bos_token_id=None,
-            eos_token_id=sorted(shape.eos_token_ids) or None, dtype="bfloat16",
-        )  # fmt: skip
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            model = LlamaForCausalLM(config)
-        weights = {name: w.to(torch.bfloat16) for name, w in model.state_dict().items()}
-        del weights["lm_head.weight"]  # the embeddings
-        config.save_pretrained(folder)
-        # Not by save_pretrained, which draws a bar.
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        write_random(
+            find_size(size), folder, shape.vocab_size, shape.context, shape.eos_token_ids, self.seed
+        )
