@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from outrider.config import EngineConfig
@@ -47,6 +50,22 @@ def planted_pair(folder: Path, family: str = "llama") -> Path:
     target.save_pretrained(folder)
     drafter.save_pretrained(folder / "drafter")
     return folder
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Bytes and pairs of letters, so that words, bad words and grammars mean something."""
+    names = ["<pad>", "<s>", "<unk>", "</s>", *map(chr, range(33, 127)), "\u0120", "\u010a"]
+    vocabulary = {name: id for id, name in enumerate(names)}
+    merges = []
+    for pair in itertools.product("aeionrst", "aeilnorstudcmp"):
+        if len(vocabulary) < VOCABULARY:
+            merges.append(pair)
+            vocabulary["".join(pair)] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(names[:4])
+    return tokenizer
 
 
 class Adversary:
@@ -115,11 +134,11 @@ def make_engine(folder: Path, drafter: str, pages: int | None = None, **options:
     """An fp32 engine; ``pages`` limits its cache, null page included."""
     spec = DrafterSpec(drafter, folder / "drafter" if drafter == "model" else None)
     config = EngineConfig(dtype="float32", page_size=4, memory=2**24, seed=0, **options)
-    engine = Engine(folder, spec, config, None)
+    engine = Engine(folder, spec, config, tiny_tokenizer())
     if pages is not None:
         each = (engine.budget.target_bytes + engine.budget.drafter_bytes) // engine.budget.pages
         config = EngineConfig(dtype="float32", page_size=4, memory=each * pages, seed=0, **options)
-        engine = Engine(folder, spec, config, None)
+        engine = Engine(folder, spec, config, tiny_tokenizer())
         assert engine.budget.pages == pages
     return engine
 
@@ -132,11 +151,14 @@ def requests(prompts: Seq[Seq[int]], params: SamplingParams) -> list[Request]:
     ]
 
 
-def run(engine: Engine, queued: Seq[Request], steps: int = 10_000) -> dict[str, list[int]]:
-    """Drive ``engine`` until all is done; the ids of each sample by "request/sample"."""
+def run(engine: Engine, queued: Seq[Request], steps: int = 10_000) -> dict[str, list[Any]]:
+    """Drive ``engine`` until all is done; the ids of each sample by "request/sample".
+
+    Log probabilities, where asked for, stand beside them by "request/sample logprobs".
+    """
     for request in queued:
         engine.add(request)
-    ids: dict[str, list[int]] = {f"{r.id}/{i}": [] for r in queued for i in range(r.params.n)}
+    ids: dict[str, list[Any]] = {f"{r.id}/{i}": [] for r in queued for i in range(r.params.n)}
     while engine.has_work:
         steps -= 1
         assert steps > 0, "the engine does not come to an end"
@@ -147,8 +169,12 @@ def run(engine: Engine, queued: Seq[Request], steps: int = 10_000) -> dict[str, 
     return ids
 
 
-def collect(ids: dict[str, list[int]], event: Event) -> None:
+def collect(ids: dict[str, list[Any]], event: Event) -> None:
     """Append an event's token where it belongs."""
     assert event.error is None, event.error
+    name = f"{event.request_id}/{event.sample_index}"
     if event.token_id is not None:
-        ids[f"{event.request_id}/{event.sample_index}"].append(event.token_id)
+        ids[name].append(event.token_id)
+    for found in (event.logprobs, event.prompt_logprobs):
+        if found is not None:
+            ids.setdefault(f"{name} logprobs", []).append(found)

@@ -6,9 +6,12 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import torch
+
 from outrider.cache.pages import PagePool
 from outrider.engine.scheduler import Plan, Scheduler
 from outrider.sampling.acceptance import NOT_FINITE
+from outrider.sampling.law import RequestLaw
 from outrider.text.stop import StopFinder
 from outrider.types import Draft, Event, Request, SamplingParams, Sequence, Verdict
 
@@ -35,7 +38,8 @@ def make(
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     request = Request(id, tuple(prompt), sampling, seed, frozenset(eos))
     text = Letters(sampling.stop or ())
-    return Sequence(f"{id}/0", request, 0, text, list(request.prompt_token_ids))
+    law = RequestLaw(request, 100, torch.device("cpu")).sequence()
+    return Sequence(f"{id}/0", request, 0, text, law, list(request.prompt_token_ids))
 
 
 def next_token(sequence: Sequence, tokens: list[int]) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from outrider.sampling import oracle
 from outrider.sampling.acceptance import Coupled, draw
-from outrider.sampling.law import Laws, process
+from outrider.sampling.law import Laws, RequestLaw
 from outrider.sampling.noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams, Verdict
 
@@ -121,7 +121,8 @@ def test_laws_are_the_oracles(options: dict[str, float]) -> None:
     logits = torch.randn(20, VOCABULARY, generator=generator) * 3
     logits[:, 10:20] = logits[:, :10]  # ties, also at the edges
     params = SamplingParams(**options)  # type: ignore[arg-type]
-    z = process(logits.clone(), Request("r", (1,), params, 0), [0] * 20)
+    law = RequestLaw(Request("r", (1,), params, 0), VOCABULARY, CPU).sequence()
+    z = law.apply(logits.clone(), [1], [[]] * 20)
     for row, raw in zip(z.double().softmax(-1).numpy(), logits.double().numpy(), strict=True):
         expected = oracle.law(
             raw, params.temperature, max(params.top_k, 0), params.top_p, params.min_p
@@ -133,6 +134,7 @@ def test_laws_are_the_oracles(options: dict[str, float]) -> None:
 def test_min_tokens_mask_the_ends_until_they_are_reached() -> None:
     params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[7])
     request = Request("r", (1,), params, 0, frozenset([3, VOCABULARY + 5]))
-    z = process(torch.zeros(4, VOCABULARY), request, [0, 1, 2, 3])
+    law = RequestLaw(request, VOCABULARY, CPU).sequence()
+    z = law.apply(torch.zeros(4, VOCABULARY), [1], [[], [5], [5, 5], [5, 5, 5]])
     masked = z.isinf().nonzero().tolist()
     assert masked == [[0, 3], [0, 7], [1, 3], [1, 7]]

@@ -107,7 +107,7 @@ def test_extending_twice_changes_nothing() -> None:
 
 def item(id: str, tokens: list[int], length: int, samples: bool = True) -> Scheduled:
     request = Request(id, tuple(tokens), SamplingParams(), 0)
-    sequence = Sample(f"{id}/0", request, 0, text=None, tokens=tokens)  # type: ignore[arg-type]
+    sequence = Sample(f"{id}/0", request, 0, text=None, law=None, tokens=tokens)  # type: ignore[arg-type]
     return Scheduled(sequence, len(tokens) - 1, 1, samples, length)
 
 

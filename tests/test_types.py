@@ -98,7 +98,7 @@ def test_drafts() -> None:
 
 def test_a_sequence_counts_its_output() -> None:
     request = Request("a", (1, 2, 3), SamplingParams(), 0)
-    sequence = Sequence("a/0", request, 0, text=None, tokens=[1, 2, 3, 9])  # type: ignore[arg-type]
+    sequence = Sequence("a/0", request, 0, text=None, law=None, tokens=[1, 2, 3, 9])  # type: ignore[arg-type]
     assert (sequence.prompt_length, sequence.num_output) == (3, 1)
 
 

@@ -12,6 +12,7 @@ from .errors import ConfigError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 
 def free_memory() -> int:
@@ -70,6 +71,8 @@ class EngineConfig:
         memory: what the cache may take, see ``parse_memory``.
         page_size: tokens a cache page holds.
         seed: base of the seeds of requests without one; None takes the operating system's.
+        logprobs_mode: log probabilities are "raw_logprobs", of the model's own logits, or
+            "processed_logprobs", of the law that the options made of them.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -83,10 +86,14 @@ class EngineConfig:
     memory: int | float | str | None = None
     page_size: int = 16
     seed: int | None = None
+    logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; give one of {', '.join(DTYPES)}.")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            known = ", ".join(LOGPROBS_MODES)
+            raise ConfigError(f"logprobs_mode is {self.logprobs_mode!r}; give one of {known}.")
         remedies = {
             "max_num_seqs": "give 1 or more",
             "max_num_batched_tokens": "give 1 or more",

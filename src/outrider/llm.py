@@ -20,7 +20,7 @@ from .errors import ConfigError, ModelError, NumericalError, RequestError
 from .models.families import Folder, find_folder, read_config
 from .sampling.noise import fresh_seed, request_seed
 from .text.template import Message, TextCodec, differing_entries, has_tokenizer
-from .types import Counts, Event, Origin, Request, SamplingParams
+from .types import Counts, Event, Logprobs, Origin, Request, SamplingParams
 
 logger = logging.getLogger("outrider")
 
@@ -31,10 +31,11 @@ OLD_NAMES = {
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
 }
+LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "lora_request")
 IGNORED = ("use_v2_block_manager",)
 OPTIONS = (
     "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "memory", "seed",
-    "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max",
+    "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "logprobs_mode",
 )  # fmt: skip
 
 
@@ -43,6 +44,8 @@ class CompletionOutput:
     """One sample: ``finish_reason`` is "stop", "length" or "error"; ``origins`` run with the ids.
 
     ``seed`` with the sample's ``index`` repeats it: ask for ``n > index`` samples of that seed.
+    ``logprobs`` run with the ids, and ``cumulative_logprob`` is their sum over the sampled tokens;
+    both are None unless asked for.
     """
 
     index: int
@@ -51,6 +54,8 @@ class CompletionOutput:
     finish_reason: str
     seed: int
     origins: list[Origin]
+    logprobs: list[Logprobs] | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,16 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and what was made of it; ``prompt`` is None where ids were given."""
+    """A prompt and what was made of it; ``prompt`` is None where ids were given.
+
+    ``prompt_logprobs`` run with the prompt's ids if asked for, None for the first.
+    """
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
+    prompt_logprobs: list[Logprobs | None] | None = None
 
 
 @dataclass
@@ -86,7 +95,26 @@ class _Sample:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
     finish_reason: str = ""
+
+    def output(self, index: int, request: Request) -> CompletionOutput:
+        """The sample as the caller sees it."""
+        listed = total = None
+        if request.params.logprobs is not None:
+            listed = self.logprobs
+            pairs = zip(listed, self.token_ids, strict=True)
+            total = sum(found[token].logprob for found, token in pairs)
+        return CompletionOutput(
+            index,
+            "".join(self.text),
+            self.token_ids,
+            self.finish_reason,
+            request.seed,
+            self.origins,
+            listed,
+            total,
+        )
 
 
 @dataclass
@@ -101,6 +129,7 @@ class _Pending:
     first: float = 0.0
     end: float = 0.0
     error: str | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None
 
     def take(self, event: Event) -> None:
         self.end = time.perf_counter()
@@ -110,6 +139,9 @@ class _Pending:
             self.first = self.first or self.end
             sample.token_ids.append(event.token_id)
             sample.origins.append(event.origin)
+            if event.logprobs is not None:
+                sample.logprobs.append(event.logprobs)
+            self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
         if event.finish_reason is not None:
             sample.finish_reason = event.finish_reason
             self.error = self.error or event.error
@@ -132,13 +164,9 @@ class _Pending:
             acceptance_length=counts.acceptance_length,
             acceptance_by_position=counts.acceptance_by_position,
         )
-        outputs = [
-            CompletionOutput(
-                i, "".join(s.text), s.token_ids, s.finish_reason, self.request.seed, s.origins
-            )
-            for i, s in enumerate(self.samples)
-        ]
-        return RequestOutput(self.prompt, list(self.request.prompt_token_ids), outputs, metrics)
+        outputs = [s.output(i, self.request) for i, s in enumerate(self.samples)]
+        ids = list(self.request.prompt_token_ids)
+        return RequestOutput(self.prompt, ids, outputs, metrics, self.prompt_logprobs)
 
 
 class GenerationError(NumericalError):
@@ -163,6 +191,12 @@ def _understand(options: dict[str, Any]) -> dict[str, Any]:
                     f"tensor_parallel_size is {value}; this engine runs on one device. For more, "
                     "serve with vLLM, SGLang or TensorRT-LLM, which Outrider's production tools "
                     "configure."
+                )
+        elif name in LORA:
+            if value:
+                raise ConfigError(
+                    f"{name} is not supported: this engine serves no LoRA adapters. Merge the "
+                    "adapter into the checkpoint (peft's merge_and_unload) and load that."
                 )
         elif name in OLD_NAMES:
             today = OLD_NAMES[name]
@@ -202,7 +236,7 @@ class LLM:
             None or "none", "ngram", or a checkpoint's folder.
         num_speculative_tokens: the draft length K; 4 unless given.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
-        dtype, max_model_len, max_num_seqs, max_num_batched_tokens, memory, seed: see
+        dtype, max_model_len, max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode: see
             ``EngineConfig``. ``gpu_memory_utilization`` is ``memory`` as a share. With ``seed``
             the i-th request since the start gets a seed of its own that depends on both.
 
@@ -336,11 +370,30 @@ class LLM:
         eos = self.engine.model.shape.eos_token_ids
         return Request(f"request-{index}", ids, params, seed, eos), text
 
+    def _worded(self, event: Event) -> Event:
+        """The event with the text of every token whose log probability it gives."""
+        if (event.logprobs is None and event.prompt_logprobs is None) or self._codec is None:
+            return event
+        decode = self._codec.backend.decode
+
+        def worded(found: Logprobs) -> Logprobs:
+            return {
+                i: replace(p, decoded_token=decode([i], skip_special_tokens=False))
+                for i, p in found.items()
+            }
+
+        own, prompt = event.logprobs, event.prompt_logprobs
+        return replace(
+            event,
+            logprobs=None if own is None else worded(own),
+            prompt_logprobs=None if prompt is None else [f and worded(f) for f in prompt],
+        )
+
     def _run(self, pending: dict[str, _Pending]) -> Iterator[Event]:
         """Step until all is done; whatever ends it early frees what is left."""
         try:
             while not all(p.done for p in pending.values()):
-                for event in self.engine.step():
+                for event in map(self._worded, self.engine.step()):
                     pending[event.request_id].take(event)
                     yield event
         finally:

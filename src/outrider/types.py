@@ -5,19 +5,12 @@ The standard library only, so that every floor may know these.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from .errors import ConfigError
-
-LARGEST_SEED = 2**64 - 1
-LARGEST_N = 128
-LARGEST_STOP = 64
-# Below this a temperature is taken as 0: dividing by it would leave one token anyway.
-SMALLEST_TEMPERATURE = 1e-5
+from .params import SamplingParams as SamplingParams
 
 
 class Origin(StrEnum):
@@ -31,100 +24,33 @@ class Origin(StrEnum):
     """The target's own token in a step without a draft."""
 
 
-def _refuse(field_name: str, value: object, remedy: str) -> None:
-    raise ConfigError(f"SamplingParams: {field_name} is {value!r}; {remedy}.")
-
-
-def _listed(value: Any) -> tuple[Any, ...]:
-    """The members of a list, none for None; what is no list is its own only member."""
-    return tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How a request is sampled; names and defaults follow vLLM.
-
-    Args:
-        temperature: 0 or above; 0 (or below 1e-5) takes the most likely token.
-        top_k: keep the k most likely tokens; 0 or -1 keeps all.
-        top_p: keep the smallest set of most likely tokens whose mass reaches top_p, in (0, 1].
-        min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
-        seed: 0 to 2^64 - 1; the same seed gives the same tokens. None takes the engine's.
-        n: samples of the same prompt, 1 to 128.
-        max_tokens: tokens to generate at most; None goes on to the end of the context.
-        min_tokens: tokens before EOS, stop tokens or stop strings may end the output.
-        stop: strings that end the output and are not part of it.
-        stop_token_ids: ids that end the output.
-        ignore_eos: go on after EOS.
-
-    Raises:
-        ConfigError: a value is out of its range; the sentence names field, value and remedy.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    n: int = 1
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: str | list[str] | tuple[str, ...] | None = None
-    stop_token_ids: list[int] | tuple[int, ...] | None = None
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-                _refuse(name, value, "give a number")
-        for name in ("top_k", "n", "min_tokens"):
-            if not _is_int(getattr(self, name)):
-                _refuse(name, getattr(self, name), "give a whole number")
-        if not 0 <= self.temperature < math.inf:
-            _refuse("temperature", self.temperature, "give 0 (greedy) or a finite number above 0")
-        if self.top_k < -1:
-            _refuse("top_k", self.top_k, "give 1 or more, or 0 to keep every token")
-        if not 0 < self.top_p <= 1:
-            _refuse("top_p", self.top_p, "give a number above 0 and at most 1 (1 keeps all)")
-        if not 0 <= self.min_p <= 1:
-            _refuse("min_p", self.min_p, "give a number from 0 (off) to 1")
-        if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed <= LARGEST_SEED):
-            _refuse("seed", self.seed, "give a whole number from 0 to 2^64 - 1, or None")
-        if not 1 <= self.n <= LARGEST_N:
-            _refuse("n", self.n, f"give 1 to {LARGEST_N} samples")
-        if self.max_tokens is not None and not (_is_int(self.max_tokens) and self.max_tokens >= 1):
-            _refuse("max_tokens", self.max_tokens, "give 1 or more, or None")
-        if self.min_tokens < 0:
-            _refuse("min_tokens", self.min_tokens, "give 0 or more")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            _refuse("min_tokens", self.min_tokens, f"give at most max_tokens ({self.max_tokens})")
-        if self.ignore_eos not in (True, False) or _is_int(self.ignore_eos):
-            _refuse("ignore_eos", self.ignore_eos, "give True or False")
-        stop = _listed(self.stop)
-        if len(stop) > LARGEST_STOP or not all(isinstance(s, str) and s for s in stop):
-            _refuse("stop", self.stop, f"give at most {LARGEST_STOP} strings, none of them empty")
-        ids = _listed(self.stop_token_ids)
-        if not all(_is_int(i) and i >= 0 for i in ids):
-            _refuse("stop_token_ids", self.stop_token_ids, "give token ids, 0 or above")
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", ids)
-
-    @property
-    def greedy(self) -> bool:
-        """True when no noise is drawn."""
-        return self.temperature < SMALLEST_TEMPERATURE
-
-
 class Detokenizing(Protocol):
     """What a sequence needs of text: deltas, and where a stop string ends it."""
 
     def push(self, token: int, may_stop: bool) -> tuple[str, bool]: ...
     def flush(self) -> str: ...
+
+
+class Lawgiving(Protocol):
+    """What a sequence's options make of logits, see ``sampling.law.SequenceLaw``."""
+
+    def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any: ...
+    def fit(
+        self, tokens: list[int], nodes: list[int], parents: list[int], length: int
+    ) -> tuple[list[int], list[int]]: ...
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """The log probability of a token and its rank, 1 for the likeliest; names follow vLLM."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+Logprobs = dict[int, Logprob]
+"""By token id: the sampled token first, then the likeliest in order."""
 
 
 @dataclass(frozen=True)
@@ -219,11 +145,13 @@ class Sequence:
     request: Request
     sample_index: int
     text: Detokenizing
+    law: Lawgiving
     tokens: list[int]
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     finish_reason: str | None = None
+    prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
 
     @property
     def prompt_length(self) -> int:
@@ -302,12 +230,14 @@ class Verdict:
     """What the acceptance rule made of a step, per scheduled sequence.
 
     ``tokens`` are to be emitted (empty when the step draws nothing), ``path`` the accepted nodes
-    from the root down, ``errors`` says why a sequence cannot go on.
+    from the root down, ``errors`` says why a sequence cannot go on. ``logprobs`` run with the
+    tokens where a request asked for them, None where not.
     """
 
     tokens: list[list[int]]
     path: list[list[int]]
     errors: list[str | None]
+    logprobs: list[list[Logprobs] | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -316,7 +246,8 @@ class Event:
 
     ``text`` is what may be shown now: it lags where a character or a stop string may be under way.
     ``finish_reason`` ("stop", "length", "error") ends the sample, with its ``counts``; ``error``
-    says why a request failed while the others went on.
+    says why a request failed while the others went on. ``prompt_logprobs`` come once, with the
+    first token of the first sample: None for the first token of the prompt, which nothing precedes.
     """
 
     request_id: str
@@ -327,3 +258,5 @@ class Event:
     finish_reason: str | None = None
     error: str | None = None
     counts: Counts | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None

@@ -18,7 +18,6 @@ from ..llm import LLM
 from ..models.base import Model
 from ..models.rows import Segment
 from ..sampling.acceptance import scores
-from ..sampling.law import process
 from ..sampling.noise import SharedNoise
 from ..types import Request, Row, SamplingParams
 
@@ -112,7 +111,8 @@ def classify(
     context = [*request.prompt_token_ids, *output]
     ways = _ways(prompt, len(context), config.max_num_batched_tokens, draft)
     z = torch.stack([_logits(model, context, prompt, way, draft) for way in ways])
-    process(z, request, [len(output)] * len(ways))
+    law = llm.engine.law_of(request).sequence()
+    law.apply(z, context, [[]] * len(ways))
     row = Row("", request.seed, sample_index, len(context), request.params.greedy, len(context))
     score = scores(z, [row] * len(ways), SharedNoise(z.shape[1], z.device))
     pair = torch.tensor(tokens, device=z.device)

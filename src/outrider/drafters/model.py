@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+import torch.nn.functional as F
+
+from ..errors import RequestError
 from ..models.base import Model
 from ..models.rows import Segment
 from ..sampling.acceptance import draw
-from ..sampling.law import process
+from ..sampling.law import NEVER
 from ..sampling.noise import Noise
 from ..types import Draft, Row, Scheduled, Verdict
 
@@ -110,12 +114,14 @@ class ModelDrafter:
         logits = self.model.run(segments, self._store).logits
         if logits is None:
             return []
-        z = logits[:, : noise.vocab_size]
+        # Padded or cut to the target's vocabulary, which its options speak of.
+        z = F.pad(logits, (0, noise.vocab_size - logits.shape[1]), value=NEVER)
         keys = []
         for j, i in enumerate(r.index for r in inputs if r.draws):
             sequence = batch[i].sequence
             request, ahead = sequence.request, len(drafts[i])
-            process(z[j : j + 1], request, [sequence.num_output + ahead])
+            with suppress(RequestError):  # the target will meet it too, and say so
+                sequence.law.apply(z[j : j + 1], sequence.tokens, [drafts[i]])
             base, greedy = len(sequence.tokens), request.params.greedy
             keys.append(
                 Row(sequence.id, request.seed, sequence.sample_index, base + ahead, greedy, base)

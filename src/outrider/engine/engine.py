@@ -17,11 +17,13 @@ from ..errors import MemoryBudgetError, RequestError
 from ..models.families import read_config, read_shape
 from ..models.load import load_model
 from ..sampling.acceptance import Coupled
+from ..sampling.grammar import Grammars
+from ..sampling.law import RequestLaw
 from ..sampling.noise import SharedNoise
 from ..text.detokenize import Detokenizer
-from ..types import Counts, Event, Request, Sequence
+from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence
 from .runner import Runner
-from .scheduler import Scheduler
+from .scheduler import Plan, Scheduler
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,13 @@ class Engine:
         store = self.model.new_store(self.budget.pages, config.page_size)
         rule = Coupled()
         self.draft_noise = rule.drafting(self.noise)
-        self.runner = Runner(self.model, store, rule, self.noise)
+        raw = config.logprobs_mode == "raw_logprobs"
+        self.runner = Runner(self.model, store, rule, self.noise, raw)
         self.counts = Counts()
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
         self._tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
         self._live: dict[str, dict[int, Sequence]] = {}
 
     def add(self, request: Request) -> None:
@@ -155,14 +159,22 @@ class Engine:
             raise RequestError(
                 f"the prompt has token id {wrong[0]}, but the vocabulary ends at {vocabulary - 1}."
             )
-        if params.stop and self._tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and this model has none.")
+        if self._tokenizer is None and (params.stop or params.bad_words):
+            name = "stop strings" if params.stop else "bad_words"
+            raise RequestError(f"{name} need a tokenizer, and this model has none.")
+        law = self.law_of(request)
         sequences = [
             Sequence(
                 id=f"{request.id}/{i}",
                 request=request,
                 sample_index=i,
-                text=Detokenizer(self._tokenizer, prompt, params.stop or ()),
+                text=Detokenizer(
+                    self._tokenizer,
+                    prompt,
+                    params.stop or (),
+                    params.include_stop_str_in_output,
+                ),
+                law=law.sequence(),
                 tokens=list(prompt),
             )
             for i in range(params.n)
@@ -170,6 +182,33 @@ class Engine:
         for sequence in sequences:
             self.scheduler.add(sequence)
         self._live[request.id] = {s.sample_index: s for s in sequences}
+
+    def law_of(self, request: Request) -> RequestLaw:
+        """What the options of a request make of the target's logits.
+
+        Raises:
+            RequestError: an option does not fit this model, or cannot be met.
+        """
+        params, vocabulary = request.params, self.model.shape.vocab_size
+        words, grammar = self._bad_words(params), self._grammars.compile(params)
+        return RequestLaw(request, vocabulary, self.model.device, words, grammar)
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """The ids of every bad word: as a word that follows a space, and as it begins a text.
+
+        Written after a space only where that is one token sequence as long, as vLLM does.
+        """
+        found: list[list[int]] = []
+        for word in params.bad_words or ():
+            assert self._tokenizer is not None
+            bare, spaced = (
+                self._tokenizer.encode(text, add_special_tokens=False).ids
+                for text in (word.lstrip(), " " + word.lstrip())
+            )
+            found.append(bare)
+            if len(spaced) == len(bare) and spaced[:1] != bare[:1]:
+                found.append(spaced)
+        return [ids for ids in found if ids]
 
     def abort(self, request_id: str) -> None:
         """Drop a request's sequences and free their pages at once; an unknown id is no error."""
@@ -194,6 +233,7 @@ class Engine:
             return []
         begin = time.perf_counter()
         draft = drafter.propose(plan.batch, plan.lengths, self.draft_noise)
+        draft = self._fitted(plan, draft)
         drafted = time.perf_counter()
         verdict = self.runner.verify(plan, draft)
         self.draft_seconds += drafted - begin
@@ -201,6 +241,18 @@ class Engine:
         events = self.scheduler.commit(plan, draft, verdict)
         drafter.observe(plan.batch, verdict)
         return [self._closed(e) if e.finish_reason is not None else e for e in events]
+
+    @staticmethod
+    def _fitted(plan: Plan, draft: Draft) -> Draft:
+        """The draft as grammars have it; drawn from laws, it is so already."""
+        if draft.laws is not None:
+            return draft
+        for i, item in enumerate(plan.batch):
+            if item.length and item.sequence.request.params.structured_outputs is not None:
+                draft.tokens[i], draft.parents[i] = item.sequence.law.fit(
+                    item.sequence.tokens, draft.tokens[i], draft.parents[i], item.length
+                )
+        return draft
 
     def _closed(self, event: Event) -> Event:
         """Let go of the sample that ``event`` ends; the event takes its counts along."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+import torch
+
+from ..errors import RequestError
 from ..models.base import Model, Store
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.law import Laws, process
+from ..sampling.law import Laws
+from ..sampling.logprobs import logprobs
 from ..sampling.noise import SharedNoise
-from ..types import Draft, Row, Scheduled, Verdict, depths
+from ..types import Draft, Logprobs, Row, Scheduled, Verdict
 from .scheduler import Plan
 
 
@@ -19,15 +25,22 @@ class Runner:
         store: its cache.
         rule: decides which draft tokens stand.
         noise: the shared noise.
+        raw_logprobs: log probabilities are of the model's logits; else of the processed laws.
     """
 
     def __init__(
-        self, model: Model, store: Store, rule: AcceptanceRule, noise: SharedNoise
+        self,
+        model: Model,
+        store: Store,
+        rule: AcceptanceRule,
+        noise: SharedNoise,
+        raw_logprobs: bool = True,
     ) -> None:
         self.model = model
         self.store = store
         self.noise = noise
         self._rule = rule
+        self._raw_logprobs = raw_logprobs
 
     def verify(self, plan: Plan, draft: Draft) -> Verdict:
         """Run the plan's rows and the draft's, and decide the step.
@@ -39,7 +52,7 @@ class Runner:
                 tokens=item.sequence.tokens[item.start : item.start + item.count],
                 start=item.start,
                 pages=item.sequence.pages,
-                logits=1 + len(nodes) if item.samples else 0,
+                logits=_scored(item) or (1 + len(nodes) if item.samples else 0),
                 prompt_length=item.sequence.prompt_length,
                 nodes=nodes,
                 parents=parents,
@@ -47,35 +60,22 @@ class Runner:
             )
             for item, nodes, parents in zip(plan.batch, draft.tokens, draft.parents, strict=True)
         ]
-        output = self.model.run(segments, self.store)
-        if output.logits is None:
-            return Verdict(
-                [[] for _ in plan.batch], [[] for _ in plan.batch], [None] * len(plan.batch)
-            )
-        laws = Laws(output.logits, [], [])
-        for item, parents in zip(plan.batch, draft.parents, strict=True):
-            self._add_laws(laws, item, parents)
-        verdict = self._rule(laws, draft, self.noise)
+        logits = self.model.run(segments, self.store).logits
+        count = len(plan.batch)
+        nothing = Verdict([[] for _ in range(count)], [[] for _ in range(count)], [None] * count)
+        if logits is None:
+            return nothing
+        step = _Step(_score_prompts(plan, segments, logits), [], [], self._raw_logprobs)
+        for i, item in enumerate(plan.batch):
+            step.add(i, item, draft)
+        if not step.rows:
+            return nothing
+        verdict = self._rule(Laws(step.z, step.rows, step.first), draft, self.noise)
+        for i, error in step.errors.items():
+            verdict.errors[i] = error
+        verdict.logprobs.extend(step.logprobs(plan, verdict))
         self._straighten(plan, verdict)
         return verdict
-
-    @staticmethod
-    def _add_laws(laws: Laws, item: Scheduled, parents: list[int]) -> None:
-        """Process the logits of one sequence's rows and note whose they are."""
-        if not item.samples:
-            laws.first.append(None)
-            return
-        sequence, request = item.sequence, item.sequence.request
-        first = len(laws.rows)
-        laws.first.append(first)
-        ahead = [0, *depths(parents)]
-        outputs = [sequence.num_output + depth for depth in ahead]
-        process(laws.z[first : first + len(ahead)], request, outputs)
-        base, greedy = len(sequence.tokens), request.params.greedy
-        laws.rows.extend(
-            Row(sequence.id, request.seed, sequence.sample_index, base + depth, greedy, base)
-            for depth in ahead
-        )
 
     def _straighten(self, plan: Plan, verdict: Verdict) -> None:
         """Gather the entries of accepted tree nodes to where a chain would have them."""
@@ -90,3 +90,83 @@ class Runner:
                         slots.append(pages[place // size] * size + place % size)
         if sources:
             self.store.move(sources, targets)
+
+
+def _scored(item: Scheduled) -> int:
+    """How many of an item's rows want logits because the prompt's log probabilities are asked."""
+    sequence = item.sequence
+    asked = sequence.request.params.prompt_logprobs is not None and sequence.sample_index == 0
+    known = len(sequence.prompt_logprobs)
+    return item.count if asked and max(1, known) < sequence.prompt_length else 0
+
+
+def _score_prompts(plan: Plan, segments: list[Segment], logits: torch.Tensor) -> torch.Tensor:
+    """Note the prompts' log probabilities where asked; return the rows that are left to decide."""
+    if not any(map(_scored, plan.batch)):
+        return logits
+    kept: list[int] = []
+    first = 0
+    for item, segment in zip(plan.batch, segments, strict=True):
+        sequence, last = item.sequence, first + segment.logits
+        if _scored(item):
+            if not sequence.prompt_logprobs:
+                sequence.prompt_logprobs.append(None)  # nothing precedes the first token
+            # The row at position p speaks of the token at p + 1; after a preemption some are known.
+            start = len(sequence.prompt_logprobs) - 1
+            stop = min(item.start + item.count, sequence.prompt_length - 1)
+            rows = logits[first + start - item.start : first + stop - item.start]
+            count = sequence.request.params.prompt_logprobs or 0
+            sequence.prompt_logprobs += logprobs(rows, sequence.tokens[start + 1 : stop + 1], count)
+        kept += range(last - (1 + len(segment.nodes) if item.samples else 0), last)
+        first = last
+    return logits[kept]
+
+
+@dataclass
+class _Step:
+    """The laws of one step, gathered sequence by sequence."""
+
+    z: torch.Tensor
+    rows: list[Row]
+    first: list[int | None]
+    raw_logprobs: bool
+    errors: dict[int, str] = field(default_factory=dict)
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def add(self, index: int, item: Scheduled, draft: Draft) -> None:
+        """Process the logits of one sequence's rows and note whose they are."""
+        if not item.samples:
+            self.first.append(None)
+            return
+        sequence, params = item.sequence, item.sequence.request.params
+        paths: list[list[int]] = [[]]
+        for token, parent in zip(draft.tokens[index], draft.parents[index], strict=True):
+            paths.append([*paths[parent + 1], token])
+        first = len(self.rows)
+        self.first.append(first)
+        z = self.z[first : first + len(paths)]
+        if params.logprobs is not None and self.raw_logprobs:
+            self.kept[index] = z.clone()
+        try:
+            sequence.law.apply(z, sequence.tokens, paths)
+        except RequestError as error:
+            self.errors[index] = str(error)
+        if params.logprobs is not None and not self.raw_logprobs:
+            self.kept[index] = z
+        base, seed = len(sequence.tokens), sequence.request.seed
+        self.rows.extend(
+            Row(sequence.id, seed, sequence.sample_index, base + len(path), params.greedy, base)
+            for path in paths
+        )
+
+    def logprobs(self, plan: Plan, verdict: Verdict) -> list[list[Logprobs] | None]:
+        """Those of every sequence's tokens, where asked."""
+        found: list[list[Logprobs] | None] = []
+        for i, item in enumerate(plan.batch):
+            tokens, count = verdict.tokens[i], item.sequence.request.params.logprobs
+            if count is None or not tokens:
+                found.append(None)
+                continue
+            rows = [0, *(1 + node for node in verdict.path[i])]
+            found.append(logprobs(self.kept[i][rows], tokens, count))
+        return found

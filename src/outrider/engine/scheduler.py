@@ -154,7 +154,7 @@ class Scheduler:
                 events.append(self._failed(sequence, error))
                 continue
             depth = draft.depth(i)
-            emitted = self._emit(sequence, verdict.tokens[i], len(verdict.path[i]), depth)
+            emitted = self._emit(sequence, verdict, i, depth)
             events += emitted
             # Rows of accepted nodes have their keys and values; the last token has none yet.
             sequence.num_computed = len(sequence.tokens) - 1
@@ -171,12 +171,13 @@ class Scheduler:
         self._check(plan)
         return events
 
-    def _emit(
-        self, sequence: Sequence, tokens: list[int], accepted: int, depth: int
-    ) -> list[Event]:
+    def _emit(self, sequence: Sequence, verdict: Verdict, index: int, depth: int) -> list[Event]:
         """Append tokens up to the first that ends the output; later ones never happened."""
         events = []
-        for i, token in enumerate(tokens):
+        accepted = len(verdict.path[index])
+        logprobs = verdict.logprobs[index] if verdict.logprobs else None
+        first = sequence.num_output == 0
+        for i, token in enumerate(verdict.tokens[index]):
             sequence.tokens.append(token)
             origin = Origin.ACCEPTED if i < accepted else Origin.BONUS if depth else Origin.PLAIN
             text = self._advance(sequence, token)
@@ -188,6 +189,8 @@ class Scheduler:
                     text,
                     origin,
                     sequence.finish_reason,
+                    logprobs=None if logprobs is None else logprobs[i],
+                    prompt_logprobs=(sequence.prompt_logprobs or None) if first and not i else None,
                 )
             )
             if sequence.finish_reason is not None:
@@ -200,7 +203,8 @@ class Scheduler:
         may_stop = sequence.num_output > request.params.min_tokens
         if token in request.end_token_ids and may_stop:
             sequence.finish_reason = "stop"
-            return sequence.text.flush()
+            shown = request.params.include_stop_str_in_output
+            return (sequence.text.push(token, False)[0] if shown else "") + sequence.text.flush()
         text, stopped = sequence.text.push(token, may_stop)
         if stopped:
             sequence.finish_reason = "stop"

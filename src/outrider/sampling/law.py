@@ -1,8 +1,9 @@
 """From logits to laws: what a request's options make of the model's distribution.
 
 A law is carried as fp32 log-weights z, unnormalised: the processed logit over the temperature,
--inf where a token is masked. The order of processors, their names and scopes are vLLM's:
-min_tokens, temperature, min_p, top_k, top_p.
+-inf where a token is masked. The order of processors, their names and scopes are vLLM's: grammar,
+allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, penalties, temperature,
+min_p, top_k, top_p. At temperature 0 it ends with the penalties.
 """
 
 from __future__ import annotations
@@ -13,33 +14,212 @@ from dataclasses import dataclass
 
 import torch
 
-from ..types import Request, Row, SamplingParams
+from ..errors import RequestError
+from ..params import LogitsProcessor, SamplingParams
+from ..types import Request, Row
+from .grammar import Grammar
+from .history import History
 
 NEVER = float("-inf")
 
 
-def process(logits: torch.Tensor, request: Request, outputs: Sequence[int]) -> torch.Tensor:
-    """Turn ``logits`` into laws, in place.
+class RequestLaw:
+    """What of a request's options is the same at every position, made once for its samples.
 
     Args:
-        logits: fp32 [rows, vocabulary], consecutive rows of one request.
         request: its options.
-        outputs: for each row, how many output tokens stand before the one that it decides.
+        vocab_size: of the target.
+        device: where the logits are.
+        bad_words: the ids of each bad word, in every way that it is written.
+        grammar: what form the output must have, if any.
 
-    Returns:
-        ``logits`` itself, now z.
+    Raises:
+        RequestError: an option names an id outside the vocabulary, or nothing is left to sample.
     """
-    params = request.params
-    early = [i for i, n in enumerate(outputs) if n < params.min_tokens]
-    ends = [i for i in request.end_token_ids if i < logits.shape[1]]
-    if early and ends:
-        rows = torch.tensor(early, device=logits.device)
-        logits[rows[:, None], torch.tensor(ends, device=logits.device)] = NEVER
-    if params.greedy:
-        return logits
-    if params.temperature != 1:
-        logits.div_(params.temperature)
-    return truncate(logits, params)
+
+    def __init__(
+        self,
+        request: Request,
+        vocab_size: int,
+        device: torch.device,
+        bad_words: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
+    ) -> None:
+        self.request = request
+        self.params = params = request.params
+        self.grammar = grammar
+        bias, allowed = params.logit_bias or {}, params.allowed_token_ids or ()
+        for name, ids in (("logit_bias", bias), ("allowed_token_ids", allowed)):
+            wrong = [i for i in ids if i >= vocab_size]
+            if wrong:
+                raise RequestError(
+                    f"{name} has token id {wrong[0]}, but the vocabulary ends at {vocab_size - 1}."
+                )
+
+        def tensor(ids: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(ids, dtype=torch.int64, device=device)
+
+        self.bias_ids = tensor(list(bias))
+        self.bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+        self.ends = tensor(sorted(i for i in request.end_token_ids if i < vocab_size))
+        self.banned: torch.Tensor | None = None  # bool [vocabulary]: never, at any position
+        alone = [word[0] for word in bad_words if len(word) == 1]
+        if allowed or alone:
+            self.banned = torch.full((vocab_size,), bool(allowed), device=device)
+            self.banned[tensor(list(allowed))] = False
+            self.banned[tensor(alone)] = True
+            if bool(self.banned.all()):
+                raise RequestError(
+                    "allowed_token_ids and bad_words leave no token to sample; allow another."
+                )
+        self.bad_words = [tuple(word) for word in bad_words if len(word) > 1]
+        self.tried: set[int] = set()  # processors that have been checked
+
+    def sequence(self) -> SequenceLaw:
+        """The law of one of the request's samples."""
+        return SequenceLaw(self, None if self.grammar is None else self.grammar.copy())
+
+
+class SequenceLaw:
+    """One sequence's options, with what they remember of its tokens.
+
+    Target and drafters call it alike, each for the positions of its rows; what is drafted before a
+    row counts as output there, so that a draft changes no law.
+    """
+
+    def __init__(self, request: RequestLaw, grammar: Grammar | None) -> None:
+        self._law = request
+        self._prompt = request.request.prompt_token_ids
+        self._grammar = grammar
+        params = request.params
+        self._history = History(params, self._prompt) if params.penalises else None
+
+    def apply(
+        self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
+    ) -> torch.Tensor:
+        """Turn logits into laws, in place.
+
+        Args:
+            logits: fp32 [rows, vocabulary].
+            tokens: the committed ids, prompt and output.
+            paths: for each row the drafted ids between those and the position that it decides.
+
+        Returns:
+            ``logits`` itself, now z.
+
+        Raises:
+            RequestError: a logits processor failed, or the grammar's parser did.
+        """
+        law, params = self._law, self._law.params
+        if self._grammar is not None:
+            self._grammar.advance(tokens[len(self._prompt) :])
+            self._grammar.restrict(logits, paths)
+        if law.banned is not None:
+            logits.masked_fill_(law.banned, NEVER)
+        if law.bad_words:
+            self._ban_words(logits, tokens, paths)
+        self._keep_going(logits, len(tokens) - len(self._prompt), paths)
+        if len(law.bias_ids):
+            logits.index_add_(1, law.bias_ids, law.bias.expand(len(paths), -1))
+        for number, processor in enumerate(params.logits_processors or ()):
+            self._call(number, processor, logits, tokens, paths)
+        if self._history is not None:
+            self._history.penalise(logits, tokens, paths)
+        if params.greedy:
+            return logits
+        if params.temperature != 1:
+            logits.div_(params.temperature)
+        return truncate(logits, params)
+
+    def _ban_words(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
+        """Mask the last token of a bad word whose other tokens stand at the end of the output."""
+        longest = max(map(len, self._law.bad_words)) - 1
+        recent = tokens[len(self._prompt) :][-longest:]
+        for row, path in enumerate(paths):
+            before = tuple([*recent, *path][-longest:])
+            for word in self._law.bad_words:
+                if before[len(before) - len(word) + 1 :] == word[:-1]:
+                    logits[row, word[-1]] = NEVER
+
+    def _keep_going(self, logits: torch.Tensor, output: int, paths: list[list[int]]) -> None:
+        """Mask what would end the output before ``min_tokens``."""
+        least, ends = self._law.params.min_tokens, self._law.ends
+        early = [row for row, path in enumerate(paths) if output + len(path) < least]
+        if early and len(ends):
+            logits[torch.tensor(early, device=logits.device)[:, None], ends] = NEVER
+
+    def _call(
+        self,
+        number: int,
+        processor: LogitsProcessor,
+        logits: torch.Tensor,
+        tokens: list[int],
+        paths: list[list[int]],
+    ) -> None:
+        """Let a custom processor remake every row; the first time twice, to see that it is pure."""
+        for row, path in enumerate(paths):
+            made = self._made(number, processor, logits[row], [*tokens, *path])
+            if number not in self._law.tried:
+                again = self._made(number, processor, logits[row], [*tokens, *path])
+                if not torch.equal(made, again):
+                    raise RequestError(
+                        f"logits_processors[{number}] gave two results for the same ids and "
+                        "logits; it must be a pure function of them."
+                    )
+                self._law.tried.add(number)
+            logits[row] = made
+
+    @staticmethod
+    def _made(
+        number: int, processor: LogitsProcessor, row: torch.Tensor, ids: list[int]
+    ) -> torch.Tensor:
+        name = f"logits_processors[{number}]"
+        try:
+            made = processor(ids, row.clone())
+        except Exception as error:  # whatever a user's function raises is this request's error
+            raise RequestError(f"{name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(made, torch.Tensor) or made.shape != row.shape:
+            shape = list(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+            raise RequestError(
+                f"{name} returned {shape}; it must return logits [{row.shape[0]}], as it was given."
+            )
+        if bool(made.isnan().any()):
+            raise RequestError(f"{name} returned NaN; ban a token with -inf.")
+        return made.to(row.device, torch.float32)
+
+    def fit(
+        self, tokens: list[int], nodes: list[int], parents: list[int], length: int
+    ) -> tuple[list[int], list[int]]:
+        """Cut a draft where the grammar refuses it, and go on where it leaves no choice.
+
+        Args:
+            tokens: the committed ids.
+            nodes, parents: the draft, see ``types.Draft``.
+            length: how deep it may reach.
+
+        Returns:
+            The draft's nodes and parents; a tree is cut but not continued.
+        """
+        grammar = self._grammar
+        if grammar is None:
+            return nodes, parents
+        grammar.advance(tokens[len(self._prompt) :])
+        if parents == list(range(-1, len(nodes) - 1)):
+            kept = nodes[: grammar.accepts(nodes)]
+            # What follows a refused token was drafted for another text.
+            kept += grammar.forced(kept)[: max(0, length - len(kept))]
+            return kept, list(range(-1, len(kept) - 1))
+        paths: list[list[int]] = []
+        place: dict[int, int] = {-1: -1}
+        found: tuple[list[int], list[int]] = ([], [])
+        for node, (token, parent) in enumerate(zip(nodes, parents, strict=True)):
+            path = [*(paths[parent] if parent >= 0 else []), token]
+            paths.append(path)
+            if parent in place and grammar.accepts(path) == len(path):
+                place[node] = len(found[0])
+                found[0].append(token)
+                found[1].append(place[parent])
+        return found
 
 
 def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -31,13 +31,18 @@ class Detokenizer:
         tokenizer: None gives empty text throughout.
         prompt: the prompt's ids.
         stop: strings that end the output.
+        include_stop: the text goes on to their end.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str]
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        include_stop: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._stop = StopFinder(stop)
+        self._stop = StopFinder(stop, include_stop)
         # The tokens shown last, then those that are held back.
         self._ids = list(prompt[-CONTEXT:])
         self._num_shown = len(self._ids)

@@ -11,10 +11,12 @@ class StopFinder:
     Args:
         stop: strings that end the text, none of them empty; the earliest to be complete wins, the
             one that begins first among those.
+        include: the stop string is shown as well.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], include: bool = False) -> None:
         self._stop = tuple(stop)
+        self._include = include
         self._held = ""
         self._ended = False
 
@@ -28,7 +30,8 @@ class StopFinder:
             self._held += char
             found = [len(self._held) - len(s) for s in self._stop if self._held.endswith(s)]
             if found:
-                shown, self._held, self._ended = self._held[: min(found)], "", True
+                end = len(self._held) if self._include else min(found)
+                shown, self._held, self._ended = self._held[:end], "", True
                 return shown, True
         keep = self._longest_start()
         shown, self._held = (

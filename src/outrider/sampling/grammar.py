@@ -1,0 +1,144 @@
+"""Structured output: which tokens a grammar lets come next, through llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+from tokenizers import Tokenizer
+
+from ..errors import RequestError
+from ..params import SamplingParams, StructuredOutputsParams
+
+
+class Grammars:
+    """Compiles what requests ask for, against one tokenizer.
+
+    Args:
+        tokenizer: the model's; None refuses every request for structured output.
+        vocab_size: the model's, padding included.
+        eos_token_ids: with which an output that is complete can end.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = sorted(eos_token_ids)
+        self._known: LLTokenizer | None = None  # takes a second with a large vocabulary
+
+    def compile(self, params: SamplingParams) -> Grammar | None:
+        """The grammar of a request, None when it asks for none.
+
+        Raises:
+            RequestError: the grammar is impossible, or the model has no tokenizer or no EOS.
+        """
+        form = params.structured_outputs
+        if form is None:
+            return None
+        if self._tokenizer is None or not self._eos:
+            missing = "tokenizer" if self._tokenizer is None else "end-of-sequence token"
+            raise RequestError(
+                f"structured_outputs need a model with a {missing}; drop them, or take one."
+            )
+        if self._known is None:
+            self._known = LLTokenizer(
+                self._tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._eos
+            )
+        name, text = _source(params)
+        matcher = LLMatcher(self._known, text, log_level=0)
+        if matcher.is_error():
+            reason = " ".join(matcher.get_error().split())
+            raise RequestError(
+                f"structured_outputs.{name} cannot be used: {reason[:300]}; correct it."
+            )
+        grammar = Grammar(matcher, self._vocab_size)
+        if not grammar.mask(1)[0].any():
+            raise RequestError(
+                f"structured_outputs.{name} lets no token of this model begin the output; "
+                "correct it."
+            )
+        return grammar
+
+
+def _source(params: SamplingParams) -> tuple[str, str]:
+    """Which kind of form a request gives, and llguidance's text for it.
+
+    Raises:
+        RequestError: the grammar is neither Lark's notation nor GBNF.
+    """
+    form = params.structured_outputs
+    assert isinstance(form, StructuredOutputsParams)
+    if form.json is not None:
+        return "json", grammar_from("json", str(form.json))
+    if form.regex is not None:
+        return "regex", grammar_from("regex", form.regex)
+    if form.choice is not None:
+        return "choice", grammar_from("choice", json.dumps(form.choice))
+    try:
+        return "grammar", grammar_from("grammar", str(form.grammar))
+    except ValueError as error:
+        raise RequestError(
+            f"structured_outputs.grammar cannot be used: {error}; correct it."
+        ) from None
+
+
+class Grammar:
+    """Where one sequence stands in its grammar. Tokens are tried and taken back, never replayed."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._consumed = 0
+
+    def copy(self) -> Grammar:
+        """The same grammar from the start, for another sample."""
+        return Grammar(self._matcher.deep_copy(), self._vocab_size)
+
+    def advance(self, output: Sequence[int]) -> None:
+        """Take the committed output, longer from call to call.
+
+        Raises:
+            RequestError: the parser gave up.
+        """
+        fresh = list(output[self._consumed :])
+        if fresh and not self._matcher.consume_tokens(fresh):
+            reason = " ".join(self._matcher.get_error().split())
+            raise RequestError(f"structured_outputs failed: {reason[:300]}; simplify the grammar.")
+        self._consumed = len(output)
+
+    def mask(self, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+        """Which tokens may come next, [count, vocabulary] of the same row."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        row = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        return np.repeat(row[None], count, 0)
+
+    def restrict(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> None:
+        """Mask, in place, what the grammar refuses after each of ``paths``.
+
+        A path that the grammar refuses leaves its row alone: nothing ever comes from there.
+        """
+        allowed = np.ones((len(paths), self._vocab_size), bool)
+        for row, path in enumerate(paths):
+            taken = self._matcher.try_consume_tokens(list(path))
+            if taken == len(path):
+                allowed[row] = self.mask(1)[0]
+            if taken:
+                self._matcher.rollback(taken)
+        logits.masked_fill_(~torch.from_numpy(allowed).to(logits.device), float("-inf"))
+
+    def accepts(self, path: Sequence[int]) -> int:
+        """How many tokens of ``path`` may follow."""
+        return self._matcher.validate_tokens(list(path)) if path else 0
+
+    def forced(self, path: Sequence[int]) -> list[int]:
+        """The tokens that can only follow ``path``, often none."""
+        taken = self._matcher.try_consume_tokens(list(path))
+        tokens = self._matcher.compute_ff_tokens() if taken == len(path) else []
+        if taken:
+            self._matcher.rollback(taken)
+        return list(tokens)

@@ -1,0 +1,77 @@
+"""How often each token stands in a sequence: what penalties are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..types import SamplingParams
+
+
+class History:
+    """The different tokens of a sequence, counted as they are committed.
+
+    Only tokens that occur are touched, so a penalty costs by the length of the text and not by the
+    size of the vocabulary.
+
+    Args:
+        params: with the penalties.
+        prompt: the prompt's ids; they count for the repetition penalty alone.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+        self._params = params
+        self._prompt_length = self._known = len(prompt)
+        self._slots: dict[int, int] = {}  # token id -> its column below
+        self._counts = np.zeros(64, np.float32)  # times in the output
+        for token in prompt:
+            self._slot(token)
+        self._in_prompt = len(self._slots)  # columns of the prompt's tokens come first
+
+    def _slot(self, token: int) -> int:
+        slot = self._slots.setdefault(token, len(self._slots))
+        if slot >= len(self._counts):
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        return slot
+
+    def penalise(
+        self, logits: torch.Tensor, tokens: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> None:
+        """Apply the penalties in place.
+
+        vLLM's order and scopes: repetition (prompt and output; Keskar et al., "CTRL", 2019, section
+        4.1: positive logits are divided, negative ones multiplied), then frequency, then presence
+        (output alone).
+
+        Args:
+            logits: fp32 [rows, vocabulary].
+            tokens: committed ids, prompt and output; longer from call to call.
+            paths: for each row the ids between those and the row's own position.
+        """
+        for token in tokens[self._known :]:
+            slot = self._slot(token)  # may move the counts
+            self._counts[slot] += 1
+        self._known = len(tokens)
+        ahead = [[self._slot(token) for token in path] for path in paths]
+        size = len(self._slots)
+        # counts: fp32 [rows, tokens that occur]
+        counts = np.repeat(self._counts[None, :size], len(paths), 0)
+        for row, path in enumerate(ahead):
+            for slot in path:
+                counts[row, slot] += 1
+        ids = torch.tensor(list(self._slots), device=logits.device)
+        z = logits.index_select(1, ids)
+        times = torch.from_numpy(counts).to(logits.device)
+        params = self._params
+        if params.repetition_penalty != 1:
+            seen = times > 0
+            seen[:, : self._in_prompt] = True
+            strength = params.repetition_penalty
+            z = torch.where(seen, torch.where(z > 0, z / strength, z * strength), z)
+        if params.frequency_penalty:
+            z -= params.frequency_penalty * times
+        if params.presence_penalty:
+            z -= params.presence_penalty * (times > 0)
+        logits.index_copy_(1, ids, z)
