@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
-from outrider.models.families import find_folder, read_config, read_shape
+from outrider.models.families import find_folder, read_architecture, read_config, read_shape
+from outrider.models.load import load_model
 from outrider.models.rows import Segment, build_rows
 from outrider.models.transformer import Output, Transformer, choose_dtype, rms_norm
 
@@ -381,34 +382,49 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, copy: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "sentence"),
     [
-        ("gpt2", {"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported are llama"),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
-            r"sliding-window attention \(use_sliding_window\) is not supported",
-        ),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only silu"),
         (
             "llama",
             {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}},
             "quantised by 'gptq'.*not supported; give the checkpoint in float32, bfloat16",
         ),
+        ("vit", {}, "model_type 'vit' is not supported: transformers has no causal language"),
+        ("t5", {}, "model_type 't5' is not supported: transformers has no causal language"),
+        ("bert", {}, "model_type 'bert' has an encoder, which reads both ways"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "reads both ways"),
+        (
+            "klingon",
+            {"auto_map": {"AutoConfig": "x.C"}},
+            "needs Python code of its own",
+        ),
+        ("klingon", {}, "config.json cannot be used.*klingon"),
         ("llama", {"hidden_size": "wide"}, r"config.json cannot be used.*hidden_size"),
         ("llama", {"num_attention_heads": 5}, r"cannot be used.*(not a multiple|head)"),
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads"),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}},
-            "rope_type 'spiral' is not supported natively; supported are default, linear",
-        ),
     ],
 )
-def test_what_has_no_native_path_is_refused(
+def test_what_cannot_be_run_is_refused(
     family: str, changes: dict[str, Any], sentence: str, copy: Path
 ) -> None:
-    edit(copy, model_type=family)
-    edit(copy, **changes)
+    edit(copy, model_type=family, **changes)
     with pytest.raises(ModelError, match=sentence):
+        load_model(copy, "float32", CPU, 256)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("olmo2", {}),
+        ("llama", {"hidden_act": "relu2"}),
+        ("llama", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    ],
+)
+def test_what_has_no_native_path_is_told_apart(
+    family: str, changes: dict[str, Any], copy: Path
+) -> None:
+    edit(copy, model_type=family, **changes)
+    assert read_architecture(read_config(copy), copy) is None
+    with pytest.raises(ModelError, match="as configured, has no native path"):
         load(copy)
 
 

@@ -254,11 +254,12 @@ class LLM:
         self.config = EngineConfig(**given)
         folder = find_folder(model)
         read_config(folder)
-        self.drafter = replace(find_drafter(drafter, folder), **sizes)
+        spec = replace(find_drafter(drafter, folder), **sizes)
         self._codec = TextCodec(folder) if has_tokenizer(folder) else None
-        _check_tokenizers(self._codec, self.drafter)
+        _check_tokenizers(self._codec, spec)
         backend = self._codec.backend if self._codec else None
-        self.engine = Engine(folder, self.drafter, self.config, backend)
+        self.engine = Engine(folder, spec, self.config, backend)
+        self.drafter = self.engine.spec
         logger.info("%s", self.engine.budget)
         self._requests = 0
 

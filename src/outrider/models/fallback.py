@@ -234,11 +234,10 @@ class Fallback:
             self._length = max(segment.prompt_length, begin + unit)
             wanted = max(0, end - max(begin, first))
             logits = self._span(kept, begin, end, wanted > 0)[: end - begin]
-            if unit > 1 and wanted and not logits.isfinite().all():
+            if unit > 1 and wanted and logits.isnan().any():
                 # Masked rows are multiplied by 0, which a NaN survives: leave those behind out.
-                alone = [self._span(kept, begin, row, True)[row - begin - 1]
-                         for row in range(begin + 1, end)]  # fmt: skip
-                logits = torch.stack([*alone, self._span(kept, begin, end, True)[end - begin - 1]])
+                alone = [self._span(kept, begin, row + 1, True) for row in range(begin, end)]
+                logits = torch.stack([rows[i] for i, rows in enumerate(alone)])
             found.append(logits[len(logits) - wanted :])
         return torch.cat(found)
 

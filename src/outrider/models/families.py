@@ -6,6 +6,7 @@ Names of tensors and options are those of Hugging Face's models of the same name
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +22,8 @@ from transformers.models.auto.modeling_auto import (
 
 from ..errors import ModelError
 from .rope import ROPE_TYPES, head_dim, rope_parameters, rotary_dim
+
+logger = logging.getLogger("outrider")
 
 Folder = str | Path
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OSError)
@@ -145,9 +148,16 @@ def read_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (*UNREADABLE, StrictDataclassError) as error:
+        if "auto_map" in (folder / "config.json").read_text(encoding="utf-8", errors="replace"):
+            raise ModelError(
+                f"{folder} needs Python code of its own (auto_map in config.json), which is never "
+                "run; give a checkpoint that transformers has code for."
+            ) from None
         # Of several paragraphs the first says what is wrong, over a line or two.
         reason = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
         raise ModelError(f"{folder / 'config.json'} cannot be used: {reason}") from None
+    if getattr(config, "auto_map", None):
+        logger.info("%s: its own code (auto_map) is ignored; transformers' is run.", folder)
     return config
 
 
