@@ -115,13 +115,14 @@ def theirs(folder: Path, ids: Sequence[int]) -> torch.Tensor:
     return found
 
 
-def in_chunks(model: Fallback, ids: list[int], size: int) -> torch.Tensor:
+def in_chunks(model: Fallback, ids: list[int], size: int, prompt: int = LENGTH) -> torch.Tensor:
     """``ids`` in chunks, another sequence coming between."""
     store, found = model.new_store(2, 16), []
     for start in range(0, len(ids), size):
         part = ids[start : start + size]
-        other = whole([t // 2 for t in part], start, "b")
-        found.append(logits(model, store, whole(part, start), other)[: len(part)])
+        half = [t // 2 for t in part]
+        one, other = (whole(p, start, key, prompt) for p, key in ((part, "a"), (half, "b")))
+        found.append(logits(model, store, one, other)[: len(part)])
     return torch.cat(found)
 
 
@@ -139,9 +140,10 @@ def test_rows_do_not_depend_on_how_the_work_is_cut_up(
     name: str, checkpoints: Callable[[str], Path]
 ) -> None:
     model, ids = load(checkpoints(name)), ids_of(LENGTH)
-    expected = in_chunks(model, ids, LENGTH)
-    for size in (1, 3, 16, 71):
-        assert torch.equal(in_chunks(model, ids, size), expected), size
+    for prompt in (LENGTH, 9):
+        expected = in_chunks(model, ids, LENGTH, prompt)
+        for size in (5, 16, 71):
+            assert torch.equal(in_chunks(model, ids, size, prompt), expected), (prompt, size)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -150,15 +152,15 @@ def test_drafts_leave_no_trace(name: str, dtype: str, checkpoints: Callable[[str
     """Chains of which some, all or none turn out right."""
     model, ids, draw = load(checkpoints(name), dtype), ids_of(LENGTH), random.Random(1)
     assert model.truncates
-    expected = in_chunks(model, ids, LENGTH)
+    expected = in_chunks(model, ids, LENGTH, 13)
     store = model.new_store(2, 16)
-    found, at = [logits(model, store, whole(ids[:13]))], 13
+    found, at = [logits(model, store, whole(ids[:13], prompt=13))], 13
     while at < LENGTH:
         length = min(5, LENGTH - 1 - at)
         right = draw.randint(0, length)
         nodes = ids[at + 1 : at + 1 + right] + ids_of(length - right, at)
         chain = list(range(-1, length - 1))
-        segment = Segment(ids[at : at + 1], at, (), 1 + length, LENGTH, nodes, chain, "a")
+        segment = Segment(ids[at : at + 1], at, (), 1 + length, 13, nodes, chain, "a")
         found.append(logits(model, store, segment)[: 1 + right])
         at += 1 + right
     assert torch.equal(torch.cat(found), expected)
@@ -227,7 +229,7 @@ def test_page_bytes_are_what_a_page_takes(checkpoints: Callable[[str], Path]) ->
     def taken(name: str, tokens: int) -> int:
         model = load(checkpoints(name))
         store = model.new_store(2, 16)
-        model.run([whole(ids_of(tokens))], store)
+        model.run([whole(ids_of(tokens), prompt=tokens)], store)
         layers = store.kept["a"].cache.layers
         found = [v for layer in layers for v in vars(layer).values()]
         return sum(t.nbytes for t in found if isinstance(t, torch.Tensor))
@@ -279,6 +281,21 @@ def test_drafting_for_what_cannot_go_back_is_refused(
             LLM(checkpoints("mamba"), drafter=drafter)
     with pytest.raises(ModelError, match=r"earlier token, so it cannot draft; give another"):
         LLM(tiny_llama, drafter=checkpoints("mamba"))
+
+
+def test_it_drafts_for_a_native_target(
+    tiny_llama: Path, tmp_path: Path, make_checkpoint: MakeCheckpoint
+) -> None:
+    drafter = make_checkpoint(tmp_path, "gpt2", vocab_size=320, tie_word_embeddings=False, **GPT2)
+    params = SamplingParams(temperature=0.9, max_tokens=20, seed=1, ignore_eos=True)
+    prompts = [ids_of(5), ids_of(12, 1)]
+    plain = LLM(tiny_llama, drafter=None, dtype="float32").generate(prompts, params)
+    llm = LLM(tiny_llama, drafter=drafter, dtype="float32")
+    drafted = llm.generate(prompts, params)
+    assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]
+    assert llm.engine.counts.accepted > 0
+    (store,) = (v for v in vars(llm.engine.drafter).values() if isinstance(v, SequenceStore))
+    assert store.kept == {}
 
 
 # No code and no pickles of a checkpoint's are ever run.
@@ -341,7 +358,7 @@ def test_a_missing_tensor_and_wrong_sizes_are_refused(
 def test_a_model_that_reads_both_ways_is_found_out(
     checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def backwards(self: Any, kept: Any, begin: int, end: int, wanted: bool) -> torch.Tensor:
+    def backwards(self: Any, kept: Any, *_: Any) -> torch.Tensor:
         torch.manual_seed(sum(kept.tokens))
         return torch.randn(TILE, self.shape.vocab_size)
 

@@ -1,9 +1,10 @@
 """Any other model that transformers loads, behind the same protocol: slower, and as exact.
 
 Where a row stands decides the shape of the forward that computes it: positions are cut into spans
-of ``TILE`` from 0 on, and every forward runs one whole span of one sequence over a cache that ends
-where the span begins, padded behind the last row. So a row's logits are the same bits however the
-work is cut up, in any dtype and whatever the model does inside.
+of ``PROMPT_SPAN`` as far as the prompt fills them and of ``TILE`` from there on, and every forward
+runs one whole span of one sequence over a cache that ends where the span begins, padded behind the
+last row. So a row's logits are the same bits however the work is cut up, in any dtype and whatever
+the model does inside.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from ..errors import ModelError
 from .base import Output, Store
 from .families import read_config, read_shape
 from .rope import BY_LENGTH
-from .rows import TILE, Segment
+from .rows import TILE, Segment, padded
 from .transformer import choose_dtype
 from .weights import Checkpoint
 
 logger = logging.getLogger("outrider")
 
+PROMPT_SPAN = 64
+"""Rows of a prompt that go through together: few enough to repeat where a chunk ends in between."""
 CACHES = ("past_key_values", "cache_params", "state")
 """Under one of these names a model returns what it keeps, and takes it again."""
 CROPPED = (DynamicLayer, DynamicIndexedLayer, DummyLayer)
@@ -45,17 +48,18 @@ PRODUCTS = (F.linear, torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.
 
 
 class FixedProducts(TorchFunctionMode):
-    """Pads products of fewer than ``TILE`` rows to ``TILE``, as experts have them.
+    """Runs products of any number of rows in tiles of ``TILE``, as experts have them.
 
     How many of a span's rows an expert gets depends on the rows behind, which must not matter.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in PRODUCTS and args[0].dim() == 2 and args[0].shape[0] < TILE:
+        kwargs = kwargs or {}
+        if func in PRODUCTS and args[0].dim() == args[1].dim() == 2 and len(args[0]) != TILE:
             x, *rest = args
-            wide = F.pad(x, (0, 0, 0, TILE - x.shape[0]))
-            return func(wide, *rest, **(kwargs or {}))[: x.shape[0]]
-        return func(*args, **(kwargs or {}))
+            wide = F.pad(x, (0, 0, 0, padded(len(x), TILE) - len(x)))
+            return torch.cat([func(tile, *rest, **kwargs) for tile in wide.split(TILE)])[: len(x)]
+        return func(*args, **kwargs)
 
 
 @dataclass
@@ -119,9 +123,13 @@ class Fallback:
             self._try(folder)
             self._page = self._measure()
 
-    @property
-    def _unit(self) -> int:
-        return TILE if self.truncates else 1
+    def _span_at(self, row: int, prompt_length: int) -> tuple[int, int]:
+        """Where the span of ``row`` begins and ends."""
+        for size in (PROMPT_SPAN, TILE):
+            begin = row // size * size
+            if self.truncates and (size == TILE or begin + size <= prompt_length):
+                return begin, max(row + 1, min(begin + size, self.shape.context))
+        return row, row + 1
 
     def _new_cache(self) -> DynamicCache | None:
         """An empty cache that can be cropped; None where the model's cannot be."""
@@ -184,7 +192,8 @@ class Fallback:
         whole = logits(list(range(1, TILE + 1)))
         for count in range(1, TILE):
             part = logits(list(range(1, count + 1)))
-            if not torch.allclose(part, whole[:count], rtol=0.1, atol=0.1 * float(whole.std())):
+            far = 0.1 * float(whole.std())
+            if not torch.allclose(part, whole[:count], rtol=0.1, atol=far, equal_nan=True):
                 raise ModelError(f"{what} lets rows depend on later ones; it cannot be decoded.")
             if not torch.equal(part, whole[:count]):
                 self.truncates = False  # whatever the reason, a row by itself is always the same
@@ -193,11 +202,11 @@ class Fallback:
     def _measure(self) -> tuple[int, int]:
         """Bytes of cache that a sequence takes whatever its length, and those of a token more."""
         kept, size = _Kept(), []
-        for start in (0, self._unit):
-            self._rows(kept, Segment([1] * self._unit, start, (), 1, 2 * self._unit))
+        for start in (0, TILE):
+            self._rows(kept, Segment([1] * TILE, start, (), 1, 2 * TILE))
             size.append(_num_bytes(kept.cache))
-        each = -(-(size[1] - size[0]) // self._unit)
-        return max(0, size[0] - each * self._unit), each
+        each = -(-(size[1] - size[0]) // TILE)
+        return max(0, size[0] - each * TILE), each
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes that a page's tokens take at most: a state of fixed size counts for every page."""
@@ -223,32 +232,34 @@ class Fallback:
         """Run a segment's rows; fp32 logits [segment.logits, vocabulary]."""
         if list(segment.parents) != list(range(-1, len(segment.nodes) - 1)):
             raise RuntimeError("this model verifies chains only, and was given a tree")
-        start, unit = segment.start, self._unit
-        if start > len(kept.tokens) or (unit == 1 and start != len(kept.tokens)):
+        start, prompt = segment.start, segment.prompt_length
+        if start > len(kept.tokens) or (not self.truncates and start != len(kept.tokens)):
             raise RuntimeError(f"row {start} follows {len(kept.tokens)} rows in the cache")
         kept.tokens = [*kept.tokens[:start], *segment.tokens, *segment.nodes]
         first = len(kept.tokens) - segment.logits
         found = [torch.empty(0, self.shape.vocab_size, device=self.device)]
-        for begin in range(start // unit * unit, len(kept.tokens), unit):
-            end = min(begin + unit, len(kept.tokens))
-            self._length = max(segment.prompt_length, begin + unit)
-            wanted = max(0, end - max(begin, first))
-            logits = self._span(kept, begin, end, wanted > 0)[: end - begin]
-            if unit > 1 and wanted and logits.isnan().any():
+        row = start
+        while row < len(kept.tokens):
+            begin, stop = self._span_at(row, prompt)
+            row = min(stop, len(kept.tokens))
+            self._length = max(prompt, stop)
+            wanted = max(0, row - max(begin, first))
+            logits = self._span(kept, begin, row, stop, wanted > 0)[: row - begin]
+            if self.truncates and wanted and logits.isnan().any():
                 # Masked rows are multiplied by 0, which a NaN survives: leave those behind out.
-                alone = [self._span(kept, begin, row + 1, True) for row in range(begin, end)]
+                ends = range(begin + 1, row + 1)
+                alone = [self._span(kept, begin, end, stop, True) for end in ends]
                 logits = torch.stack([rows[i] for i, rows in enumerate(alone)])
             found.append(logits[len(logits) - wanted :])
         return torch.cat(found)
 
-    def _span(self, kept: _Kept, begin: int, end: int, wanted: bool) -> torch.Tensor:
-        """Run the rows from ``begin`` to ``end``, padded to a span.
+    def _span(self, kept: _Kept, begin: int, end: int, stop: int, wanted: bool) -> torch.Tensor:
+        """Run the rows from ``begin`` to ``end``, padded to ``stop``.
 
         Returns:
             fp32 [rows, vocabulary]; padding rows, and all unless ``wanted``, have no meaning.
         """
-        spare = min(begin + self._unit, max(end, self.shape.context)) - end
-        rows = kept.tokens[begin:end] + [kept.tokens[end - 1]] * spare
+        rows = kept.tokens[begin:end] + [kept.tokens[end - 1]] * (stop - end)
         options: dict[str, Any] = {"use_cache": self._name is not None}
         if self._name is None:
             rows = kept.tokens[:begin] + rows
@@ -260,7 +271,7 @@ class Fallback:
             options[self._name] = kept.cache
         if self._skips_logits and not wanted:
             options["logits_to_keep"] = 1
-        with FixedProducts() if self._experts else nullcontext():
+        with FixedProducts() if self._experts and self.truncates else nullcontext():
             out = self._model(torch.tensor([rows], device=self.device), **options)
         if self._name is not None:
             kept.cache = getattr(out, self._name, None)
