@@ -232,8 +232,9 @@ class LLM:
 
     Args:
         model: a checkpoint's folder, or its name on the Hugging Face hub.
-        drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram),
-            None or "none", "ngram", or a checkpoint's folder.
+        drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram; nothing
+            for a model whose state cannot go back), None or "none", "ngram", or a checkpoint's
+            folder.
         num_speculative_tokens: the draft length K; 4 unless given.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
         dtype, max_model_len, max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode: see

@@ -21,12 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.cache_utils import (
-    DummyLayer,
-    DynamicIndexedLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import ModelError
 from .base import Output, Store
@@ -42,8 +37,8 @@ PROMPT_SPAN = 64
 """Rows of a prompt that go through together: few enough to repeat where a chunk ends in between."""
 CACHES = ("past_key_values", "cache_params", "state")
 """Under one of these names a model returns what it keeps, and takes it again."""
-CROPPED = (DynamicLayer, DynamicIndexedLayer, DummyLayer)
-"""What a cache is made of that can go back; windows become ``DynamicLayer``."""
+CROPPED = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer")
+"""transformers' layers of a cache that can go back; those with windows become the first."""
 PRODUCTS = (F.linear, torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
@@ -139,7 +134,7 @@ class Fallback:
             DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer
             for layer in cache.layers
         ]
-        return cache if all(type(layer) in CROPPED for layer in cache.layers) else None
+        return cache if all(type(layer).__name__ in CROPPED for layer in cache.layers) else None
 
     def _tie_ropes(self) -> None:
         """Let ropes that scale with the sequence's length see it, and forget earlier lengths.
@@ -265,7 +260,8 @@ class Fallback:
             rows = kept.tokens[:begin] + rows
         elif self.truncates:
             kept.cache = kept.cache or self._new_cache()
-            kept.cache.crop(min(0, begin - kept.cache.get_seq_length()))
+            if (beyond := kept.cache.get_seq_length() - begin) > 0:
+                kept.cache.crop(-beyond)
             options[self._name] = kept.cache
         elif kept.cache is not None:
             options[self._name] = kept.cache
