@@ -185,10 +185,11 @@ class Fallback:
                 self._name = None  # a part of its state stands elsewhere, shared by all
             return
         whole = logits(list(range(1, TILE + 1)))
+        # Well beyond rounding, which is all that another kernel may change.
+        far = (0.001 if self.dtype == torch.float32 else 0.05) * float(whole.std())
         for count in range(1, TILE):
             part = logits(list(range(1, count + 1)))
-            far = 0.1 * float(whole.std())
-            if not torch.allclose(part, whole[:count], rtol=0.1, atol=far, equal_nan=True):
+            if not torch.allclose(part, whole[:count], rtol=0, atol=far, equal_nan=True):
                 raise ModelError(f"{what} lets rows depend on later ones; it cannot be decoded.")
             if not torch.equal(part, whole[:count]):
                 self.truncates = False  # whatever the reason, a row by itself is always the same
