@@ -145,7 +145,7 @@ class Adversary:
         return
 
 
-def make_engine(folder: Path, drafter: str, pages: int | None = None, **options: int) -> Engine:
+def make_engine(folder: Path, drafter: str, pages: int | None = None, **options: Any) -> Engine:
     """An fp32 engine; ``pages`` limits its cache, null page included."""
     spec = DrafterSpec(drafter, folder / "drafter" if drafter == "model" else None)
     config = EngineConfig(dtype="float32", page_size=4, memory=2**24, seed=0, **options)

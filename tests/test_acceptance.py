@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.sampling import oracle
-from outrider.sampling.acceptance import Coupled, draw
+from outrider.sampling.acceptance import NOT_FINITE, NOTHING_LEFT, Coupled, draw, trouble
 from outrider.sampling.law import Laws, RequestLaw
 from outrider.sampling.noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams, Verdict
@@ -100,7 +100,8 @@ def test_laws_that_are_not_numbers_are_reported() -> None:
     z[1, 7] = math.nan
     z[2] = -math.inf
     rows = [_row(i) for i in range(3)]
-    assert draw(z, rows, SharedNoise(VOCABULARY, CPU))[1] == [True, False, False]
+    best = draw(z, rows, SharedNoise(VOCABULARY, CPU))[1]
+    assert [trouble(b) for b in best] == [None, NOT_FINITE, NOTHING_LEFT]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from outrider.audit.ties import Difference, compare
 from outrider.bench import report as reporting
 from outrider.bench.offline import Bench, Options, drafter_names
 from outrider.bench.repeats import Step, fresh_acceptance_length, repeats, steps
+from outrider.bench.workload import Workload
 from outrider.cli import app
 from outrider.models.rows import Rows
 from outrider.models.transformer import Output
@@ -45,7 +46,13 @@ KEYS = {
     "utilisation": float,
     "outputs_identical": bool,
     "numerical_ties": int,
+    "workload": str,
+    "structured_outputs": bool,
+    "tokens_per_second_interval": list,
+    "latency_per_token_ms_interval": list,
+    "speedup_interval": list,
 }
+FIGURES = ("tokens_per_second", "latency_per_token_ms", "speedup")
 ACCEPTANCE = ("acceptance_rate", "acceptance_length", "acceptance_by_position")
 
 
@@ -73,6 +80,8 @@ def test_the_json_keeps_its_contract(tiny_llama: Path, tmp_path: Path) -> None:
     for key in ("cpu", "cores", "python", "torch", "platform", "dtype", "date"):
         assert report["machine"][key]
     assert report["machine"]["dtype"] == "float32"
+    assert report["rounds"] == 7
+    assert report["intervals"]["confidence"] == pytest.approx(0.984, abs=1e-3)
     runs = report["runs"]
     order = [(r["temperature"], r["drafter"], r["num_speculative_tokens"]) for r in runs]
     variants = [("none", 0), *((d, k) for d in (str(tiny_llama), "ngram") for k in (2, 3))]
@@ -91,6 +100,11 @@ def test_the_json_keeps_its_contract(tiny_llama: Path, tmp_path: Path) -> None:
         assert (run["batch_size"], run["num_samples"]) == (1, 2)
         assert run["tokens_per_second"] == pytest.approx(1000 / run["latency_per_token_ms"])
         assert run["tokens_per_second"] > 0
+        for key in FIGURES:
+            low, high = run[f"{key}_interval"]
+            assert low <= run[key] <= high
+        assert run["speedup_interval"] == [f(run["speedup_by_round"]) for f in (min, max)]
+        assert run["replay"] is None
         assert run["peak_memory_bytes"] > 2**20
         assert 0 < run["utilisation"] < 2
         assert len(run["speedup_by_round"]) == 7
@@ -106,11 +120,14 @@ def test_the_json_keeps_its_contract(tiny_llama: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_prompts")
 def test_json_on_stdout_is_alone_there(tiny_llama: Path, tiny_drafter: Path) -> None:
     args = ("--drafter", "ngram", "--drafter", tiny_drafter, "--temperature", 0.7)
-    done = bench(tiny_llama, *args, "--batch-size", 2, "--json", "-")
+    done = bench(tiny_llama, *args, "--batch-size", "1,2", "--json", "-")
     assert done.exit_code == 0, done.output
     runs = json.loads(done.stdout)["runs"]
-    assert [r["drafter"] for r in runs] == ["none", "ngram", str(tiny_drafter)]
-    assert all(r["batch_size"] == 2 and r["outputs_identical"] for r in runs)
+    names = ["none", "ngram", str(tiny_drafter)]
+    assert [(r["batch_size"], r["drafter"]) for r in runs] == [
+        (b, n) for b in (1, 2) for n in names
+    ]
+    assert all(r["outputs_identical"] for r in runs)
     assert "speedup" in done.stderr
 
 
@@ -138,18 +155,18 @@ def test_a_violation_fails_and_a_tie_is_counted(
     assert [r["numerical_ties"] for r in runs] == [1, 1, 0, 0]
 
 
-def test_rounds_turn_the_order_and_keep_temperatures_together(tiny_llama: Path) -> None:
+def test_rounds_turn_the_order_and_keep_conditions_together(tiny_llama: Path) -> None:
     options = Options(
         model=tiny_llama, target="tiny", drafters=("ngram",), lengths=(1, 2),
-        temperatures=(0.0, 1.0), max_tokens=4,
+        temperatures=(0.0, 1.0), batch_sizes=(1, 2), max_tokens=4,
     )  # fmt: skip
-    engines = Bench(options, PROMPTS)
-    orders = [list(engines.order(i)) for i in range(6)]
+    engines = Bench(options, Workload.of_prompts("code", PROMPTS))
+    orders = [list(engines.order(i)) for i in range(12)]
     assert all(sorted(map(str, o)) == sorted(map(str, engines.cells)) for o in orders)
-    firsts = {(o[0].drafter, o[0].length, o[0].temperature) for o in orders}
-    assert len(firsts) == 6
+    assert len({o[0] for o in orders}) == 12
     for order in orders:
-        assert len({c.temperature for c in order[:3]}) == 1
+        for i in range(0, 12, 3):
+            assert len({c.conditions for c in order[i : i + 3]}) == 1
 
 
 def test_the_models_own_drafter_is_the_default(

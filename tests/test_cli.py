@@ -41,13 +41,13 @@ def expected(model: Path, **params: Any) -> list[str]:
 def test_help_waits_for_nothing_heavy() -> None:
     code = (
         "import sys, outrider.cli\n"
-        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     shown = outrider("--help")
     assert shown.exit_code == 0
-    assert all(command in shown.stdout for command in ("generate", "bench", "demo"))
+    assert all(command in shown.stdout for command in ("generate", "bench", "demo", "explain"))
 
 
 def test_version() -> None:
@@ -134,7 +134,7 @@ def test_stats_go_to_stderr(tiny_llama: Path) -> None:
         (("generate", "x", "--file", __file__), "not both"),
         (("generate", "x", "--nonsense"), "--nonsense"),
         (("bench", "--rounds", "3"), "--rounds"),
-        (("bench", "--num-prompts", "100000"), "--num-prompts"),
+        (("bench", "--num-prompts", "100000"), "num_prompts is 100000"),
         (("bench", "--num-speculative-tokens", "two"), "'two'"),
         (("bench", "--num-speculative-tokens", "0"), "num_speculative_tokens is 0"),
         (("bench", "--temperature", "-1"), "temperature"),

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from exactness import VOCABULARY, Adversary, make_engine, planted_pair, requests, run
 
+from outrider.drafters.registry import DrafterSpec
+from outrider.errors import ConfigError
 from outrider.models.fallback import Fallback
 from outrider.models.transformer import Transformer
 from outrider.types import SamplingParams
@@ -101,6 +103,15 @@ def test_drafts_change_nothing(
         assert 0 < counts.accepted < counts.nodes
     if isinstance(engine.model, Fallback):
         assert engine.runner.store.kept == {}  # nothing outlives its sequence
+
+
+def test_trees_are_refused_without_a_native_path(
+    pair: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DrafterSpec, "make", lambda *_, **__: Adversary("ragged", {}, 4))
+    with pytest.raises(ConfigError, match="'starcoder2' model .* cannot verify the trees of"):
+        make_engine(pair("starcoder2"), "ngram")
+    make_engine(pair("mistral"), "ngram")
 
 
 def test_a_plain_draw_uses_much_of_the_vocabulary(

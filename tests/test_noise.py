@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from outrider.sampling import noise
 from outrider.sampling.noise import SharedNoise, gumbel, gumbel_of_words, gumbel_torch, philox
+from outrider.sampling.seeds import fresh_seed, request_seed
 
 CPU = torch.device("cpu")
 ONES = 2**32 - 1
@@ -230,9 +231,9 @@ def test_numbers_out_of_range(
 
 
 def test_unequal_lengths() -> None:
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match=r"came with|zip"):
         gumbel([1, 2], [0, 0], [5], 8)
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match=r"came with|zip"):
         SharedNoise(8, CPU).rows([("a", 1, 0)], [1, 2])
 
 
@@ -314,20 +315,20 @@ def test_request_seeds() -> None:
     index = 2**33 + 5
     counter = (5, 2, 0, noise.SEED_STREAM)
     low, high, *_ = philox(counter, (0x89ABCDEF, 0x01234567))
-    assert noise.request_seed(engine, index) == int(low) + 2**32 * (int(high) % 2**21)
-    assert [noise.request_seed(0, i) for i in range(3)] == [
+    assert request_seed(engine, index) == int(low) + 2**32 * (int(high) % 2**21)
+    assert [request_seed(0, i) for i in range(3)] == [
         7877853921660660,
         5507082292996348,
         7756614466724466,
     ]
-    seeds = {noise.request_seed(e, i) for e in range(20) for i in range(50)}
+    seeds = {request_seed(e, i) for e in range(20) for i in range(50)}
     assert len(seeds) == 1000
     assert 2**52 < max(seeds) < 2**53
     with pytest.raises(ValueError, match="engine seed"):
-        noise.request_seed(-1, 0)
+        request_seed(-1, 0)
 
 
 def test_fresh_seeds() -> None:
-    seeds = {noise.fresh_seed() for _ in range(100)}
+    seeds = {fresh_seed() for _ in range(100)}
     assert len(seeds) == 100
     assert all(0 <= seed < 2**53 for seed in seeds)

@@ -10,6 +10,7 @@ from pathlib import Path
 from .errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ACCEPTANCE_RULES = ("coupled", "rejection", "block")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
@@ -68,6 +69,8 @@ class EngineConfig:
         max_num_seqs: sequences decoded together at most.
         max_num_batched_tokens: committed rows of one step at most: the prefill chunk.
         num_speculative_tokens: the draft length K, 1 or more.
+        acceptance_rule: "coupled" (the same seed gives the same tokens whatever drafts), or
+            "rejection" or "block" (the target's law, other tokens with another drafter or K).
         memory: what the cache may take, see ``parse_memory``.
         page_size: tokens a cache page holds.
         seed: base of the seeds of requests without one; None takes the operating system's.
@@ -83,6 +86,7 @@ class EngineConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     num_speculative_tokens: int = 4
+    acceptance_rule: str = "coupled"
     memory: int | float | str | None = None
     page_size: int = 16
     seed: int | None = None
@@ -91,6 +95,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; give one of {', '.join(DTYPES)}.")
+        if self.acceptance_rule not in ACCEPTANCE_RULES:
+            raise ConfigError(
+                f"acceptance_rule is {self.acceptance_rule!r}; "
+                f"give one of {', '.join(ACCEPTANCE_RULES)}."
+            )
         if self.logprobs_mode not in LOGPROBS_MODES:
             known = ", ".join(LOGPROBS_MODES)
             raise ConfigError(f"logprobs_mode is {self.logprobs_mode!r}; give one of {known}.")

@@ -16,9 +16,9 @@ from tqdm import tqdm
 from .config import EngineConfig
 from .drafters.registry import DrafterSpec, find_drafter
 from .engine.engine import Engine
-from .errors import ConfigError, ModelError, NumericalError, RequestError
+from .errors import ConfigError, ModelError, OutriderError, RequestError
 from .models.families import Folder, find_folder, read_config
-from .sampling.noise import fresh_seed, request_seed
+from .sampling.seeds import fresh_seed, request_seed
 from .text.template import Message, TextCodec, differing_entries, has_tokenizer
 from .types import Counts, Event, Logprobs, Origin, Request, SamplingParams
 
@@ -35,7 +35,8 @@ LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "lora_reque
 IGNORED = ("use_v2_block_manager",)
 OPTIONS = (
     "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "memory", "seed",
-    "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "logprobs_mode",
+    "num_speculative_tokens", "acceptance_rule", "prompt_lookup_min", "prompt_lookup_max",
+    "logprobs_mode",
 )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ class _Pending:
         return RequestOutput(self.prompt, ids, outputs, metrics, self.prompt_logprobs)
 
 
-class GenerationError(NumericalError):
+class GenerationError(RequestError):
     """Some requests of a call failed; ``outputs`` holds every request's, the good ones whole."""
 
     def __init__(self, message: str, outputs: list[RequestOutput]) -> None:
@@ -236,6 +237,7 @@ class LLM:
             for a model whose state cannot go back), None or "none", "ngram", or a checkpoint's
             folder.
         num_speculative_tokens: the draft length K; 4 unless given.
+        acceptance_rule: "coupled" unless given, "rejection" or "block", see ``EngineConfig``.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
         dtype, max_model_len, max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode: see
             ``EngineConfig``. ``gpu_memory_utilization`` is ``memory`` as a share. With ``seed``
@@ -324,6 +326,13 @@ class LLM:
             raise RequestError("this model has no tokenizer, so chat() has no template to use.")
         return self.generate([self._codec.chat(list(c)) for c in conversations], params)
 
+    def decode(self, ids: Seq[int]) -> str:
+        """The text of token ids, special tokens written out; empty for a model without text."""
+        if self._codec is None:
+            return ""
+        text: str = self._codec.backend.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def _start(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None
     ) -> dict[str, _Pending]:
@@ -344,9 +353,11 @@ class LLM:
                 samples = [_Sample() for _ in range(param.n)]
                 self.engine.add(request)
                 pending[request.id] = _Pending(text, request, time.perf_counter(), samples)
-        except BaseException:
+        except BaseException as error:
             for id in pending:
                 self.engine.abort(id)
+            if isinstance(error, OutriderError) and len(listed) > 1:
+                error.args = (f"prompt {len(pending)}: {error}",)
             raise
         return pending
 
@@ -360,6 +371,8 @@ class LLM:
         if isinstance(prompt, str):
             if self._codec is None:
                 raise RequestError("this model has no tokenizer; give prompts as token ids.")
+            if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+                raise RequestError("the prompt has lone surrogates; decode it as UTF-8.")
             text, prompt = prompt, self._codec.encode(prompt)
         ids = tuple(i for i in prompt if isinstance(i, int))
         if len(ids) != len(prompt):
@@ -376,13 +389,9 @@ class LLM:
         """The event with the text of every token whose log probability it gives."""
         if (event.logprobs is None and event.prompt_logprobs is None) or self._codec is None:
             return event
-        decode = self._codec.backend.decode
 
         def worded(found: Logprobs) -> Logprobs:
-            return {
-                i: replace(p, decoded_token=decode([i], skip_special_tokens=False))
-                for i, p in found.items()
-            }
+            return {i: replace(p, decoded_token=self.decode([i])) for i, p in found.items()}
 
         own, prompt = event.logprobs, event.prompt_logprobs
         return replace(

@@ -254,8 +254,10 @@ class SamplingParams(_Named):
             ids = _listed(getattr(self, name))
             if not all(_is_int(i) and i >= 0 for i in ids):
                 _refuse(self, name, getattr(self, name), "give token ids, 0 or above")
-            if name == "allowed_token_ids" and self.allowed_token_ids is not None and not ids:
-                _refuse(self, name, self.allowed_token_ids, "give one id or more, or None for all")
+            if name == "allowed_token_ids" and not ids:
+                if self.allowed_token_ids is not None:
+                    _refuse(self, name, [], "give one id or more, or None for all")
+                continue  # None says that all are allowed
             object.__setattr__(self, name, ids)
 
     def _check_form(self) -> None:

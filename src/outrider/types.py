@@ -34,6 +34,8 @@ class Detokenizing(Protocol):
 class Lawgiving(Protocol):
     """What a sequence's options make of logits, see ``sampling.law.SequenceLaw``."""
 
+    @property
+    def error(self) -> str | None: ...
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any: ...
     def fit(
         self, tokens: list[int], nodes: list[int], parents: list[int], length: int

@@ -6,16 +6,21 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..drafters.registry import find_drafter
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestError
 from ..llm import LLM
-from ..models.families import find_folder
-from ..types import Counts, SamplingParams
+from ..models.families import find_folder, read_config
+from ..params import StructuredOutputsParams
+from ..text.template import TextCodec
+from ..types import Counts, Request, SamplingParams
 from .record import Sample, run
+from .replay import Planted, Replay, find_size
+from .workload import BUNDLED, Workload
 
 PLAIN = "none"
 
@@ -26,13 +31,17 @@ class Options:
 
     Args:
         model: the target, and ``target`` its name in the report.
-        drafters: as ``LLM`` takes them; plain decoding always runs beside them. None takes the
-            target's own drafter, where it has one, and ngram.
+        replay: the size of a replay target, see ``bench/replay.py``; ``model`` then lends its
+            tokenizer only.
+        drafters: as ``LLM`` takes them, or, of a replay target, ngram and planted ones; plain
+            decoding always runs beside them. None takes the target's own drafter, where it has
+            one, and ngram.
         lengths: draft lengths K, 1 or more.
         temperatures: 0 or above.
-        max_tokens: output tokens of each prompt, 2 or more; EOS is ignored.
+        max_tokens: output tokens of each prompt, 2 or more; EOS is ignored. A replay target ends
+            with the recorded answer, and an item with a schema when its JSON is complete.
         dtype: see ``LLM``.
-        batch_size: prompts that run together.
+        batch_sizes: how many prompts run together.
         rounds: how often everything is run.
 
     Raises:
@@ -41,32 +50,44 @@ class Options:
 
     model: str | Path
     target: str
+    replay: str | None = None
     drafters: tuple[str, ...] | None = None
     lengths: tuple[int, ...] = (4,)
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     max_tokens: int = 128
     dtype: str = "auto"
-    batch_size: int = 1
+    batch_sizes: tuple[int, ...] = (1,)
     rounds: int = 7
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 2), ("batch_size", 1), ("rounds", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give {least} or more.")
-        for name in ("lengths", "temperatures", "drafters"):
+        for name in ("lengths", "temperatures", "drafters", "batch_sizes"):
             if getattr(self, name) == ():
                 raise ConfigError(f"{name} is empty; give one or more.")
-        if min(self.lengths) < 1:
-            raise ConfigError(f"num_speculative_tokens is {min(self.lengths)}; give 1 or more.")
+        for name, value, least in (
+            ("max_tokens", self.max_tokens, 2),
+            ("batch_size", min(self.batch_sizes), 1),
+            ("rounds", self.rounds, 1),
+            ("num_speculative_tokens", min(self.lengths), 1),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} is {value}; give {least} or more.")
+        if self.replay is not None:
+            find_size(self.replay)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the report: a drafter ("none" with K = 0 is plain) at a temperature."""
+    """One row of the report: a drafter ("none" with K = 0 is plain), and what it runs under."""
 
     drafter: str
     length: int
     temperature: float
+    batch_size: int
+
+    @property
+    def conditions(self) -> tuple[float, int]:
+        """What a drafter has in common with the plain decoding it is compared to."""
+        return self.temperature, self.batch_size
 
 
 @dataclass(frozen=True)
@@ -107,14 +128,43 @@ class Runs:
 
 
 def drafter_names(options: Options) -> dict[str, str]:
-    """The drafters to run: their names in the report, and what ``LLM`` is given for them."""
+    """The drafters to run: their names in the report, and what ``LLM`` is given for them.
+
+    Raises:
+        ConfigError: there is no such drafter, or not for this target.
+    """
+    if options.replay is not None:
+        chosen = [d for d in options.drafters or ("planted:0.8", "ngram") if d != PLAIN]
+        for drafter in chosen:
+            if drafter != "ngram":
+                Planted.parse(drafter)
+        return dict(zip(chosen, chosen, strict=True))
     given = options.drafters or ("auto", "ngram")
     names: dict[str, str] = {}
     for drafter in given:
+        if drafter.startswith("planted:"):
+            raise ConfigError(f"drafter {drafter!r} needs a replay target; give --replay as well.")
         found = find_drafter(drafter, find_folder(options.model))
         if found.name != PLAIN:
             names[found.name if drafter == "auto" else drafter] = drafter
     return names
+
+
+def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
+    """Token ids of every answer, without special tokens.
+
+    Raises:
+        ConfigError: an item has none.
+    """
+    found = []
+    for i, item in enumerate(workload.items, 1):
+        if item.answer is None:
+            raise ConfigError(
+                f"prompt {i} of workload {workload.name!r} has no recorded answer, which a replay "
+                f"target needs; give it one, or take one of {', '.join(BUNDLED)}."
+            )
+        found.append(codec.backend.encode(item.answer, add_special_tokens=False).ids)
+    return found
 
 
 def set_draft_length(llm: LLM, length: int) -> None:
@@ -127,60 +177,108 @@ class Bench:
 
     Args:
         options: what to measure.
-        prompts: texts.
+        workload: the prompts, and with a replay target their answers.
 
     Raises:
-        OutriderError: a model cannot be loaded, or a prompt leaves no room for the output.
+        OutriderError: a model cannot be loaded, a prompt leaves no room for the output, batches
+            would not be full, a schema cannot be used, or a replay target lacks an answer.
     """
 
-    def __init__(self, options: Options, prompts: Sequence[str]) -> None:
-        self.options = options
+    def __init__(self, options: Options, workload: Workload) -> None:
+        self.options, self.workload = options, workload
         names = {PLAIN: PLAIN, **drafter_names(options)}
-        self.engines = {
-            name: LLM(
-                options.model,
-                drafter=drafter,
-                num_speculative_tokens=max(options.lengths),
-                dtype=options.dtype,
-                max_num_seqs=options.batch_size,
-            )
-            for name, drafter in names.items()
-        }
+        count = len(workload.items)
+        for size in options.batch_sizes:
+            if count % size:
+                raise ConfigError(
+                    f"batch_size {size} does not divide the {count} prompts into full batches; "
+                    "give another one or another --num-prompts."
+                )
+        folder = find_folder(options.model)
+        read_config(folder)  # says best what is wrong with a folder that holds no model
+        codec = TextCodec(folder)
+        self.prompts = [item.encode(codec) for item in workload.items]
+        self.limits = [options.max_tokens] * count
+        self.replay: Replay | None = None
+        if options.replay is not None:
+            answers = recorded_answers(workload, codec)
+            self.limits = [min(options.max_tokens, len(answer)) for answer in answers]
+            self.replay = Replay(options.replay, folder, self.prompts, answers)
+        self.engines = {name: self._open(drafter) for name, drafter in names.items()}
         self.plain = self.engines[PLAIN]
         variants = [(PLAIN, 0), *((n, k) for n in names if n != PLAIN for k in options.lengths)]
-        self.cells = [Cell(n, k, t) for t in options.temperatures for n, k in variants]
-        one = SamplingParams(temperature=0, max_tokens=1)
-        self.prompts = [self.plain.generate(p, one)[0].prompt_token_ids for p in prompts]
-        longest = max(map(len, self.prompts)) + options.max_tokens
+        self.conditions = [(t, b) for t in options.temperatures for b in options.batch_sizes]
+        self.cells = [Cell(n, k, t, b) for t, b in self.conditions for n, k in variants]
+        self._check_schemas()
+        longest = max(len(p) + n for p, n in zip(self.prompts, self.limits, strict=True))
         if longest > self.plain.engine.max_model_len:
             raise ConfigError(
                 f"prompt and output have {longest} tokens, but the context of the model is "
                 f"{self.plain.engine.max_model_len}; lower max_tokens."
             )
 
+    def _check_schemas(self) -> None:
+        """Refuse a schema that cannot be used, before anything is measured."""
+        engine = self.plain.engine
+        for i, params in enumerate(self.params(0.0)):
+            try:
+                engine.law_of(Request("check", tuple(self.prompts[i]), params, 0))
+            except RequestError as error:
+                name = self.workload.name
+                raise ConfigError(f"prompt {i + 1} of workload {name!r}: {error}") from None
+
+    def _open(self, drafter: str) -> LLM:
+        """An engine with that drafter."""
+        options = self.options
+        given: dict[str, Any] = {
+            "num_speculative_tokens": max(options.lengths),
+            "dtype": options.dtype,
+            "max_num_seqs": max(options.batch_sizes),
+        }
+        if self.replay is not None:
+            return self.replay.open(drafter, **given)
+        return LLM(options.model, drafter=drafter, **given)
+
     def params(self, temperature: float) -> list[SamplingParams]:
         """Each prompt's parameters; its seed is its index."""
-        return [
-            SamplingParams(
-                temperature=temperature, seed=i, max_tokens=self.options.max_tokens, ignore_eos=True
+        found = []
+        for i, (item, limit) in enumerate(zip(self.workload.items, self.limits, strict=True)):
+            form = None if item.schema is None else StructuredOutputsParams(json=item.schema)
+            found.append(
+                SamplingParams(
+                    temperature=temperature,
+                    seed=i,
+                    max_tokens=limit,
+                    ignore_eos=form is None,
+                    structured_outputs=form,
+                )
             )
-            for i in range(len(self.prompts))
-        ]
+        return found
 
     def order(self, number: int) -> Iterator[Cell]:
         """The cells in the order of round ``number``: turned on by one place a round.
 
-        Cells of one temperature stay together, so that what is compared ran close by.
+        Cells of one temperature and batch size stay together, so that what is compared ran close
+        by.
         """
-        temperatures = self.options.temperatures
-        for i in range(len(temperatures)):
-            wanted = temperatures[(i + number) % len(temperatures)]
-            cells = [c for c in self.cells if c.temperature == wanted]
+        for i in range(len(self.conditions)):
+            wanted = self.conditions[(i + number) % len(self.conditions)]
+            cells = [c for c in self.cells if c.conditions == wanted]
             yield from (cells[(j + number) % len(cells)] for j in range(len(cells)))
 
     def run(self, progress: Callable[[int, int], None]) -> dict[Cell, Runs]:
         """Warm up, then run every round; ``progress`` is told (cells done, cells in all)."""
         found = {cell: Runs() for cell in self.cells}
+        gc.collect()
+        gc.freeze()  # what is loaded need not be searched before every measurement
+        try:
+            self._run(found, progress)
+        finally:
+            gc.unfreeze()
+        return found
+
+    def _run(self, found: dict[Cell, Runs], progress: Callable[[int, int], None]) -> None:
+        """Fill ``found``."""
         total = len(self.cells) * (self.options.rounds + 1)
         for i, cell in enumerate(self.cells):
             self._measure(cell, Runs())
@@ -191,11 +289,10 @@ class Bench:
                 self._measure(cell, found[cell])
                 done += 1
                 progress(done, total)
-        return found
 
     def _measure(self, cell: Cell, runs: Runs) -> None:
         """Run all prompts once and add what came of it to ``runs``."""
-        llm, size = self.engines[cell.drafter], self.options.batch_size
+        llm, size = self.engines[cell.drafter], cell.batch_size
         set_draft_length(llm, cell.length or max(self.options.lengths))
         params = self.params(cell.temperature)
         gc.collect()

@@ -1,7 +1,9 @@
 """From runs to figures: the JSON contract of ``outrider bench``.
 
 Every figure that is a rate or a time is the median over rounds; ``speedup`` is the median over
-rounds of the ratio to plain decoding in the same round at the same temperature.
+rounds of the ratio to plain decoding in the same round at the same temperature and batch size.
+``*_interval`` beside a figure is a confidence interval of that median, [low, high], null with fewer
+than 6 rounds: see ``bench/intervals.py``, and ``intervals`` in the report for its confidence.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import Any
 import torch
 
 from ..audit.ties import Difference, compare
+from .intervals import METHOD, median_interval, ranks
 from .offline import PLAIN, Bench, Cell, Runs, available_cores
 from .repeats import fresh_acceptance_length, repeats
+from .replay import WHAT
 
 
 def machine(bench: Bench) -> dict[str, Any]:
@@ -70,12 +74,16 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
     ``peak_memory_bytes`` is the process's, all engines of the benchmark loaded.
     ``numerical_ties`` counts sequences that part from plain decoding at a tie, where their
     comparison ends; ``outputs_identical`` is false only for a difference that is none.
+    ``structured_outputs`` is true where outputs were held to JSON schemas, and ``replay`` says what
+    a replay target is, null for a real one.
     ``acceptance_length_without_repeats`` and ``repeated_share`` (of output tokens): see
     ``bench/repeats.py``.
     """
     timings, counts, drafts = runs.timings, runs.counts, cell.drafter != PLAIN
     lengths = [len(p) + len(s.token_ids) for p, s in zip(bench.prompts, runs.samples, strict=True)]
     paired = list(zip(timings, plain.timings, strict=True))
+    speeds = [t.speed for t in timings]
+    latencies = [1000 * t.sequence_seconds / t.decode_tokens for t in timings]
     speedups = [mine.speed / theirs.speed for mine, theirs in paired]
     cores = available_cores()
     parted = differences(bench, cell, runs, plain)
@@ -86,13 +94,11 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
         "target": bench.options.target,
         "num_speculative_tokens": cell.length,
         "temperature": cell.temperature,
-        "batch_size": bench.options.batch_size,
+        "batch_size": cell.batch_size,
         "sequence_length": round(sum(lengths) / len(lengths)),
         "num_samples": len(runs.samples),
-        "tokens_per_second": median(t.speed for t in timings),
-        "latency_per_token_ms": median(
-            1000 * t.sequence_seconds / t.decode_tokens for t in timings
-        ),
+        "tokens_per_second": median(speeds),
+        "latency_per_token_ms": median(latencies),
         "speedup": median(speedups) if drafts else 1.0,
         "acceptance_rate": counts.acceptance_rate if drafts else None,
         "acceptance_length": counts.acceptance_length if drafts else None,
@@ -103,6 +109,12 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
         "numerical_ties": len({i for i, d in parted if d.is_tie}),
         "end_to_end_tokens_per_second": median(t.end_to_end for t in timings),
         "end_to_end_speedup": median(m.end_to_end / p.end_to_end for m, p in paired),
+        "workload": bench.workload.name,
+        "structured_outputs": any(item.schema is not None for item in bench.workload.items),
+        "replay": replay(bench),
+        "tokens_per_second_interval": median_interval(speeds),
+        "latency_per_token_ms_interval": median_interval(latencies),
+        "speedup_interval": median_interval(speedups),
         "speedup_by_round": speedups,
         "acceptance_length_without_repeats": fresh_acceptance_length(texts) if drafts else None,
         "repeated_share": sum(again) / len(again),
@@ -114,13 +126,34 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
     }
 
 
+def replay(bench: Bench) -> dict[str, Any] | None:
+    """What a replay target is: size, parameters, the workload's seed, and a warning in words."""
+    made = bench.replay
+    if made is None:
+        return None
+    return {"size": made.size, "parameters": made.parameters, "seed": made.seed, "what": WHAT}
+
+
 def report(bench: Bench, found: dict[Cell, Runs]) -> dict[str, Any]:
     """The whole report: ``machine``, and ``runs`` in the order of the cells."""
-    plain = {cell.temperature: runs for cell, runs in found.items() if cell.drafter == PLAIN}
-    runs = [figures(bench, cell, runs, plain[cell.temperature]) for cell, runs in found.items()]
-    return {"machine": machine(bench), "rounds": bench.options.rounds, "runs": runs}
+    plain = {cell.conditions: runs for cell, runs in found.items() if cell.drafter == PLAIN}
+    runs = [figures(bench, cell, runs, plain[cell.conditions]) for cell, runs in found.items()]
+    rounds = bench.options.rounds
+    intervals = {"confidence": ranks(rounds)[1], "method": METHOD}
+    return {"machine": machine(bench), "rounds": rounds, "intervals": intervals, "runs": runs}
 
 
-def best(runs: Sequence[dict[str, Any]], temperature: float) -> dict[str, Any]:
-    """The run with the largest speedup at a temperature."""
-    return max((r for r in runs if r["temperature"] == temperature), key=lambda r: r["speedup"])
+def heading(report: dict[str, Any]) -> list[str]:
+    """What ran where, in lines: what stands above every table and figure, replay targets named."""
+    run, machine = report["runs"][0], report["machine"]
+    workload = run["workload"] + (" (held to JSON schemas)" if run["structured_outputs"] else "")
+    where = f"{machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
+    lines = [f"{run['target']} · workload {workload} · {where}"]
+    return [*lines, f"replay: {run['replay']['what']}"] if run["replay"] else lines
+
+
+def best(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any]:
+    """The run with the largest speedup among those of ``run``'s temperature and batch size."""
+    keys = ("temperature", "batch_size")
+    same = (r for r in runs if all(r[key] == run[key] for key in keys))
+    return max(same, key=lambda r: r["speedup"])

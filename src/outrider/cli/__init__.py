@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, demo, generate
+from . import bench, demo, explain, generate, verify
 from .common import Commands
 
 app = typer.Typer(
@@ -21,6 +21,8 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(bench.bench)
 app.command()(demo.demo)
+app.command()(verify.verify)
+app.command()(explain.explain)
 
 
 def _version(wanted: bool) -> None:

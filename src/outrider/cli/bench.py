@@ -21,14 +21,16 @@ from .common import Dtype, Model, bars, model_folder, status, write
 if TYPE_CHECKING:
     from ..bench.offline import Bench as Engines
     from ..bench.offline import Cell, Runs
+    from ..bench.workload import Workload
 
 LEAST_ROUNDS = 7
-NARROWEST = 120
+NARROWEST = 160
 DEFINITIONS = (
     "tokens/s: decode speed, (N-1)/(T(N)-T(1)) · speedup: to plain in the same round · both are "
-    "medians over rounds · end to end: tokens/s from the call on, prompts included · rate: "
-    "accepted / drafted · length: 1 + accepted / drafts · survival: share of drafts accepted up "
-    "to each position"
+    "medians of {rounds} rounds, in brackets their {confidence:.1%} confidence intervals (order "
+    "statistics) · end to end: tokens/s from the call on, prompts included · rate: accepted / "
+    "drafted · length: 1 + accepted / drafts · survival: share of drafts accepted up to each "
+    "position"
 )
 
 
@@ -42,13 +44,26 @@ def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any,
         ) from None
 
 
-def check_target(file: str | None) -> None:
+def check_target(option: str, file: str | None) -> None:
     """Refuse a file that could not be written after all the work."""
-    if file in (None, "-"):
+    if file is None:
         return
-    path = Path(str(file))
+    path = Path(file)
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"--json {file} cannot be written: no such folder, or a folder.")
+        raise typer.BadParameter(f"{option} {file} cannot be written: no such folder, or a folder.")
+
+
+def chosen(which: str) -> Workload:
+    """The workload of that name or file; code is the pocket pair's held-out prompts."""
+    from .. import pocket
+    from ..bench.workload import CODE, Workload, load_workload
+
+    return Workload.of_prompts(CODE, pocket.prompts()) if which == CODE else load_workload(which)
+
+
+def interval(bounds: Sequence[float] | None, form: str) -> str:
+    """An interval in figures, nothing where there is none."""
+    return "" if bounds is None else f"[{bounds[0]:{form}} {bounds[1]:{form}}]"
 
 
 def measure(bench: Engines) -> dict[Cell, Runs]:
@@ -77,38 +92,43 @@ def identical(run: dict[str, Any]) -> str:
 
 
 def table(report: dict[str, Any], width: int) -> Table:
-    """The runs for people; the best of each temperature stands out."""
-    from ..bench.report import best
+    """The runs for people; the best of each temperature and batch size stands out."""
+    from ..bench.offline import PLAIN
+    from ..bench.report import best, heading
 
-    machine, runs = report["machine"], report["runs"]
-    where = f"{machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
-    title = f"{escape(runs[0]['target'])} · {where}"
+    runs = report["runs"]
+    title = escape("\n".join(heading(report)))
+    confidence = report["intervals"]["confidence"]
+    definitions = DEFINITIONS.format(rounds=report["rounds"], confidence=confidence)
     made = Table(
-        title=title, caption=DEFINITIONS, caption_justify="left", box=box.SIMPLE, show_edge=False,
+        title=title, caption=definitions, caption_justify="left", box=box.SIMPLE, show_edge=False,
         pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
-    for name in ("T", "drafter", "K"):
+    for name in ("T", "batch", "drafter", "K"):
         made.add_column(name, overflow="fold")
-    for name in ("tokens/s", "speedup", "end\nto end", "rate", "length"):
+    for name in ("tokens/s", "", "speedup", "", "end\nto end", "rate", "length"):
         made.add_column(name, justify="right")
     made.add_column("survival")
     made.add_column("identical")
     for i, run in enumerate(runs):
-        ends = i + 1 == len(runs) or runs[i + 1]["temperature"] != run["temperature"]
+        ends = i + 1 == len(runs) or runs[i + 1]["drafter"] == PLAIN
         drafted = run["acceptance_length"] is not None
         survival = run["acceptance_by_position"] or []
         made.add_row(
             f"{run['temperature']:g}",
+            str(run["batch_size"]),
             escape(run["drafter"]),
             str(run["num_speculative_tokens"]),
             f"{run['tokens_per_second']:.1f}",
+            escape(interval(run["tokens_per_second_interval"], ".0f")),
             f"{run['speedup']:.2f}x",
+            escape(interval(run["speedup_interval"], ".2f")) if run["drafter"] != PLAIN else "",
             f"{run['end_to_end_tokens_per_second']:.1f}",
             f"{run['acceptance_rate']:.2f}" if drafted else "",
             f"{run['acceptance_length']:.2f}" if drafted else "",
             f"{bars(survival)} {shares(survival) if width >= NARROWEST else ''}".strip(),
             identical(run),
-            style="bold green" if run is best(runs, run["temperature"]) else None,
+            style="bold green" if run is best(runs, run) else None,
             end_section=ends,
         )
     return made
@@ -117,6 +137,7 @@ def table(report: dict[str, Any], width: int) -> Table:
 def greedy_line(runs: Sequence[dict[str, Any]]) -> str | None:
     """How far greedy acceptance is owed to loops, in a line; None without greedy runs."""
     greedy = [r for r in runs if r["temperature"] == 0 and r["acceptance_length"] is not None]
+    greedy = [r for r in greedy if r["batch_size"] == greedy[0]["batch_size"]]
     if not greedy:
         return None
     parts = []
@@ -147,11 +168,23 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
 
 def bench(
     model: Model = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Measure a replay target instead: random weights of that size (1m, 3m, 20m, 100m, "
+            "300m) that cost what a real model costs and say the workload's recorded answers. "
+            "--model then lends its tokenizer, vocabulary and context only.",
+        ),
+    ] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
             help="ngram or a checkpoint's folder; may be given again, or with commas. "
-            "The model's own drafter, if it has one, and ngram unless given.",
+            "The model's own drafter, if it has one, and ngram unless given. With --replay: ngram, "
+            "or planted:AGREEMENT[:SIZE], which says the target's most likely token that often (a "
+            "share from 0 to 1) and costs a model of SIZE, or nothing; planted:0.8 and ngram "
+            "unless given.",
         ),
     ] = None,
     num_speculative_tokens: Annotated[
@@ -160,10 +193,24 @@ def bench(
     temperature: Annotated[
         str, typer.Option(metavar="FLOATS", help="Temperatures, with commas.")
     ] = "0,0.7,1",
+    batch_size: Annotated[
+        str, typer.Option(metavar="INTS", help="How many prompts run together, with commas.")
+    ] = "1",
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="code (held out from the pocket pair's training; the default), edit, prose, json, "
+            "chat, or a .jsonl or .json file of prompts. With --replay, which needs recorded "
+            "answers, all but code; the default is edit then.",
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(help="How many of the workload's prompts, the first 8 unless given."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Held-out code prompts.")] = 8,
     dtype: Dtype = "auto",
-    batch_size: Annotated[int, typer.Option(help="Prompts that run together.")] = 1,
     rounds: Annotated[
         int, typer.Option(min=LEAST_ROUNDS, help="Interleaved rounds.")
     ] = LEAST_ROUNDS,
@@ -171,29 +218,39 @@ def bench(
         str | None,
         typer.Option("--json", metavar="FILE", help='Write the report here; "-" is stdout.'),
     ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.png", help="Draw speedup by K and acceptance by position, as PNG."
+        ),
+    ] = None,
 ) -> None:
     """Measure plain decoding against drafters, and check that their outputs are the same."""
-    check_target(json_)
+    check_target("--json", None if json_ == "-" else json_)
+    check_target("--plot", plot)
+    if plot is not None and Path(plot).suffix.lower() != ".png":
+        raise typer.BadParameter(f"--plot is {plot!r}; give a file that ends in .png.")
     lengths = numbers(num_speculative_tokens, int, "--num-speculative-tokens")
     temperatures = numbers(temperature, float, "--temperature")
+    batch_sizes = numbers(batch_size, int, "--batch-size")
     drafters = [d for given in drafter or [] for d in given.split(",") if d]
     with status("loading the models"):
-        from .. import pocket
         from ..bench.offline import Bench, Options
         from ..bench.report import report as make_report
 
-        prompts = pocket.prompts()
-        if num_prompts > len(prompts):
-            raise typer.BadParameter(
-                f"--num-prompts is {num_prompts}; give {len(prompts)} at most."
-            )
+        if plot:
+            from ..bench.plot import draw
+        asked = chosen(workload or ("edit" if replay else "code")).first(num_prompts)
         options = Options(
-            model=model_folder(model), target=model or "pocket",
+            model=model_folder(model), replay=replay,
+            target=f"replay-{replay}" if replay else model or "pocket",
             drafters=tuple(dict.fromkeys(drafters)) if drafter else None,
             lengths=lengths, temperatures=temperatures, max_tokens=max_tokens, dtype=dtype,
-            batch_size=batch_size, rounds=rounds,
+            batch_sizes=batch_sizes, rounds=rounds,
         )  # fmt: skip
-        engines = Bench(options, prompts[:num_prompts])
+        engines = Bench(options, asked)
+        if plot and len(engines.engines) == 1:
+            raise typer.BadParameter("--plot has nothing to show without a drafter; give one.")
     found = measure(engines)
     with status("comparing outputs"):
         report = make_report(engines, found)
@@ -202,6 +259,8 @@ def bench(
     elif json_:
         Path(json_).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     show(report, on_stderr=json_ == "-")
+    if plot:
+        draw(report, Path(plot))
     if not all(run["outputs_identical"] for run in report["runs"]):
         sys.stdout.flush()
         raise OutriderError("outputs differ from plain decoding by more than numerical ties.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 import torch.nn.functional as F
 
 from ..errors import RequestError
@@ -51,22 +52,31 @@ class ModelDrafter:
         num_pages, page_size: those of the target's pool, whose page ids it uses.
         max_rows: rows that a sequence may catch up with in one step; the target's prefill chunk.
         max_length: longest draft.
+        keeps_laws: whether drafts carry the laws that they were drawn from, for the ratio rules.
     """
 
     name = "model"
     target_layers: tuple[int, ...] = ()
 
     def __init__(
-        self, model: Model, num_pages: int, page_size: int, max_rows: int, max_length: int
+        self,
+        model: Model,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        max_length: int,
+        keeps_laws: bool = False,
     ) -> None:
         self.model = model
         self.max_length = self.max_nodes = max_length
         self._store = model.new_store(num_pages, page_size)
         self._max_rows = max_rows + 1  # a chunk, and the token drawn after it
+        self._keeps_laws = keeps_laws
         self._states: dict[str, _State] = {}
 
     def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
         drafts: list[list[int]] = [[] for _ in batch]
+        laws: list[list[torch.Tensor]] = [[] for _ in batch]
         inputs = []
         for i, (item, length) in enumerate(zip(batch, lengths, strict=True)):
             if item.samples and not length:
@@ -82,15 +92,20 @@ class ModelDrafter:
                 inputs.append(_Input(i, start, behind, draws))
         while inputs:
             drawing = [r.index for r in inputs if r.draws]
-            for i, token in zip(drawing, self._run(batch, inputs, drafts, noise), strict=True):
+            tokens, z = self._run(batch, inputs, drafts, noise)
+            for i, token, law in zip(drawing, tokens, z, strict=True):
                 drafts[i].append(token)
+                laws[i].append(law)
             inputs = []
             for i in drawing:
                 if len(drafts[i]) < lengths[i]:
                     state = self._states[batch[i].sequence.id]
                     inputs.append(_Input(i, state.num_computed, drafts[i][-1:], True))
                     state.num_computed += 1
-        return Draft.chains(drafts)
+        draft = Draft.chains(drafts)
+        if self._keeps_laws:
+            draft = replace(draft, laws=[torch.stack(z) if z else None for z in laws])
+        return draft
 
     def _run(
         self,
@@ -98,8 +113,8 @@ class ModelDrafter:
         inputs: list[_Input],
         drafts: list[list[int]],
         noise: Noise,
-    ) -> list[int]:
-        """Run the inputs' rows and draw a token for each input that wants one."""
+    ) -> tuple[list[int], Sequence[torch.Tensor]]:
+        """Run the inputs' rows and draw a token for each input that wants one: tokens and laws."""
         segments = [
             Segment(
                 tokens=r.tokens,
@@ -113,7 +128,7 @@ class ModelDrafter:
         ]
         logits = self.model.run(segments, self._store).logits
         if logits is None:
-            return []
+            return [], ()
         # Padded or cut to the target's vocabulary, which its options speak of.
         z = F.pad(logits, (0, noise.vocab_size - logits.shape[1]), value=NEVER)
         keys = []
@@ -126,7 +141,7 @@ class ModelDrafter:
             keys.append(
                 Row(sequence.id, request.seed, sequence.sample_index, base + ahead, greedy, base)
             )
-        return draw(z, keys, noise)[0]
+        return draw(z, keys, noise)[0], z.unbind()
 
     def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""

@@ -28,12 +28,17 @@ class DrafterSpec:
     prompt_lookup_max: int = 4
     auto: bool = False
 
-    def make(self, model: Model | None, config: EngineConfig, num_pages: int) -> Drafter:
-        """The drafter; ``model`` is its own where it has one."""
+    def make(
+        self, model: Model | None, config: EngineConfig, num_pages: int, keeps_laws: bool
+    ) -> Drafter:
+        """The drafter; ``model`` is its own where it has one.
+
+        With ``keeps_laws`` its drafts carry the laws that they were drawn from.
+        """
         length = config.num_speculative_tokens
         if model is not None:
             rows = config.max_num_batched_tokens
-            return ModelDrafter(model, num_pages, config.page_size, rows, length)
+            return ModelDrafter(model, num_pages, config.page_size, rows, length, keeps_laws)
         if self.name == "ngram":
             return NgramDrafter(length, self.prompt_lookup_min, self.prompt_lookup_max)
         return NoDrafter()

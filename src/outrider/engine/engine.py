@@ -18,10 +18,10 @@ from ..errors import ConfigError, MemoryBudgetError, ModelError, RequestError
 from ..models.base import Model
 from ..models.families import read_config, read_shape
 from ..models.load import load_model
-from ..sampling.acceptance import Coupled
 from ..sampling.grammar import Grammars
 from ..sampling.law import RequestLaw
 from ..sampling.noise import SharedNoise
+from ..sampling.ratio import make_rule
 from ..text.detokenize import Detokenizer
 from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence
 from .runner import Runner
@@ -144,7 +144,20 @@ class Engine:
         mine = self.model.page_bytes(config.page_size)
         theirs = drafting.page_bytes(config.page_size) if drafting else 0
         self.budget = plan_budget(config, self.max_model_len, mine, theirs)
-        self.drafter: Drafter = drafter.make(drafting, config, self.budget.pages)
+        rule = make_rule(config.acceptance_rule)
+        self.drafter: Drafter = drafter.make(
+            drafting, config, self.budget.pages, keeps_laws=rule.keeps_laws
+        )
+        if self.drafter.max_nodes > self.drafter.max_length and not rule.trees:
+            raise ConfigError(
+                f"acceptance_rule {rule.name!r} cannot verify the trees of drafter "
+                f"{self.drafter.name!r}; use 'coupled', or a drafter of chains."
+            )
+        if self.drafter.max_nodes > self.drafter.max_length and not self.model.trees:
+            raise ConfigError(
+                f"{target}: a {shape.family!r} model has no native path, and without one cannot "
+                f"verify the trees of drafter {self.drafter.name!r}; use a drafter of chains."
+            )
         self.noise = SharedNoise(shape.vocab_size, device)
         self.scheduler = Scheduler(
             PagePool(self.budget.pages, config.page_size),
@@ -153,7 +166,6 @@ class Engine:
             self.max_model_len,
         )
         store = self.model.new_store(self.budget.pages, config.page_size)
-        rule = Coupled()
         self.draft_noise = rule.drafting(self.noise)
         raw = config.logprobs_mode == "raw_logprobs"
         self.runner = Runner(self.model, store, rule, self.noise, raw)

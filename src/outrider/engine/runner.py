@@ -39,7 +39,7 @@ class Runner:
         self.model = model
         self.store = store
         self.noise = noise
-        self._rule = rule
+        self.rule = rule
         self._raw_logprobs = raw_logprobs
 
     def verify(self, plan: Plan, draft: Draft) -> Verdict:
@@ -70,9 +70,12 @@ class Runner:
             step.add(i, item, draft)
         if not step.rows:
             return nothing
-        verdict = self._rule(Laws(step.z, step.rows, step.first), draft, self.noise)
+        verdict = self.rule(Laws(step.z, step.rows, step.first), draft, self.noise)
         for i, error in step.errors.items():
             verdict.errors[i] = error
+        for i, item in enumerate(plan.batch):
+            if verdict.errors[i] and item.sequence.law.error:
+                verdict.errors[i] = item.sequence.law.error
         verdict.logprobs.extend(step.logprobs(plan, verdict))
         self._straighten(plan, verdict)
         return verdict

@@ -12,9 +12,10 @@ from ..types import Draft, Row, Verdict
 from .law import Laws
 from .noise import Noise, SharedNoise
 
-NOT_FINITE = (
-    "the model's logits are NaN or infinite, or every token is masked; "
-    "check the checkpoint, or try dtype='float32'."
+NOT_FINITE = "the model's logits are NaN or infinite; check the checkpoint, or try dtype='float32'."
+NOTHING_LEFT = (
+    "the request's options leave no token to sample here; "
+    "two of them contradict each other (min_tokens, allowed_token_ids, a grammar, a processor)."
 )
 
 
@@ -50,10 +51,17 @@ def scores(z: torch.Tensor, rows: Sequence[Row], noise: Noise) -> torch.Tensor:
     return out
 
 
-def draw(z: torch.Tensor, rows: Sequence[Row], noise: Noise) -> tuple[list[int], list[bool]]:
-    """The token of each row, the lowest id on a tie, and whether its law was finite."""
+def trouble(best: float) -> str | None:
+    """What is wrong with a row whose highest score is ``best``: a sentence, None if nothing is."""
+    if math.isfinite(best):
+        return None
+    return NOTHING_LEFT if best == -math.inf else NOT_FINITE
+
+
+def draw(z: torch.Tensor, rows: Sequence[Row], noise: Noise) -> tuple[list[int], list[float]]:
+    """The token of each row, the lowest id on a tie, and its score: finite if the law was."""
     best, ids = scores(z, rows, noise).max(-1)
-    return ids.tolist(), [math.isfinite(b) for b in best.tolist()]
+    return ids.tolist(), best.tolist()
 
 
 class Coupled:
@@ -72,7 +80,7 @@ class Coupled:
         return noise
 
     def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict:
-        ids, finite = draw(laws.z, laws.rows, noise) if laws.rows else ([], [])
+        ids, best = draw(laws.z, laws.rows, noise) if laws.rows else ([], [])
         verdict = Verdict([], [], [])
         for first, nodes, parents in zip(laws.first, draft.tokens, draft.parents, strict=True):
             tokens: list[int] = []
@@ -85,7 +93,7 @@ class Coupled:
                 node: int | None = -1
                 while node is not None:
                     row = first + 1 + node
-                    error = error or (None if finite[row] else NOT_FINITE)
+                    error = error or trouble(best[row])
                     tokens.append(ids[row])
                     node = children.get((node, ids[row]))
                     if node is not None:

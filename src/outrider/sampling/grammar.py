@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer, grammar_from
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ..errors import RequestError
@@ -28,7 +29,7 @@ class Grammars:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos = sorted(eos_token_ids)
+        self._eos = sorted(i for i in eos_token_ids if i < vocab_size)
         self._known: LLTokenizer | None = None  # takes a second with a large vocabulary
 
     def compile(self, params: SamplingParams) -> Grammar | None:
@@ -41,9 +42,9 @@ class Grammars:
         if form is None:
             return None
         if self._tokenizer is None or not self._eos:
-            missing = "tokenizer" if self._tokenizer is None else "end-of-sequence token"
+            missing = "a tokenizer" if self._tokenizer is None else "an end-of-sequence token"
             raise RequestError(
-                f"structured_outputs need a model with a {missing}; drop them, or take one."
+                f"structured_outputs need a model with {missing}; drop them, or take one."
             )
         if self._known is None:
             self._known = LLTokenizer(
@@ -56,8 +57,8 @@ class Grammars:
             raise RequestError(
                 f"structured_outputs.{name} cannot be used: {reason[:300]}; correct it."
             )
-        grammar = Grammar(matcher, self._vocab_size)
-        if not grammar.mask(1)[0].any():
+        grammar = Grammar(matcher, self._vocab_size, self._eos)
+        if not grammar.mask().any():
             raise RequestError(
                 f"structured_outputs.{name} lets no token of this model begin the output; "
                 "correct it."
@@ -90,14 +91,15 @@ def _source(params: SamplingParams) -> tuple[str, str]:
 class Grammar:
     """Where one sequence stands in its grammar. Tokens are tried and taken back, never replayed."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: list[int]) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._ends = ends
         self._consumed = 0
 
     def copy(self) -> Grammar:
         """The same grammar from the start, for another sample."""
-        return Grammar(self._matcher.deep_copy(), self._vocab_size)
+        return Grammar(self._matcher.deep_copy(), self._vocab_size, self._ends)
 
     def advance(self, output: Sequence[int]) -> None:
         """Take the committed output, longer from call to call.
@@ -111,11 +113,14 @@ class Grammar:
             raise RequestError(f"structured_outputs failed: {reason[:300]}; simplify the grammar.")
         self._consumed = len(output)
 
-    def mask(self, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-        """Which tokens may come next, [count, vocabulary] of the same row."""
+    def mask(self) -> NDArray[np.bool_]:
+        """Which tokens may come next: [vocabulary]."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         row = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
-        return np.repeat(row[None], count, 0)
+        # Where no token goes on, llguidance offers EOS, though the output is not complete.
+        if row.sum() == row[self._ends].sum() and not self._matcher.is_accepting():
+            row[:] = False
+        return row
 
     def restrict(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> None:
         """Mask, in place, what the grammar refuses after each of ``paths``.
@@ -126,7 +131,7 @@ class Grammar:
         for row, path in enumerate(paths):
             taken = self._matcher.try_consume_tokens(list(path))
             if taken == len(path):
-                allowed[row] = self.mask(1)[0]
+                allowed[row] = self.mask()
             if taken:
                 self._matcher.rollback(taken)
         logits.masked_fill_(~torch.from_numpy(allowed).to(logits.device), float("-inf"))

@@ -68,10 +68,12 @@ class RequestLaw:
             self.banned = torch.full((vocab_size,), bool(allowed), device=device)
             self.banned[tensor(list(allowed))] = False
             self.banned[tensor(alone)] = True
-            if bool(self.banned.all()):
-                raise RequestError(
-                    "allowed_token_ids and bad_words leave no token to sample; allow another."
-                )
+            left = ~self.banned
+            if params.min_tokens:
+                left[self.ends] = False
+            if not bool(left.any()):
+                names = "allowed_token_ids, bad_words and min_tokens"
+                raise RequestError(f"{names} together leave no token to sample; allow another.")
         self.bad_words = [tuple(word) for word in bad_words if len(word) > 1]
         self.tried: set[int] = set()  # processors that have been checked
 
@@ -92,7 +94,9 @@ class SequenceLaw:
         self._prompt = request.request.prompt_token_ids
         self._grammar = grammar
         params = request.params
-        self._history = History(params, self._prompt) if params.penalises else None
+        self.error: str | None = None
+        """What a processor did wrong at rows that are NaN for it, of the last call of ``apply``."""
+        self.history = History(params, self._prompt) if params.penalises else None
 
     def apply(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
@@ -108,8 +112,9 @@ class SequenceLaw:
             ``logits`` itself, now z.
 
         Raises:
-            RequestError: a logits processor failed, or the grammar's parser did.
+            RequestError: the grammar's parser gave up on the committed tokens.
         """
+        self.error = None
         law, params = self._law, self._law.params
         if self._grammar is not None:
             self._grammar.advance(tokens[len(self._prompt) :])
@@ -123,8 +128,8 @@ class SequenceLaw:
             logits.index_add_(1, law.bias_ids, law.bias.expand(len(paths), -1))
         for number, processor in enumerate(params.logits_processors or ()):
             self._call(number, processor, logits, tokens, paths)
-        if self._history is not None:
-            self._history.penalise(logits, tokens, paths)
+        if self.history is not None:
+            self.history.penalise(logits, tokens, paths)
         if params.greedy:
             return logits
         if params.temperature != 1:
@@ -158,16 +163,21 @@ class SequenceLaw:
     ) -> None:
         """Let a custom processor remake every row; the first time twice, to see that it is pure."""
         for row, path in enumerate(paths):
-            made = self._made(number, processor, logits[row], [*tokens, *path])
-            if number not in self._law.tried:
-                again = self._made(number, processor, logits[row], [*tokens, *path])
-                if not torch.equal(made, again):
-                    raise RequestError(
-                        f"logits_processors[{number}] gave two results for the same ids and "
-                        "logits; it must be a pure function of them."
-                    )
-                self._law.tried.add(number)
-            logits[row] = made
+            ids = [*tokens, *path]
+            try:
+                made = self._made(number, processor, logits[row], ids)
+                if number not in self._law.tried:
+                    if not torch.equal(made, self._made(number, processor, logits[row], ids)):
+                        raise RequestError(
+                            f"logits_processors[{number}] gave two results for the same ids and "
+                            "logits; it must be a pure function of them."
+                        )
+                    self._law.tried.add(number)
+                logits[row] = made
+            except RequestError as error:
+                # A failure after drafted tokens counts only if they turn out to be the output.
+                self.error = self.error or str(error)
+                logits[row] = torch.nan
 
     @staticmethod
     def _made(

@@ -40,7 +40,6 @@ log(1 + f); LN2_HI and LN2_LO are fdlibm's. The error of g is below 2 ulp where 
 below 1e-7 in absolute terms elsewhere; the tests hold it to that.
 """
 
-import secrets
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -51,9 +50,10 @@ from numpy.typing import ArrayLike, NDArray
 from ..types import Row
 
 SHARED_STREAM = 0  # the noise that target and drafters share
-SEED_STREAM = 2**32 - 1  # seeds of requests; the numbers from 1 up are for the ratio rules
+SEED_STREAM = 2**32 - 1  # seeds of requests; the numbers between are the ratio rules', see fresh.py
+Streams = int | Sequence[int]  # one for all rows, or one each
 
-_WORD = 2**32 - 1
+WORD = 2**32 - 1  # all bits of one
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 
@@ -93,22 +93,22 @@ def _philox(counter: tuple[_A, _A, _A, _A], key: tuple[_A, _A]) -> tuple[_A, _A,
             # Words that do not vary along an axis stay small here; after four rounds every word
             # depends on all inputs, so it is a fresh array of the full shape.
             low0, low1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
-            c0 = ((low1 >> 32) ^ (c1 ^ k0)) & _WORD
-            c2 = ((low0 >> 32) ^ (c3 ^ k1)) & _WORD
+            c0 = ((low1 >> 32) ^ (c1 ^ k0)) & WORD
+            c2 = ((low0 >> 32) ^ (c3 ^ k1)) & WORD
             c1, c3 = low1, low0
         else:
             c2 *= _MULTIPLIER_1
             c1 ^= k0
             c1 ^= c2 >> 32
-            c1 &= _WORD
+            c1 &= WORD
             c0 *= _MULTIPLIER_0
             c3 ^= k1
             c3 ^= c0 >> 32
-            c3 &= _WORD
+            c3 &= WORD
             c0, c1, c2, c3 = c1, c2, c3, c0
-        k0, k1 = (k0 + _WEYL_0) & _WORD, (k1 + _WEYL_1) & _WORD
-    c1 &= _WORD
-    c3 &= _WORD
+        k0, k1 = (k0 + _WEYL_0) & WORD, (k1 + _WEYL_1) & WORD
+    c1 &= WORD
+    c3 &= WORD
     return c0, c1, c2, c3
 
 
@@ -195,24 +195,38 @@ def gumbel_of_words(words: _A) -> _A:
     return _neg_log(f, n)
 
 
-def _check(name: str, value: int, bits: int) -> int:
+def check(name: str, value: int, bits: int) -> int:
+    """``value``, if it is a number of so many bits.
+
+    Raises:
+        ValueError: it is not.
+    """
     if not 0 <= value < 1 << bits:
         raise ValueError(f"{name} must be at least 0 and below 2^{bits}, got {value}")
     return value
 
 
 def _row_words(
-    seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int], stream: int
+    seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int], stream: Streams
 ) -> NDArray[np.uint64]:
     """What Philox takes per row: uint64 [n, 5] of position, sample, stream, seed low, high."""
-    _check("stream", stream, 32)
+    streams = [stream] * len(positions) if isinstance(stream, int) else stream
     rows = np.empty((len(positions), 5), np.uint64)
-    for i, (seed, sample, position) in enumerate(zip(seeds, samples, positions, strict=True)):
-        _check("seed", seed, 64)
-        _check("sample index", sample, 32)
-        _check("position", position, 32)
-        rows[i] = position, sample, stream, seed & _WORD, seed >> 32
+    rows[:, 0] = _column("position", positions, 32, len(rows))
+    rows[:, 1] = _column("sample index", samples, 32, len(rows))
+    rows[:, 2] = _column("stream", streams, 32, len(rows))
+    keys = _column("seed", seeds, 64, len(rows))
+    rows[:, 3], rows[:, 4] = keys & np.uint64(WORD), keys >> np.uint64(32)
     return rows
+
+
+def _column(name: str, values: Sequence[int], bits: int, rows: int) -> NDArray[np.uint64]:
+    """One word of every row: uint64 [rows]."""
+    if len(values) != rows:
+        raise ValueError(f"{rows} rows came with {len(values)} of {name}")
+    for value in (min(values), max(values)) if rows else ():
+        check(name, value, bits)
+    return np.array(values, np.uint64)
 
 
 def _quarters(vocab_size: int) -> int:
@@ -243,7 +257,7 @@ def words(
     samples: Sequence[int],
     positions: Sequence[int],
     vocab_size: int,
-    stream: int = SHARED_STREAM,
+    stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.uint32]:
     """The words behind `gumbel`, which has the same arguments: uint32 [rows, vocab_size]."""
     return _numpy_words(_row_words(seeds, samples, positions, stream), _quarters(vocab_size))[
@@ -262,7 +276,7 @@ def gumbel(
     samples: Sequence[int],
     positions: Sequence[int],
     vocab_size: int,
-    stream: int = SHARED_STREAM,
+    stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.float32]:
     """Gumbel noise for every token id at some positions, one row each.
 
@@ -272,7 +286,7 @@ def gumbel(
         positions: [rows], indices into prompt + output, in [0, 2^32).
         vocab_size: at least 1. The noise depends on the id alone, so a smaller vocabulary sees
             the first columns of a larger one.
-        stream: in [0, 2^32).
+        stream: one for all rows or one each, in [0, 2^32).
 
     Returns:
         float32 [rows, vocab_size], each in [-2.82, 22.88].
@@ -295,7 +309,7 @@ def gumbel_torch(
     positions: Sequence[int],
     vocab_size: int,
     device: torch.device,
-    stream: int = SHARED_STREAM,
+    stream: Streams = SHARED_STREAM,
 ) -> torch.Tensor:
     """`gumbel` computed by torch on `device`: the same arguments, the same bits.
 
@@ -310,28 +324,6 @@ def gumbel_torch(
     out = torch.empty((len(rows), quarters, 4), dtype=torch.int64, device=device)
     numbers = torch.arange(quarters, dtype=torch.int64, device=device)[None]
     return gumbel_of_words(_words(rows, numbers, out)[:, :vocab_size])
-
-
-def request_seed(engine_seed: int, index: int) -> int:
-    """The seed of the `index`-th request (from 0) since an engine with `engine_seed` started.
-
-    With Philox words r under key = engine seed (low word first) and counter = (index low word,
-    index high word, 0, SEED_STREAM), it is r[0] + 2^32 * (r[1] mod 2^21), below 2^53. No position
-    has SEED_STREAM, so it never meets the shared noise of a request seeded like the engine.
-
-    Raises:
-        ValueError: `engine_seed` or `index` not in [0, 2^64).
-    """
-    _check("engine seed", engine_seed, 64)
-    _check("request index", index, 64)
-    counter = (index & _WORD, index >> 32, 0, SEED_STREAM)
-    low, high, *_ = philox(counter, (engine_seed & _WORD, engine_seed >> 32))
-    return int(low) | (int(high) & (2**21 - 1)) << 32
-
-
-def fresh_seed() -> int:
-    """A seed from the operating system, in [0, 2^53): JSON clients keep it whole."""
-    return secrets.randbits(53)
 
 
 _Key = tuple[str, int, int]  # sequence id, seed, sample index
@@ -383,7 +375,7 @@ class SharedNoise:
             ValueError: a number out of range, or `keys` and `positions` of unequal length.
         """
         places = [
-            (key, *divmod(_check("position", position, 32), self.block_size))
+            (key, *divmod(check("position", position, 32), self.block_size))
             for key, position in zip(keys, positions, strict=True)
         ]
         blocks = self._blocks(list(dict.fromkeys((key, index) for key, index, _ in places)))

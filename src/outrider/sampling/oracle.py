@@ -6,7 +6,7 @@ float64 [vocabulary], normalised; p is the target's and q the drafter's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,6 +49,48 @@ def law(
                 break
         p = _normalised(kept)
     return p
+
+
+def processed(
+    logits: ArrayLike,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    *,
+    allowed: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+    ends: Sequence[int] = (),
+    min_tokens: int = 0,
+    logit_bias: Mapping[int, float] | None = None,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+) -> Law:
+    """What a request's options make of the logits after ``output``, before `law`, in vLLM's order.
+
+    Masks first (allowed ids where any are given; the last token of a bad word whose others end the
+    output; what would end it before min_tokens), then bias, then the penalties: repetition over
+    prompt and output, frequency and presence over the output.
+
+    Args:
+        logits: [vocabulary].
+        ends: ids that end the output.
+    """
+    z = np.array(logits, np.float64)
+    if allowed:
+        z[np.setdiff1d(np.arange(len(z)), allowed)] = -np.inf
+    for word in bad_words:
+        before = len(word) - 1
+        if before <= len(output) and list(output[len(output) - before :]) == list(word[:-1]):
+            z[word[-1]] = -np.inf
+    if len(output) < min_tokens:
+        z[list(ends)] = -np.inf
+    for token, bias in (logit_bias or {}).items():
+        z[token] += bias
+    for token in {*prompt, *output}:
+        z[token] = z[token] / repetition_penalty if z[token] > 0 else z[token] * repetition_penalty
+    for token in set(output):
+        z[token] -= frequency_penalty * list(output).count(token) + presence_penalty
+    return z
 
 
 def total_variation(p: Law, q: Law) -> float:

@@ -1,0 +1,339 @@
+"""One decode step of a real request, taken apart: what was drafted, drawn and accepted, and why.
+
+What is shown is what the step itself computed (see ``audit.watch``); only the noise, a function of
+(seed, position, sample, id), is asked for again. The rule is the coupled one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..errors import RequestError
+from ..llm import LLM, Prompt
+from ..sampling.acceptance import scores
+from ..sampling.noise import SharedNoise
+from ..types import Row
+from ..types import Sequence as Sample
+from .watch import Step, Watch, watch_step
+
+TOP = 5
+"""How many of each law's likeliest tokens are listed."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token id and its own text, "�" where that is a part of a character only."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a position holds for one token.
+
+    Args:
+        p, q: its probability under the target's and the drafter's processed law, 0 to 1; at
+            temperature 0 under the model's own.
+        noise: the Gumbel noise g of this position and token; None at temperature 0.
+        target_score, drafter_score: log p + g and log q + g, without g at temperature 0; None for
+            a token of probability 0. The highest score of the whole vocabulary is drawn.
+
+    What belongs to the drafter is None where it has no law.
+    """
+
+    id: int
+    text: str
+    p: float
+    q: float | None
+    noise: float | None
+    target_score: float | None
+    drafter_score: float | None
+
+
+@dataclass(frozen=True)
+class Position:
+    """One position of the step.
+
+    Args:
+        index: 1 and up within the step.
+        position: the token's index in prompt + output.
+        draft: what the drafter proposed; None at the bonus and in a step without a draft.
+        target: what the target draws here, after the text before and the draft up to here.
+        outcome: "accepted"; "rejected", and the target's token goes out instead; "dropped", being
+            drafted after a rejected one; "bonus", the target's token after an accepted draft;
+            "plain", the token of a step without a draft; "ended", the output having ended before.
+        why: the outcome in a sentence or two.
+        candidates: the ``TOP`` likeliest tokens of target and drafter, and the two that they chose;
+            the likeliest for the target first.
+    """
+
+    index: int
+    position: int
+    draft: Token | None
+    target: Token
+    outcome: str
+    why: str
+    candidates: list[Candidate]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A token that the step put out; ``origin`` as in ``types.Origin``."""
+
+    id: int
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One step as data.
+
+    Args:
+        drafter: "model", "ngram" or "none".
+        step: which decode step of the request, the first after the prompt's own pass being 1.
+        chosen: why this step is shown.
+        text_before: prompt and output before the step.
+        drafted, accepted: counts of this step; what lies beyond the end of the output is neither.
+        summary: what the step came to, in a sentence.
+    """
+
+    drafter: str
+    temperature: float
+    seed: int
+    num_speculative_tokens: int
+    step: int
+    chosen: str
+    text_before: str
+    positions: list[Position]
+    output: list[Emitted]
+    drafted: int
+    accepted: int
+    summary: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, texts and numbers, none of them infinite."""
+        return asdict(self)
+
+
+def _choose(watch: Watch, step: int | None) -> tuple[Step, str]:
+    """The step to show, and why that one.
+
+    Raises:
+        RequestError: there is no such step.
+    """
+    if watch.first is None:
+        raise RequestError(
+            "the output ended with its first token, before there was a step to explain; "
+            "give another prompt or seed."
+        )
+    if watch.found is not None:
+        if step is not None:
+            return watch.found, "It is the step that was asked for."
+        return watch.found, (
+            "It is the first in which one draft token is accepted and another rejected."
+        )
+    if step is not None:
+        raise RequestError(
+            f"step is {step}, but the output ended in step {watch.seen}; give 1 to {watch.seen}."
+        )
+    steps = f"{watch.seen} step{'s' if watch.seen > 1 else ''}"
+    if watch.first_drafted is not None:
+        return watch.first_drafted, (
+            f"It is the first with a draft; of {steps} none has both an accepted and a rejected "
+            "token."
+        )
+    return watch.first, f"It is the first; of {steps} none has a draft."
+
+
+def label(token: Token | Candidate | Emitted) -> str:
+    """A token's text in quotes, control characters escaped; its id where it is no text."""
+    return repr(token.text) if token.text.strip("\ufffd") else f"<token {token.id}>"
+
+
+def explain(
+    llm: LLM, prompt: Prompt, temperature: float, seed: int, step: int | None = None
+) -> Explanation:
+    """Run a request up to one decode step, and take that step apart.
+
+    Args:
+        llm: idle; its rule is the coupled one.
+        prompt, temperature, seed: the request, sampled once and with no other option.
+        step: which decode step, 1 or more; None takes the first of ``watch.SEARCHED`` in which one
+            draft token is accepted and another rejected, else the first with a draft, else the
+            first.
+
+    Raises:
+        ConfigError: temperature or seed are out of range.
+        RequestError: the prompt cannot be served, the output ends before the step, or the draft
+            is a tree.
+        NumericalError: the model's logits are not finite.
+    """
+    if step is not None and step < 1:
+        raise RequestError(f"step is {step}; give 1 or more.")
+    watch = watch_step(llm, prompt, temperature, seed, step)
+    found, chosen = _choose(watch, step)
+    assert watch.sample is not None
+    view = _View(llm.decode, watch.sample, found, watch.name)
+    positions = view.positions()
+    kept = len(found.emitted)
+    drafted = sum(p.draft is not None and p.outcome != "ended" for p in positions)
+    accepted = min(found.standing, kept)
+    own = "bonus" if found.draft else "plain"
+    return Explanation(
+        drafter=watch.name,
+        temperature=0.0 if watch.sample.request.params.greedy else float(temperature),
+        seed=seed,
+        num_speculative_tokens=llm.config.num_speculative_tokens,
+        step=found.number,
+        chosen=chosen,
+        text_before=llm.decode(found.tokens),
+        positions=positions,
+        output=[
+            Emitted(id, llm.decode([id]), "accepted" if i < accepted else own)
+            for i, id in enumerate(found.emitted)
+        ],
+        drafted=drafted,
+        accepted=accepted,
+        summary=_summary(drafted, accepted, kept, len(found.drafter)),
+    )
+
+
+def _summary(drafted: int, accepted: int, emitted: int, drawn: int) -> str:
+    """What a step came to; ``drawn`` is how many tokens a drafter with laws drew for it."""
+    tokens = f"{emitted} token{'s' if emitted > 1 else ''} from one pass of the target"
+    if not drafted:
+        return f"0 drafted, {tokens}: plain decoding."
+    cost = ""
+    if drawn:
+        cost = f", at the price of {drawn} pass{'es' if drawn > 1 else ''} of the drafter"
+    passes = f"instead of {emitted} passes" if emitted > 1 else "as without a draft"
+    return f"{drafted} drafted, {accepted} accepted, {tokens}, {passes}{cost}."
+
+
+@dataclass(frozen=True)
+class _View:
+    """Makes the positions of a step."""
+
+    decode: Callable[[Sequence[int]], str]
+    sample: Sample
+    step: Step
+    drafter: str
+
+    def positions(self) -> list[Position]:
+        """The draft's positions, then the one after it where the whole draft was accepted."""
+        step = self.step
+        more = step.standing == len(step.draft) and len(step.emitted) > step.standing
+        return [self._position(i) for i in range(len(step.draft) + more)]
+
+    def _position(self, index: int) -> Position:
+        step, request = self.step, self.sample.request
+        path, place = tuple(step.draft[:index]), len(step.tokens) + index
+        draft = step.draft[index] if index < len(step.draft) else None
+        row = Row(
+            "", request.seed, self.sample.sample_index, place, request.params.greedy,
+            len(step.tokens),
+        )  # fmt: skip
+        z = step.target[path]
+        noise = SharedNoise(len(z), z.device)
+        target = _Law(z, scores(z[None], [row], noise)[0])
+        drafting = None
+        if draft is not None and path in step.drafter:
+            own = step.drafter[path]
+            drafting = _Law(own, scores(own[None], [row], noise)[0])
+        g = None if row.greedy else noise.of([row])[0]
+        chosen = [target.drawn] if draft is None else [target.drawn, draft]
+        ids = {*chosen, *target.top, *(drafting.top if drafting else ())}
+        candidates = [
+            Candidate(
+                id, self.decode([id]), target.p(id), drafting.p(id) if drafting else None,
+                None if g is None else float(g[id]), target.score(id),
+                drafting.score(id) if drafting else None,
+            )
+            for id in ids
+        ]  # fmt: skip
+        candidates.sort(key=lambda c: (-c.p, c.id))
+        proposed = None if draft is None else self._token(draft)
+        drawn = self._token(target.drawn)
+        outcome, why = self._outcome(index, proposed, drawn, target, drafting)
+        return Position(index + 1, place, proposed, drawn, outcome, why, candidates)
+
+    def _token(self, id: int) -> Token:
+        return Token(id, self.decode([id]))
+
+    def _outcome(
+        self, index: int, draft: Token | None, drawn: Token, target: _Law, drafter: _Law | None
+    ) -> tuple[str, str]:
+        step, greedy = self.step, self.sample.request.params.greedy
+        name = label(drawn)
+        best = f"log p + g = {_number(target.score(drawn.id))}, the highest"
+        best = "its likeliest" if greedy else best
+        if draft is None and not step.draft:
+            return "plain", f"{self._no_draft()} The target draws {name} ({best})."
+        if draft is None:
+            return "bonus", (
+                "Every draft token stands, and the same pass gave the law after the last of them: "
+                f"the target draws {name} ({best})."
+            )
+        if step.finished and index >= len(step.emitted):
+            return "ended", "The output had ended before this position."
+        if index > step.standing:
+            before = label(self._token(step.draft[step.standing]))
+            return "dropped", f"It was drafted to come after {before}, which was rejected."
+        if index < step.standing:
+            return "accepted", f"The target draws {name} too ({best})."
+        behind = "" if greedy else f" ({_number(target.score(draft.id))})"
+        odds = f"p of {label(draft)} is {target.p(draft.id):.3f}"
+        if drafter is not None:
+            odds += f", the drafter's q {drafter.p(draft.id):.3f}"
+        return "rejected", (
+            f"The target draws {name} ({best}), not {label(draft)}{behind}, and {name} goes out "
+            f"instead; {odds}."
+        )
+
+    def _no_draft(self) -> str:
+        """Why nothing was drafted."""
+        if self.drafter == "none":
+            return "There is no drafter."
+        if not self.step.room:
+            return "There was no room for a draft."
+        if self.drafter == "ngram":
+            return (
+                "Nothing was drafted: the tokens at the end of the text do not stand together "
+                "anywhere before, so ngram has nothing to copy."
+            )
+        return "Nothing was drafted."
+
+
+class _Law:
+    """One law with its scores, float64 [vocabulary], as log probabilities.
+
+    Scores are the step's own fp32 z + g less log(sum of exp z), so their order is the draw's.
+    """
+
+    def __init__(self, z: torch.Tensor, score: torch.Tensor) -> None:
+        whole = z.double().logsumexp(-1)
+        self._log_p = z.double() - whole
+        self._score = score.double() - whole
+        self.drawn = int(score.max(-1).indices)
+        best = z.topk(min(TOP, len(z)))
+        self.top = [
+            i for i, v in zip(best.indices.tolist(), best.values, strict=True) if v.isfinite()
+        ]
+
+    def p(self, id: int) -> float:
+        return math.exp(float(self._log_p[id]))
+
+    def score(self, id: int) -> float | None:
+        value = float(self._score[id])
+        return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f}"

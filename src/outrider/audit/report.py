@@ -1,0 +1,138 @@
+"""What an audit found: a verdict, and what stands behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..types import Counts
+from .trial import Finding
+
+
+@dataclass
+class Check:
+    """One claim that was tested: ``tested`` counts tokens, or comparisons of laws.
+
+    ``runs`` holds (way to run, draft tokens verified, accepted).
+    """
+
+    name: str
+    claim: str
+    tested: int = 0
+    contexts: int = 0
+    violations: list[str] = field(default_factory=list)
+    ties: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    runs: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def compared(self, number: int) -> None:
+        """Count what was compared."""
+        self.tested += number
+
+    def counts(self, name: str, counts: Counts) -> None:
+        """Note how much was drafted in a run."""
+        self.runs.append((name, counts.drafted, counts.accepted))
+
+    @property
+    def passed(self) -> bool:
+        """No violation, and something was tested at all."""
+        return not self.violations and self.tested > 0
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The smallest error that would have been seen, as a total variation of the laws.
+
+    ``everywhere``: of the first token, when it is the same by rank in all contexts; ``somewhere``:
+    in one context alone; ``tokens`` of the joint law of three tokens, in all contexts.
+    """
+
+    everywhere: float
+    somewhere: float
+    tokens: float
+
+
+def visible_error(findings: Sequence[Finding]) -> Visible | None:
+    """What the comparisons could see, the least able one of each kind; None without any."""
+
+    def worst(place: str, level: str) -> float:
+        return max(
+            (f.visible for f in findings if place in f.what and level in f.what), default=1.0
+        )
+
+    if not findings:
+        return None
+    return Visible(
+        worst("all contexts", "first 1"), worst(", context", "first 1"), worst("all", "first 3")
+    )
+
+
+@dataclass(frozen=True)
+class Report:
+    """An audit's outcome; ``seed`` repeats it."""
+
+    model: str
+    drafter: str
+    size: str
+    seed: int
+    fault: str
+    draws: int
+    checks: list[Check]
+    visible: Visible | None
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence."""
+        if not self.passed:
+            return "violation: speculative decoding does not say what the target says"
+        ties = sum(len(check.ties) for check in self.checks)
+        if ties:
+            return f"pass, with {ties} numerical {'tie' if ties == 1 else 'ties'}"
+        return "pass: nothing is lost by speculating"
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``; numbers that are not finite are null."""
+        checks = [
+            {
+                "name": check.name,
+                "claim": check.claim,
+                "passed": check.passed,
+                "tested": check.tested,
+                "contexts": check.contexts,
+                "violations": check.violations,
+                "ties": check.ties,
+                "runs": [dict(zip(("mix", "drafted", "accepted"), r, strict=True))
+                         for r in check.runs],
+                "closest": _closest(check.findings),
+            }
+            for check in self.checks
+        ]  # fmt: skip
+        visible = self.visible
+        return {
+            "verdict": self.verdict,
+            "passed": self.passed,
+            "model": self.model,
+            "drafter": self.drafter,
+            "size": self.size,
+            "seed": self.seed,
+            "fault": self.fault,
+            "draws": self.draws,
+            "checks": checks,
+            "smallest_visible_error": None if visible is None else vars(visible),
+        }
+
+
+def _closest(findings: Sequence[Finding]) -> dict[str, Any] | None:
+    """The comparison that came closest to an alarm, or went furthest beyond."""
+    if not findings:
+        return None
+    most = max(findings, key=lambda f: f.statistic / f.threshold)
+    shown = dict(vars(most))
+    shown["statistic"] = most.statistic if math.isfinite(most.statistic) else None
+    return shown

@@ -1,0 +1,278 @@
+"""The audit of a pair: is anything lost by speculating?
+
+(a) Plain greedy decoding says what ``transformers`` says, in fp32.
+(b) Under coupling, plain and speculative decoding give the same tokens: many mixes of drafters,
+    draft lengths, trees, batches, options and seeds. fp32.
+(c) Each acceptance rule emits the target's law: on contexts recorded from the pair, against laws
+    recomputed from raw logits in float64. One bound on the false alarms of all comparisons.
+
+Where outputs part, ``ties`` measures what rounding moves: a gap within that is a numerical tie, and
+so is counted; anything else is a violation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from ..drafters.model import ModelDrafter
+from ..llm import LLM
+from ..models.families import Folder, find_folder, read_config, read_shape
+from ..sampling.acceptance import AcceptanceRule
+from ..sampling.ratio import RULES, make_rule
+from ..sampling.seeds import fresh_seed
+from ..text.template import TextCodec, has_tokenizer
+from ..types import SamplingParams
+from .faults import Fault
+from .record import LAW_ERROR, record
+from .report import Check, Report, visible_error
+from .sweep import MIXES, MORE_MIXES, Ask, Mix, asks, decode, open_mix
+from .ties import Difference, compare
+from .trial import comparisons, try_rule
+
+FALSE_ALARM = 1e-6
+"""Of all statistical comparisons of an audit together."""
+LARGEST_TIE = 1e-3
+"""More than this between two scores z + g is no numerical tie, whatever was measured (fp32)."""
+CONTEXT = 48  # tokens of a recorded context
+LARGEST_DRAFT = 16  # room for drafts behind the longest request
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is tested: prompts of so many tokens at most, output tokens, seeds of each prompt
+    and option, ways to run them, recorded contexts, and draws of each context, draft and rule.
+    """
+
+    name: str
+    prompts: int
+    prompt_tokens: int
+    tokens: int
+    seeds: int
+    mixes: tuple[Mix, ...]
+    contexts: int
+    draws: int
+
+
+QUICK = Size("quick", 6, 64, 24, 1, MIXES, 16, 2**13)
+THOROUGH = Size("thorough", 16, 256, 64, 2, MORE_MIXES, 64, 2**16)
+
+
+class Audit:
+    """One audit under way.
+
+    Args:
+        model: the target, a checkpoint's folder or hub name.
+        drafter: as for ``LLM``.
+        prompts: texts or token ids, to be cut to ``size.prompt_tokens``.
+        seed: everything drawn depends on it.
+        fault: what is made wrong on purpose.
+        progress: told what is under way.
+
+    Raises:
+        OutriderError: a checkpoint or an option cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: Folder,
+        drafter: Folder | None,
+        prompts: Sequence[str | Sequence[int]],
+        size: Size,
+        seed: int,
+        fault: Fault,
+        progress: Progress,
+    ) -> None:
+        self.folder = find_folder(model)
+        self.size = size
+        self.fault = fault
+        self.progress = progress
+        self._python, self._numpy = random.Random(seed), np.random.default_rng(seed)
+        self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32"}
+        context = read_shape(read_config(self.folder), self.folder).context
+        longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
+        self._options["max_model_len"] = longest
+        self.plain = LLM(**self._options, drafter=None, max_num_seqs=1)
+        self._options["drafter"] = drafter
+        most = longest - size.tokens - LARGEST_DRAFT
+        self.prompts = [self._encode(p)[:most] for p in prompts[: size.prompts]]
+        self.longest = max(len(p) for p in self.prompts) + size.tokens
+
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        return TextCodec(self.folder).encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def against_transformers(self) -> Check:
+        """(a): teacher-forced, so that one forward of theirs judges all tokens of a prompt."""
+        self.progress("plain decoding against transformers")
+        check = Check("greedy", "plain greedy decoding says what transformers says, fp32")
+        theirs = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+        params = SamplingParams(temperature=0, max_tokens=self.size.tokens, ignore_eos=True)
+        for prompt in self.prompts:
+            ids = self.plain.generate([prompt], params)[0].outputs[0].token_ids
+            with torch.inference_mode():
+                logits = theirs(torch.tensor([prompt + ids[:-1]])).logits[0, len(prompt) - 1 :]
+            check.compared(len(ids))
+            for at, token in enumerate(logits.argmax(-1).tolist()):
+                said = ids[: at + 1]
+                found = compare(self.plain, prompt, params, [*ids[:at], token], said, seed=0)
+                if found is not None:
+                    # What two implementations may differ by is not measured by row counts.
+                    gap = max(found.gap, float(logits[at].max() - logits[at, ids[at]]))
+                    close = gap <= LARGEST_TIE
+                    self._note(check, replace(found, gap=gap, is_tie=close), f"prompt {prompt[:3]}")
+        return check
+
+    def equality(self) -> Check:
+        """(b): every mix against plain decoding of one request at a time."""
+        check = Check(
+            "equality", "the same seed gives the same tokens, plain and speculative, fp32"
+        )
+        text = has_tokenizer(self.folder)
+        queued = asks(self.prompts, self.size.tokens, self.size.seeds, text, self._python)
+        self.progress("plain decoding, one request at a time")
+        answers = {
+            a.params.seed or 0: ids for ask in queued for a, ids in decode(self.plain, [ask], 1)
+        }
+        for mix in self.size.mixes:
+            if mix.drafter == "model" and not self._has_model:
+                continue
+            self.progress(f"speculative decoding: {mix}")
+            llm = open_mix(mix, self._options, answers, self.longest, self._python)
+            if self.fault.spoil is not None:
+                self.fault.spoil(llm.engine)
+            for ask, samples in decode(llm, queued, mix.batch):
+                for index, ids in enumerate(samples):
+                    check.compared(len(ids))
+                    self._judge(check, mix, ask, index, answers[ask.params.seed or 0][index], ids)
+            check.counts(str(mix), llm.engine.counts)
+        return check
+
+    def _judge(
+        self, check: Check, mix: Mix, ask: Ask, index: int, expected: list[int], got: list[int]
+    ) -> None:
+        seed = ask.params.seed or 0
+        found = compare(
+            self.plain, ask.prompt, ask.params, expected, got, seed=seed, sample_index=index
+        )
+        if found is not None:
+            tie = found.is_tie and found.measured <= LARGEST_TIE
+            where = f"{mix}, {ask.option}, seed {seed}, sample {index}"
+            self._note(check, replace(found, is_tie=tie), where)
+
+    def _note(self, check: Check, found: Difference, where: str) -> None:
+        text = (
+            f"{where}: token {found.tokens[0]} or {found.tokens[1]} at position {found.position}, "
+            f"gap {found.gap:.3g}, measured noise {found.measured:.3g}"
+        )
+        (check.ties if found.is_tie else check.violations).append(text)
+
+    @property
+    def _has_model(self) -> bool:
+        return self._drafting.drafter.folder is not None
+
+    @property
+    def _drafting(self) -> LLM:
+        """An engine with the pair's drafter; made once."""
+        if not hasattr(self, "_opened"):
+            self._opened = LLM(**self._options)
+        return self._opened
+
+    def laws(self) -> Check:
+        """(c): the engine's own rules over recorded contexts."""
+        self.progress("recording contexts")
+        size = self.size
+        check = Check("laws", "each acceptance rule emits the target's law")
+        contexts = self._contexts()
+        engine = self._drafting.engine
+        drafter = engine.drafter.model if isinstance(engine.drafter, ModelDrafter) else None
+        recorded, wrong = record(engine.model, drafter, contexts, self._numpy)
+        if wrong > LAW_ERROR:
+            check.violations.append(
+                f"a processed law is {wrong:.3g} (total variation) from the oracle's"
+            )
+        if 2 * len(recorded) < len(contexts):
+            check.violations.append(
+                f"only {len(recorded)} of {len(contexts)} contexts could be tested"
+            )
+            return check
+        rules: list[AcceptanceRule] = [make_rule(name) for name in RULES]
+        if self.fault.rule is not None:
+            rules = [self.fault.rule]
+        alpha = FALSE_ALARM / comparisons(recorded, len(rules))
+        for rule in rules:
+            self.progress(f"rule {rule.name}: {len(recorded)} contexts x {size.draws} draws")
+            for found in try_rule(rule, recorded, size.draws, alpha, self._numpy):
+                check.compared(1)
+                check.findings.append(found)
+                if found.wrong:
+                    check.violations.append(
+                        f"{found.what}: total variation {found.variation:.3g} over {found.draws} "
+                        f"draws, statistic {found.statistic:.3g} above {found.threshold:.3g}"
+                    )
+        check.contexts = len(recorded)
+        return check
+
+    def _contexts(self) -> list[list[int]]:
+        """Ends of texts that the target wrote, cut anywhere."""
+        params = [
+            SamplingParams(
+                temperature=1.0, max_tokens=self.size.tokens, ignore_eos=True,
+                seed=int(self._numpy.integers(0, 2**53)),
+            )
+            for _ in self.prompts
+        ]  # fmt: skip
+        texts = [
+            o.prompt_token_ids + o.outputs[0].token_ids
+            for o in self._drafting.generate(self.prompts, params)
+        ]
+        found = []
+        for i in range(self.size.contexts):
+            text = texts[i % len(texts)]
+            end = int(self._numpy.integers(1, len(text) + 1))
+            found.append(text[max(0, end - CONTEXT) : end])
+        return found
+
+
+def verify(
+    model: Folder,
+    prompts: Sequence[str | Sequence[int]],
+    drafter: Folder | None = "auto",
+    size: Size = QUICK,
+    seed: int | None = None,
+    fault: Fault | None = None,
+    progress: Progress = lambda _: None,
+) -> Report:
+    """Audit a pair, see the module's docstring.
+
+    Args:
+        model, drafter: as for ``LLM``.
+        prompts: texts, or token ids for a model without a tokenizer.
+        size: ``QUICK``, ``THOROUGH`` or another.
+        seed: 0 and up; None takes a fresh one. The report has it.
+        fault: a wrong rule, to see whether the audit catches it.
+        progress: called with a line whenever something new is under way.
+
+    Raises:
+        OutriderError: a checkpoint or an option cannot be used.
+    """
+    seed = fresh_seed() if seed is None else seed
+    audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress)
+    checks = [audit.against_transformers(), audit.equality(), audit.laws()]
+    return Report(
+        model=str(model),
+        drafter=audit._drafting.drafter.name,
+        size=size.name,
+        seed=seed,
+        fault=audit.fault.name,
+        draws=size.draws,
+        checks=checks,
+        visible=visible_error(checks[-1].findings),
+    )

@@ -1,0 +1,392 @@
+"""Replay targets: recorded answers at the cost of a real model.
+
+A small model that writes code cannot write prose or edit a file, so what speculation does there is
+measured on a target that is told what to say. It is a real Transformer with random weights, whose
+forwards and cache cost what a model of that size costs, and whose logits are then replaced by a
+planted law: peaked on the next token of a recorded answer, nearly certain at most positions and
+open at some, as seeded noise decides. Planted drafters agree with the law's most likely token with
+a chosen probability. So speeds on a replay target are those of its size, answers and agreement;
+they say nothing of what any trained model would have said, and whoever shows them says so.
+
+Where that differs from trained models: a planted drafter errs at each position independently, and
+says its token for certain, so that above temperature 0 it is accepted less often than it agrees. A
+JSON schema masks the planted laws and cuts or mends drafts, so that under one more is accepted than
+agrees, and what follows a sampled token that left the record may have to be drawn evenly.
+
+A law is a function of (workload seed, index in the output, the recorded token there) alone: after a
+sampled token that differs, the recording goes on at the next index, and past its end it says EOS.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..drafters.base import NoDrafter
+from ..drafters.model import ModelDrafter
+from ..errors import ConfigError
+from ..llm import LLM
+from ..models.base import Model, Output, Store
+from ..models.families import Shape, read_config, read_shape
+from ..models.rows import Segment
+from ..sampling.noise import Noise, words
+from ..sampling.ratio import make_rule
+from ..types import Draft, Scheduled, depths
+
+WHAT = "random weights at the cost of a real model, laws planted on recorded answers"
+HEAD_DIM = 64
+# Noise streams of their own: no draw of a request with the workload's seed is among them.
+LAW_STREAM, AGREEMENT_STREAM = 2**32 - 2, 2**32 - 3
+
+OPEN = 0.3
+"""The share of positions that are open; the others are nearly certain."""
+CERTAIN = 0.999
+OPEN_RANGE = (0.4, 0.95)
+"""Probability of the recorded token where it is nearly certain, and from where to where if not."""
+OTHERS = 8
+"""How many other tokens have a mass to speak of, each half the one before; a tenth of what the
+recorded token leaves is spread over the whole vocabulary."""
+SPREAD = 0.1
+
+
+@dataclass(frozen=True)
+class Size:
+    """A Llama's shape, heads of 64: what a forward costs."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+
+    def parameters(self, vocab_size: int) -> int:
+        """How many weights it has, embeddings (which are the head, too) included."""
+        attention = 2 * self.width * HEAD_DIM * (self.heads + self.kv_heads)
+        layer = attention + 3 * self.width * self.inner + 2 * self.width
+        return self.layers * layer + (vocab_size + 1) * self.width
+
+
+# Named by their weights with a vocabulary of 4,096; 3m is the shape of the pocket pair's drafter.
+SIZES = {
+    "1m": Size(2, 128, 256, 2, 1),
+    "3m": Size(2, 384, 384, 6, 2),
+    "20m": Size(12, 384, 1024, 6, 2),
+    "100m": Size(15, 768, 2048, 12, 4),
+    "300m": Size(26, 1024, 2816, 16, 4),
+}
+
+
+def find_size(name: str) -> Size:
+    """The size of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in SIZES:
+        raise ConfigError(f"replay size {name!r} is not known; give one of {', '.join(SIZES)}.")
+    return SIZES[name]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A planted drafter: how often it agrees, and the size that it costs (None: nothing)."""
+
+    agreement: float
+    size: str | None
+
+    @staticmethod
+    def parse(text: str) -> Planted:
+        """What "planted:0.8" and, at the cost of a model of 3M parameters, "planted:0.8:3m" mean.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        found = re.fullmatch(r"planted:(\d*\.?\d+)(?::(\w+))?", text)
+        if not found or not 0 <= float(found[1]) <= 1:
+            raise ConfigError(
+                f"drafter {text!r} is not one of a replay target; give ngram, or "
+                "planted:AGREEMENT with a share from 0 to 1, and :SIZE after it for its cost."
+            )
+        if found[2]:
+            find_size(found[2])
+        return Planted(float(found[1]), found[2])
+
+
+@dataclass(frozen=True)
+class Track:
+    """The planted logits after one prompt, one entry an output token, the last for all that follow.
+
+    ``ids`` int64 [n, m] have the logits ``z`` fp32 [n, m], every other id has ``rest`` fp32 [n].
+    The first of the ids is the most likely, and the second comes next.
+    """
+
+    ids: torch.Tensor
+    z: torch.Tensor
+    rest: torch.Tensor
+
+    def plant(self, logits: torch.Tensor, indices: Sequence[int]) -> None:
+        """Overwrite logits [rows, vocabulary] by those of output tokens ``indices`` [rows].
+
+        A row with a negative index stands within the prompt and is left as it is.
+        """
+        rows = [i for i, index in enumerate(indices) if index >= 0]
+        if not rows:
+            return
+        chosen = torch.tensor([min(indices[i], len(self.ids) - 1) for i in rows])
+        law = self.rest[chosen, None].expand(-1, logits.shape[1]).contiguous()
+        law.scatter_(1, self.ids[chosen], self.z[chosen])
+        logits[rows] = law.to(logits.device)
+
+
+def uniforms(answer: Sequence[int], seed: int, stream: int, count: int) -> npt.NDArray[np.float64]:
+    """Numbers in (0, 1), [len(answer), count], fixed by seed, index in the answer and token."""
+    n = len(answer)
+    return (words([seed] * n, answer, range(n), count, stream) + 0.5) / 2**32
+
+
+def target_track(answer: Sequence[int], vocab_size: int, seed: int) -> Track:
+    """The laws of a replay target along ``answer`` (token ids), as logits: log probabilities."""
+    u = uniforms(answer, seed, LAW_STREAM, 2 + OTHERS)
+    low, high = OPEN_RANGE
+    peak = np.where(u[:, 0] < OPEN, low + (high - low) * u[:, 1], CERTAIN)[:, None]
+    # The others lie in ranges of their own behind the recorded id, so that no two are the same.
+    gap = (vocab_size - 1) // OTHERS
+    ahead = 1 + np.arange(OTHERS) * gap + (u[:, 2:] * gap).astype(np.int64)
+    recorded = np.asarray(answer, np.int64)[:, None]
+    halves = 0.5 ** np.arange(1, OTHERS + 1)
+    shares = (1 - SPREAD) * halves / halves.sum()
+    z = np.log(np.concatenate([peak, (1 - peak) * shares], 1))
+    rest = np.log((1 - peak[:, 0]) * SPREAD / (vocab_size - 1 - OTHERS))
+    ids = np.concatenate([recorded, (recorded + ahead) % vocab_size], 1)
+    return Track(torch.from_numpy(ids), torch.from_numpy(z).float(), torch.from_numpy(rest).float())
+
+
+def planted_track(target: Track, seed: int, agreement: float) -> Track:
+    """What a drafter says of ``target``: its most likely token, or else the second, for certain.
+
+    It agrees where a number in (0, 1) lies below ``agreement``, so that a drafter that agrees more
+    often agrees wherever the others do.
+    """
+    answer = target.ids[:, 0].tolist()
+    agrees = torch.from_numpy(uniforms(answer, seed, AGREEMENT_STREAM, 1)[:, 0] < agreement)
+    ids = torch.where(agrees, target.ids[:, 0], target.ids[:, 1])[:, None]
+    return Track(ids, torch.zeros(ids.shape), torch.full((len(ids),), -math.inf))
+
+
+def prompt_key(prompt: Sequence[int]) -> bytes:
+    """What a prompt is found by."""
+    return np.asarray(prompt, np.int32).tobytes()
+
+
+Tracks = Mapping[bytes, Track]
+
+
+class ReplayStore:
+    """A model's cache that also holds the prompts' tokens, page by page as it holds their keys."""
+
+    def __init__(self, inner: Store, num_pages: int) -> None:
+        self.inner = inner
+        self.page_size = inner.page_size
+        self._tokens = np.zeros((num_pages, inner.page_size), np.int32)
+
+    def note(self, segment: Segment) -> None:
+        """Keep the tokens of the prompt that ``segment`` brings."""
+        count = min(len(segment.tokens), segment.prompt_length - segment.start)
+        if count > 0:
+            positions = np.arange(segment.start, segment.start + count)
+            pages = np.asarray(segment.pages)[positions // self.page_size]
+            self._tokens[pages, positions % self.page_size] = segment.tokens[:count]
+
+    def prompt(self, segment: Segment) -> bytes:
+        """The key of the prompt that ``segment`` goes on."""
+        pages = segment.pages[: -(-segment.prompt_length // self.page_size)]
+        return self._tokens[list(pages)].ravel()[: segment.prompt_length].tobytes()
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        self.inner.move(sources, targets)
+
+    def release(self, key: str) -> None:
+        self.inner.release(key)
+
+
+class ReplayModel:
+    """A ``base.Model`` that runs another and says what was planted for the prompt.
+
+    Whatever the other computes, a row's logits depend on its prompt and position alone. After a
+    prompt without a track they are the other's own.
+
+    Args:
+        model: what it costs.
+        tracks: what it says, by ``prompt_key``.
+    """
+
+    def __init__(self, model: Model, tracks: Tracks) -> None:
+        self.shape: Shape = model.shape
+        self.dtype, self.device = model.dtype, model.device
+        self.trees, self.truncates = model.trees, model.truncates
+        self._model = model
+        self._tracks = tracks
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of cache that a page takes."""
+        return self._model.page_bytes(page_size)
+
+    def new_store(self, num_pages: int, page_size: int) -> ReplayStore:
+        """An empty cache."""
+        return ReplayStore(self._model.new_store(num_pages, page_size), num_pages)
+
+    @torch.inference_mode()
+    def run(self, segments: Sequence[Segment], store: Store) -> Output:
+        """As the other's ``run``, with the planted logits."""
+        assert isinstance(store, ReplayStore)
+        output = self._model.run(segments, store.inner)
+        end = 0
+        for segment in segments:
+            store.note(segment)
+            start, end = end, end + segment.logits
+            track = self._tracks.get(store.prompt(segment)) if segment.logits else None
+            if track is not None and output.logits is not None:
+                track.plant(output.logits[start:end], output_indices(segment))
+        return output
+
+
+def output_indices(segment: Segment) -> list[int]:
+    """Which output token each row of ``segment`` that wants logits decides, 0 for the first."""
+    last = segment.start + len(segment.tokens) - 1
+    rows = [*range(segment.start, last + 1), *(last + d for d in depths(segment.parents))]
+    return [row + 1 - segment.prompt_length for row in rows[len(rows) - segment.logits :]]
+
+
+class PlantedDrafter(NoDrafter):
+    """Drafts what ``tracks`` say, at no cost."""
+
+    name = "planted"
+
+    def __init__(self, tracks: Tracks, max_length: int) -> None:
+        self.max_length = self.max_nodes = max_length
+        self._tokens = {key: track.ids[:, 0].tolist() for key, track in tracks.items()}
+
+    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
+        drafts = []
+        for item, length in zip(batch, lengths, strict=True):
+            sequence = item.sequence
+            prompt = prompt_key(sequence.request.prompt_token_ids)
+            tokens = self._tokens.get(prompt, []) if length else []
+            drafts.append(tokens[sequence.num_output : sequence.num_output + length])
+        return Draft.chains(drafts)
+
+
+class Replay:
+    """A replay target: what it says, and engines that run it.
+
+    Args:
+        size: see ``SIZES``.
+        source: a checkpoint whose tokenizer, vocabulary, EOS and context it takes.
+        prompts, answers: token ids.
+        seed: the workload's seed, in [0, 2^64).
+
+    Raises:
+        ConfigError: the size is not known, an answer is shorter than 2 tokens, or one prompt has
+            two answers.
+    """
+
+    def __init__(
+        self,
+        size: str,
+        source: Path,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        seed: int = 0,
+    ) -> None:
+        self.size, self.seed = size, seed
+        self._source = source
+        self._shape = read_shape(read_config(source), source)
+        self.parameters = find_size(size).parameters(self._shape.vocab_size)
+        end = min(self._shape.eos_token_ids, default=0)
+        recorded: dict[bytes, list[int]] = {}
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), 1):
+            if len(answer) < 2:
+                raise ConfigError(
+                    f"the answer to prompt {i} is shorter than 2 tokens; lengthen it."
+                )
+            if recorded.setdefault(prompt_key(prompt), [*answer, end]) != [*answer, end]:
+                raise ConfigError(
+                    f"prompt {i} came before with another answer, and a replay target knows its "
+                    "answers by their prompts; change one of the two."
+                )
+        self.tracks: Tracks = {
+            key: target_track(answer, self._shape.vocab_size, seed)
+            for key, answer in recorded.items()
+        }
+
+    def open(self, drafter: str, **options: Any) -> LLM:
+        """An ``LLM`` of this target with a drafter: "none", "ngram" or see ``Planted.parse``.
+
+        ``options`` are those of ``LLM``.
+        """
+        lookup = drafter in ("none", "ngram")
+        planted = None if lookup else Planted.parse(drafter)
+        with TemporaryDirectory() as place:
+            target, small = Path(place) / "target", Path(place) / "small"
+            self._write(find_size(self.size), target)
+            for pattern in ("tokenizer*", "*.jinja"):
+                for file in self._source.glob(pattern):
+                    shutil.copy(file, target)
+            known = drafter if lookup else "none"
+            if planted and planted.size:
+                self._write(find_size(planted.size), small)
+                known = str(small)
+            llm = LLM(target, drafter=known, **options)
+        self._plant(llm, planted)
+        return llm
+
+    def _plant(self, llm: LLM, planted: Planted | None) -> None:
+        """Put the planted laws before the models of a fresh engine."""
+        engine, config = llm.engine, llm.config
+        pages = engine.budget.pages
+        model = ReplayModel(engine.model, self.tracks)
+        engine.model = engine.runner.model = model
+        engine.runner.store = model.new_store(pages, config.page_size)
+        if planted is None:
+            return
+        tracks = {
+            key: planted_track(track, self.seed, planted.agreement)
+            for key, track in self.tracks.items()
+        }
+        if isinstance(engine.drafter, ModelDrafter):
+            small = ReplayModel(engine.drafter.model, tracks)
+            keeps_laws = make_rule(config.acceptance_rule).keeps_laws
+            engine.drafter = llm.drafter.make(small, config, pages, keeps_laws)
+        else:
+            engine.drafter = PlantedDrafter(tracks, config.num_speculative_tokens)
+
+    def _write(self, size: Size, folder: Path) -> None:
+        """Save a model of random weights, the same every time, in bf16."""
+        shape = self._shape
+        config = LlamaConfig(
+            vocab_size=shape.vocab_size, hidden_size=size.width, intermediate_size=size.inner,
+            num_hidden_layers=size.layers, num_attention_heads=size.heads,
+            num_key_value_heads=size.kv_heads, head_dim=HEAD_DIM,
+            max_position_embeddings=shape.context, tie_word_embeddings=True, bos_token_id=None,
+            eos_token_id=sorted(shape.eos_token_ids) or None, dtype="bfloat16",
+        )  # fmt: skip
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = LlamaForCausalLM(config)
+        weights = {name: w.to(torch.bfloat16) for name, w in model.state_dict().items()}
+        del weights["lm_head.weight"]  # the embeddings
+        config.save_pretrained(folder)
+        # Not by save_pretrained, which draws a bar.
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,170 @@
+"""Workloads: what a benchmark asks, and where it is recorded, what the answer was.
+
+A workload file is .jsonl, one item a line, or .json, one list of items. An item is
+
+    "a prompt"                                                      or
+    {"prompt": "a prompt", "answer": "the recorded answer"}         or
+    {"messages": [{"role": "user", "content": "..."}, ...], "answer": "the recorded answer"}
+
+where the answer may be left out: only replay targets (``bench/replay.py``) need it. Messages go
+through the target's chat template. Either kind may have a "schema", a JSON schema that the output
+is then held to. What is bundled, and where it comes from, is told in ``workloads/README.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..text.template import Message, TextCodec
+
+FOLDER = Path(__file__).parent / "workloads"
+CODE = "code"
+"""Continues held-out code: its prompts belong to the pocket pair, a floor above."""
+BUNDLED = ("edit", "prose", "json", "chat")
+NAMES = (CODE, *BUNDLED)
+KEYS = ("prompt", "messages", "answer", "schema")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to ask: a text, or ``messages``; ``answer`` is what was recorded, if anything.
+
+    ``schema`` is the JSON schema of the output, None where it is free.
+    """
+
+    prompt: str = ""
+    messages: tuple[Message, ...] = ()
+    answer: str | None = None
+    schema: dict[str, Any] | None = None
+
+    def encode(self, codec: TextCodec) -> list[int]:
+        """Token ids of the prompt.
+
+        Raises:
+            RequestError: the checkpoint has no chat template, or it refuses the messages.
+        """
+        return codec.chat(list(self.messages)) if self.messages else codec.encode(self.prompt)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Items under one name."""
+
+    name: str
+    items: tuple[Item, ...]
+
+    @staticmethod
+    def of_prompts(name: str, prompts: Sequence[str]) -> Workload:
+        """Prompts without answers."""
+        return Workload(name, tuple(Item(prompt) for prompt in prompts))
+
+    def first(self, count: int | None) -> Workload:
+        """The first ``count`` items; None takes 8, or all if there are fewer.
+
+        Raises:
+            ConfigError: there are not so many, or none is wanted.
+        """
+        most = len(self.items)
+        wanted = min(8, most) if count is None else count
+        if not 1 <= wanted <= most:
+            raise ConfigError(
+                f"num_prompts is {wanted}, but workload {self.name!r} has {most}; give 1 to {most}."
+            )
+        return Workload(self.name, self.items[:wanted])
+
+
+def load_workload(which: str) -> Workload:
+    """The bundled workload of that name, or the file.
+
+    Raises:
+        ConfigError: it is neither, or an item is not as it should be; the sentence names the line.
+    """
+    path = Path(which)
+    if which in BUNDLED:
+        path = FOLDER / f"{which}.jsonl"
+    elif path.suffix not in (".json", ".jsonl"):
+        raise ConfigError(
+            f"workload {which!r} is not known; give one of {', '.join(NAMES)}, or a .jsonl or "
+            ".json file."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"workload {which} is not UTF-8; save it as such.") from None
+    except OSError as error:
+        raise ConfigError(
+            f"workload {which} cannot be read ({error.strerror}); give a file that is there, or "
+            f"one of {', '.join(NAMES)}."
+        ) from None
+    entries = _lines(text, which) if path.suffix == ".jsonl" else _list(text, which)
+    if not entries:
+        raise ConfigError(f"workload {which} is empty; give it one prompt at least.")
+    name = which if which in BUNDLED else path.stem
+    return Workload(name, tuple(_item(entry, where) for where, entry in entries))
+
+
+def _lines(text: str, which: str) -> list[tuple[str, Any]]:
+    """Every line's value and where it stands; empty lines are passed over."""
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"workload {which}, line {number}"
+        try:
+            found.append((where, json.loads(line)))
+        except ValueError as error:
+            raise ConfigError(f"{where}: not JSON ({error}); write one item a line.") from None
+    return found
+
+
+def _list(text: str, which: str) -> list[tuple[str, Any]]:
+    """The members of the list that ``text`` is, and where they stand."""
+    try:
+        members = json.loads(text)
+    except ValueError as error:  # names line and column
+        raise ConfigError(f"workload {which}: not JSON ({error}); correct it there.") from None
+    if not isinstance(members, list):
+        raise ConfigError(f"workload {which}, line 1: no list; put the items between [ and ].")
+    return [(f"workload {which}, item {i}", member) for i, member in enumerate(members, 1)]
+
+
+def _item(entry: Any, where: str) -> Item:
+    """One item, checked."""
+    if isinstance(entry, str):
+        entry = {"prompt": entry}
+    if not isinstance(entry, dict):
+        raise ConfigError(f'{where}: neither a text nor an object; write {{"prompt": "..."}}.')
+    unknown = [key for key in entry if key not in KEYS]
+    if unknown:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}.")
+    if ("prompt" in entry) == ("messages" in entry):
+        raise ConfigError(f"{where}: give either prompt or messages.")
+    for key in ("prompt", "answer"):
+        if key in entry and not (isinstance(entry[key], str) and entry[key]):
+            raise ConfigError(f"{where}: {key} is {entry[key]!r}; give a text that is not empty.")
+    if "messages" in entry and not _are_messages(entry["messages"]):
+        raise ConfigError(
+            f'{where}: messages must be a list like [{{"role": "user", "content": "..."}}]; '
+            "correct it."
+        )
+    if "schema" in entry and not isinstance(entry["schema"], dict):
+        raise ConfigError(f"{where}: schema is {entry['schema']!r}; give a JSON schema, an object.")
+    messages = tuple(entry.get("messages", ()))
+    return Item(entry.get("prompt", ""), messages, entry.get("answer"), entry.get("schema"))
+
+
+def _are_messages(value: Any) -> bool:
+    """True for a list of roles and texts, one at least."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(
+        isinstance(m, dict)
+        and set(m) == {"role", "content"}
+        and all(isinstance(text, str) for text in m.values())
+        for m in value
+    )

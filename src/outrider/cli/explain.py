@@ -1,0 +1,193 @@
+"""``outrider explain``: one decode step of a real prompt, token by token."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .common import SIGNS, Model, model_folder, open_llm, status, write
+
+if TYPE_CHECKING:
+    from ..audit.explain import Candidate, Explanation, Position
+
+HELD_OUT = 22  # of the bundled prompts
+BEFORE = 6  # lines of the text that are shown
+TOKEN = 18  # columns
+LIKELIEST = 5
+STYLES = {
+    "accepted": "green", "rejected": "red", "bonus": "cyan", "plain": "bold", "dropped": "dim",
+    "ended": "dim",
+}  # fmt: skip
+PROPOSES = {
+    "model": "a smaller model, proposes {k} tokens",
+    "ngram": "ngram, proposes up to {k} tokens, those that followed the same few earlier in the "
+    "text",
+}
+GLOSSARY = (
+    ("law", "the probabilities of the next token, p the target's and q the drafter's"),
+    ("noise g", "random, one number for each token, fixed by the seed and the position"),
+    ("accepted", "the draft token is the one that the target draws"),
+    ("bonus", "the target's own token that ends the step"),
+)
+
+
+def introduction(found: Explanation) -> str:
+    """What happens in a step, for somebody who has never seen one."""
+    if found.drafter == "none":
+        return "Without a drafter, a step is one pass of the target for one token."
+    k = found.num_speculative_tokens
+    proposes = PROPOSES.get(found.drafter, f"{found.drafter}, proposes up to {{k}} tokens")
+    law = "its law (the probabilities of the next token)"
+    if not found.temperature:
+        draw = "At temperature 0 no noise is drawn: the likeliest token wins."
+    else:
+        who = "both draw with the same" if found.drafter == "model" else "it draws with"
+        draw = (
+            f"At each position {who} random noise g: the highest log probability + g wins, which "
+            "is an exact draw from the law."
+        )
+    return (
+        f"In one step the drafter, {proposes.format(k=k)}. The target, the model whose text this "
+        f"is, reads them all in one pass and so has {law} at every position. {draw} A draft token "
+        "stands if it is the one that the target draws; at the first that is not, the target's own "
+        "token goes out and the rest of the draft is dropped. So the text is the same as without a "
+        "drafter, and only comes sooner."
+    )
+
+
+def shortened(text: str) -> str:
+    """A token's text, short enough for its column."""
+    return text if len(text) <= TOKEN else text[: TOKEN - 1] + "…"
+
+
+def shown(position: Position) -> list[Candidate]:
+    """The target's likeliest tokens and those that were chosen."""
+    chosen = {position.target.id, position.draft.id if position.draft else None}
+    return [
+        c for i, c in enumerate(position.candidates) if c.id in chosen or (i < LIKELIEST and c.p)
+    ]
+
+
+def laws(position: Position) -> Table:
+    """Laws, noise and scores of a position, a token a line."""
+    from ..audit.explain import label
+
+    rows = shown(position)
+    drafts = any(c.q is not None for c in rows)
+    noisy = any(c.noise is not None for c in rows)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("  token", no_wrap=True, min_width=TOKEN + 2)
+    wanted = {
+        "p": True, "q": drafts, "noise g": noisy, "log p + g": noisy,
+        "log q + g": noisy and drafts,
+    }  # fmt: skip
+    for name in (name for name, there in wanted.items() if there):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("choice of", no_wrap=True)
+    for c in rows:
+        figures = {
+            "p": f"{c.p:.3f}",
+            "q": f"{c.q or 0:.3f}",
+            "noise g": f"{c.noise or 0:.2f}",
+            "log p + g": "never" if c.target_score is None else f"{c.target_score:.2f}",
+            "log q + g": "never" if c.drafter_score is None else f"{c.drafter_score:.2f}",
+        }
+        by_target = c.id == position.target.id
+        by_drafter = position.draft is not None and c.id == position.draft.id
+        choice = "target" if by_target else "drafter" if by_drafter else ""
+        choice = "both" if by_target and by_drafter else choice
+        style = STYLES[position.outcome] if choice else ""
+        if position.outcome == "rejected" and by_target:
+            style = STYLES["bonus"]
+        cells = [f"  {shortened(label(c))}"]
+        cells += [figures[name] for name, there in wanted.items() if there]
+        table.add_row(*(Text(cell, style) for cell in [*cells, choice]))
+    return table
+
+
+def show(console: Console, found: Explanation) -> None:
+    """Print the step for people."""
+    from ..audit.explain import label
+
+    console.print(Text(introduction(found)))
+    console.print()
+    noise = f"temperature {found.temperature:g}, seed {found.seed}"
+    console.print(Text(f"Step {found.step} ({noise}). {found.chosen}"))
+    console.print("\nThe text before:", style="dim")
+    lines = found.text_before.translate(SIGNS).split("\n")
+    for line in lines[-BEFORE:]:
+        console.print(Text(f"  | {line}", "dim"), overflow="ellipsis", no_wrap=True)
+    for position in found.positions:
+        token = position.draft or position.target
+        outcome = position.outcome
+        whose = "draft" if position.draft else "target"
+        console.print()
+        console.print(
+            Text.assemble(
+                (f"{position.index}  {whose} {label(token)}: ", "bold"),
+                (outcome.upper(), STYLES[outcome] + " bold"),
+                f". {position.why}",
+            )
+        )
+        if outcome not in ("dropped", "ended"):
+            console.print(laws(position))
+    console.print()
+    out = Text("Output: ", "bold")
+    for i, each in enumerate(found.output):
+        out.append(" · " if i else "")
+        out.append(f"{label(each)} {each.origin}", STYLES[each.origin])
+    console.print(out)
+    console.print(Text(found.summary, "bold"))
+    console.print()
+    words = (f"{word}: {meaning}" for word, meaning in GLOSSARY)
+    console.print(Text("; ".join(words) + ".", "dim"))
+
+
+def explain(
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="Text to continue. A bundled piece of held-out code unless given."),
+    ] = None,
+    model: Model = None,
+    drafter: Annotated[
+        str, typer.Option(help="auto, ngram, none, or a checkpoint's folder.")
+    ] = "auto",
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Draft length K: tokens drafted a step.")
+    ] = 4,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Fixes the noise; another one, another text.")] = 0,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            help="Which step after the prompt; unless given, the first with both an accepted and a "
+            "rejected token."
+        ),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Show one decode step token by token: draft, laws, noise, what was accepted and why."""
+    from .. import pocket
+
+    text = pocket.prompts()[HELD_OUT] if prompt is None else prompt
+    llm = open_llm(
+        model_folder(model), drafter=drafter, num_speculative_tokens=num_speculative_tokens,
+        max_num_seqs=1,
+    )  # fmt: skip
+    from ..audit.explain import explain as take_apart
+
+    with status("decoding up to the step"):
+        found = take_apart(llm, text, temperature, seed, step)
+    if json_:
+        write(json.dumps(found.as_dict()) + "\n")
+        return
+    console = Console(highlight=False)
+    with console.capture() as printed:
+        show(console, found)
+    lines = printed.get().splitlines()
+    write("".join(f"{line.rstrip(' ')}\n" for line in lines))

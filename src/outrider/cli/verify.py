@@ -1,0 +1,120 @@
+"""``outrider verify``: the audit of a pair."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..errors import OutriderError
+from .common import Model, model_folder, status, write
+
+if TYPE_CHECKING:
+    from ..audit.report import Check, Report
+
+SHOWN = 5  # violations and ties of each check that are spelt out
+LARGEST_SEED = 2**64 - 1
+
+
+def tested(check: Check, draws: int) -> str:
+    """What a check tested, in words."""
+    if check.name != "laws":
+        runs = f", {len(check.runs)} ways to run" if check.runs else ""
+        return f"{check.tested} tokens{runs}"
+    return f"{check.tested} comparisons, {check.contexts} contexts x {draws} draws"
+
+
+def table(report: Report) -> Table:
+    """The checks, a line each."""
+    made = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("demanded", "tested", "ties", "verdict"):
+        made.add_column(name)
+    for check in report.checks:
+        verdict = "[green]pass[/green]" if check.passed else "[bold red]VIOLATION[/bold red]"
+        made.add_row(check.claim, tested(check, report.draws), str(len(check.ties)), verdict)
+    return made
+
+
+def show(report: Report) -> None:
+    """Print the verdict, the table, and how small an error would have been seen."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{report.verdict}[/bold]\n")
+    console.print(table(report))
+    for check in report.checks:
+        for kind, found in (("violation", check.violations), ("tie", check.ties)):
+            for text in found[:SHOWN]:
+                console.print(f"{kind}: {escape(text)}")
+            if len(found) > SHOWN:
+                console.print(f"... and {len(found) - SHOWN} more of the kind")
+    runs = [run for check in report.checks for run in check.runs]
+    for name, drafted, accepted in runs:
+        console.print(f"[dim]{name}: {accepted} of {drafted} draft tokens accepted[/dim]")
+    if report.visible is not None:
+        console.print(
+            f"\nsmallest visible error of a rule, as total variation: "
+            f"{report.visible.everywhere:.2g} if it is the same in all contexts, "
+            f"{report.visible.somewhere:.2g} in one alone, {report.visible.tokens:.2g} in the "
+            f"joint law of three tokens; a false alarm once in a million audits"
+        )
+    console.print(
+        f"{report.size}, model {escape(report.model)}, drafter {escape(report.drafter)}, "
+        f"--seed {report.seed} repeats it"
+    )
+
+
+def verify(
+    model: Model = None,
+    drafter: Annotated[
+        str, typer.Option(help="auto, ngram, none, or a checkpoint's folder.")
+    ] = "auto",
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough/--quick",
+            help="64 contexts x 65,536 draws and many more mixes, or done in two minutes.",
+        ),
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, max=LARGEST_SEED, help="Repeats an audit; fresh unless given."),
+    ] = None,
+    fault: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Audit the audit: put a wrong rule in, which must be caught."
+        ),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> None:
+    """Prove that nothing is lost: plain against speculative, and every rule against its law."""
+    console = Console(stderr=True, highlight=False)
+    with status("loading the models"):
+        from transformers.utils import logging
+
+        from .. import pocket
+        from ..audit.faults import FAULTS
+        from ..audit.verify import QUICK, THOROUGH
+        from ..audit.verify import verify as audit
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
+    if fault is not None and fault not in FAULTS:
+        raise typer.BadParameter(f"--fault is {fault!r}; give one of {', '.join(FAULTS)}.")
+    wrong = None if fault is None else FAULTS[fault]
+    folder, size = model_folder(model), THOROUGH if thorough else QUICK
+    with console.status("verifying") if console.is_terminal else nullcontext() as shown:
+        progress = shown.update if shown else lambda _: None
+        report = audit(folder, pocket.prompts(), drafter, size, seed, wrong, progress)
+    if json_:
+        write(json.dumps(report.as_json(), indent=1) + "\n")
+    else:
+        show(report)
+    if not report.passed:
+        sys.stdout.flush()
+        raise OutriderError("the audit found a violation.")

@@ -1,0 +1,75 @@
+"""Noise of the ratio rules' own: never the shared noise, and no draw used twice.
+
+The Philox words of ``noise``, each use in a stream of its own:
+
+    stream = kind + 4 * (base + 1)      kind 0 the drafter, 1 acceptance, 2 the token after a draft
+
+``base`` is how many tokens were committed when the step began. It is in the stream since a position
+whose draft was rejected is drafted again in the next step: block verification decides on what was
+drawn behind a token as well, so that a draw met twice would bias the second decision. Every step
+commits a token, so no base comes twice. Stream 0 (shared) lies below, the seeds' 2^32 - 1 above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..types import Row
+from .noise import gumbel, gumbel_torch, words
+
+DRAFTING, ACCEPTING, ENDING = range(3)
+LARGEST_BASE = 2**30 - 3
+"""With kind 2 its stream is 2^32 - 6; SEED_STREAM would be kind 3 of the base after the next."""
+
+
+def streams(kind: int, rows: Sequence[Row]) -> list[int]:
+    """The stream of each row.
+
+    Raises:
+        ValueError: a row's base is negative or above 2^30 - 3.
+    """
+    for row in rows:
+        if not 0 <= row.base <= LARGEST_BASE:
+            raise ValueError(f"base must be from 0 to {LARGEST_BASE}, got {row.base}")
+    return [kind + 4 * (row.base + 1) for row in rows]
+
+
+class FreshNoise:
+    """Gumbel noise keyed by seed, sample, position, base and ``kind``; nothing is kept."""
+
+    def __init__(self, vocab_size: int, device: torch.device, kind: int) -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.kind = kind
+
+    def of(self, rows: Sequence[Row]) -> torch.Tensor:
+        """The noise of every row: fp32 [rows, vocab_size]."""
+        if not rows:
+            return torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
+        seeds, samples, positions = _keys(rows)
+        own = streams(self.kind, rows)
+        if self.device.type == "cpu":
+            return torch.from_numpy(gumbel(seeds, samples, positions, self.vocab_size, own))
+        return gumbel_torch(seeds, samples, positions, self.vocab_size, self.device, own)
+
+    def release(self, seq_id: str) -> None:
+        return
+
+
+def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
+    """A uniform of each row, for acceptance: fp64 [rows], (k + 0.5) / 2^32 of id 0's word k."""
+    if not rows:
+        return torch.empty(0, dtype=torch.float64, device=device)
+    k = words(*_keys(rows), 1, streams(ACCEPTING, rows))[:, 0]
+    return torch.from_numpy((k + 0.5) * 2.0**-32).to(device)
+
+
+def _keys(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:
+    """Seeds, sample indices and positions."""
+    return (
+        [row.seed for row in rows],
+        [row.sample_index for row in rows],
+        [row.position for row in rows],
+    )

@@ -1,0 +1,230 @@
+"""The ratio rules: a draft token x ~ q stands with a chance that depends on p(x) / q(x).
+
+Unlike coupled sampling they are lossless in law only: the tokens of a seed change with the drafter
+and with K. Both follow one scheme over a chain x_1 .. x_K, with weights w and odds h:
+
+    rejection   w_i = 1                                 h_i = min(1, p(x_i) / q(x_i))
+                accepted: the first ones with u_i < h_i
+    block       w_0 = 1, w_i = min(1, w_{i-1} p(x_i) / q(x_i))
+                R_i = sum_v (w_i p(v | x_1..x_i) - q(v | x_1..x_i))+
+                h_i = R_i / (R_i + 1 - w_i) for i < K, h_K = w_K
+                accepted: up to the largest i with u_i < h_i
+
+After t accepted tokens comes one from (w_t p - q)+, or from p after all K. Rejection: Leviathan,
+Kalman, Matias, "Fast inference from transformers via speculative decoding" (ICML 2023), algorithm
+1, and Chen et al., "Accelerating large language model decoding with speculative sampling" (2023).
+Block: Sun et al., "Block verification accelerates speculative decoding" (ICLR 2025), algorithm 2.
+
+Laws are normalised in fp64: (w p - q)+ and 1 - w are differences of numbers that may nearly agree,
+and in fp32 their rounding would decide where the drafter is good.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..types import Draft, Row, Verdict
+from .acceptance import NOT_FINITE, NOTHING_LEFT, AcceptanceRule, Coupled
+from .fresh import DRAFTING, ENDING, FreshNoise, uniforms
+from .law import NEVER, Laws
+from .noise import Noise, SharedNoise
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Laws of B drafts of one length K: ``p`` fp64 [B, K+1, V], ``q`` fp64 [B, K+1, V] whose last
+    row is 0, and the drafts ``x`` int64 [B, K].
+    """
+
+    p: torch.Tensor
+    q: torch.Tensor
+    x: torch.Tensor
+
+    @property
+    def ratio(self) -> torch.Tensor:
+        """p(x_i) / q(x_i): fp64 [B, K]."""
+        length, x = self.x.shape[1], self.x[..., None]
+        return (self.p[:, :length].gather(-1, x) / self.q[:, :length].gather(-1, x))[..., 0]
+
+
+_MOST = 2**22  # probabilities worked on at once: 32 MiB of them
+
+
+class Ratio(ABC):
+    """What the ratio rules share: who draws what, and the token after the accepted ones."""
+
+    name: str
+    trees = False
+    keeps_laws = True
+
+    def drafting(self, noise: SharedNoise) -> Noise:
+        return FreshNoise(noise.vocab_size, noise.device, DRAFTING)
+
+    def ending(self, rows: list[Row], noise: SharedNoise) -> torch.Tensor:
+        """The noise of the token after the accepted ones, by each step's first row: [B, V]."""
+        return FreshNoise(noise.vocab_size, noise.device, ENDING).of(rows)
+
+    @abstractmethod
+    def odds(self, chains: Chains) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights w fp64 [B, K+1] and the odds h fp64 [B, K]."""
+
+    @abstractmethod
+    def count(self, passed: torch.Tensor) -> torch.Tensor:
+        """How many tokens are accepted when ``passed`` bool [B, K] of them pass: int64 [B]."""
+
+    def after(self, chains: Chains, w: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+        """Weights of the token after ``accepted`` int64 [B] ones: (w p - q)+, fp64 [B, V]."""
+        at = torch.arange(len(accepted), device=accepted.device), accepted
+        p = chains.p[at]
+        left = (w[at][:, None] * p - chains.q[at]).clamp(min=0)
+        # Nothing is left only where p and q differ by less than rounding can tell.
+        return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
+
+    def decide(
+        self,
+        z_p: torch.Tensor,
+        z_q: torch.Tensor | None,
+        x: torch.Tensor,
+        u: torch.Tensor,
+        g: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Decide B drafts of one length K.
+
+        Args:
+            z_p: the target's log-weights [B, K+1, V], each row with a finite entry.
+            z_q: those that the draft was drawn from [B, K, V]; None for a draft that was certain.
+            x: the draft, int64 [B, K].
+            u: uniforms in (0, 1), fp64 [B, K].
+            g: Gumbel noise [B, V].
+
+        Returns:
+            How many draft tokens stand, and the token after them: int64 [B] each.
+        """
+        chains = _chains(z_p, z_q, x)
+        w, h = self.odds(chains)
+        accepted = self.count(u < h)
+        return accepted, (self.after(chains, w, accepted).log() + g).argmax(-1)
+
+    def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict:
+        number = len(laws.first)
+        verdict = Verdict([[] for _ in range(number)], [[] for _ in range(number)], [None] * number)
+        groups: dict[tuple[int, bool], list[int]] = {}
+        for s, first in enumerate(laws.first):
+            if first is not None:
+                certain = laws.rows[first].greedy or draft.laws is None or draft.laws[s] is None
+                groups.setdefault((len(draft.tokens[s]), certain), []).append(s)
+        for (length, certain), members in groups.items():
+            size = max(1, _MOST // ((length + 1) * laws.z.shape[1]))
+            for start in range(0, len(members), size):
+                self._settle(laws, draft, noise, members[start : start + size], certain, verdict)
+        return verdict
+
+    def _settle(
+        self,
+        laws: Laws,
+        draft: Draft,
+        noise: SharedNoise,
+        members: list[int],
+        certain: bool,
+        verdict: Verdict,
+    ) -> None:
+        """Decide the sequences ``members``, which have drafts of one length, into ``verdict``."""
+        device, vocabulary = laws.z.device, laws.z.shape[1]
+        starts = [first for s in members if (first := laws.first[s]) is not None]
+        x = torch.tensor([draft.tokens[s] for s in members], dtype=torch.int64, device=device)
+        length = x.shape[1]
+        chain = torch.arange(length + 1, device=device)
+        z_p = laws.z[torch.tensor(starts, device=device)[:, None] + chain]
+        best = z_p.amax(-1)
+        finite, masked = best.isfinite(), best == NEVER
+        z_p.masked_fill_(~finite[..., None], 0)
+        greedy = torch.tensor([laws.rows[first].greedy for first in starts], device=device)
+        z_p = torch.where(greedy[:, None, None], _only(z_p.max(-1).indices, vocabulary), z_p)
+        z_q = None
+        if not certain and draft.laws is not None:
+            z_q = torch.stack([draft.laws[s] for s in members])
+        # Greedy rows have one outcome and need no noise.
+        u = torch.full((len(members), length), 0.5, dtype=torch.float64, device=device)
+        g = torch.zeros((len(members), vocabulary), device=device)
+        drawn = [first for first in starts if not laws.rows[first].greedy]
+        if drawn:
+            rows = [laws.rows[first + i] for first in drawn for i in range(length)]
+            u[~greedy] = uniforms(rows, device).reshape(len(drawn), length)
+            g[~greedy] = self.ending([laws.rows[first] for first in drawn], noise)[:, :vocabulary]
+        accepted, tokens = self.decide(z_p, z_q, x, u, g)
+        # A row behind a token that the target never says may be anything.
+        likely = z_p[:, :length].gather(-1, x[..., None])[..., 0] > NEVER
+        reached = F.pad(likely.long().cumprod(-1), (1, 0), value=1).bool()
+        nothing = (masked & reached).any(-1).tolist()
+        broken = (~finite & ~masked & reached).any(-1).tolist()
+        found = zip(members, accepted.tolist(), tokens.tolist(), broken, nothing, strict=True)
+        for s, count, token, wrong, empty in found:
+            verdict.tokens[s].extend([*draft.tokens[s][:count], token])
+            verdict.path[s].extend(range(count))
+            verdict.errors[s] = NOT_FINITE if wrong else NOTHING_LEFT if empty else None
+
+
+class Rejection(Ratio):
+    """Token by token: Leviathan et al. (2023), Chen et al. (2023)."""
+
+    name = "rejection"
+
+    def odds(self, chains: Chains) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones_like(chains.p[..., 0]), chains.ratio.clamp(max=1)
+
+    def count(self, passed: torch.Tensor) -> torch.Tensor:
+        return passed.long().cumprod(-1).sum(-1)
+
+
+class Block(Ratio):
+    """The draft as a whole, never less accepted than token by token: Sun et al. (2025)."""
+
+    name = "block"
+
+    def odds(self, chains: Chains) -> tuple[torch.Tensor, torch.Tensor]:
+        w = torch.ones_like(chains.p[..., 0])
+        for i, ratio in enumerate(chains.ratio.unbind(-1), 1):
+            w[:, i] = (w[:, i - 1] * ratio).clamp(max=1)
+        left = (w[..., None] * chains.p - chains.q).clamp(min=0).sum(-1)
+        # 0 / 0 only where w = 1 and p = q: every later w is 1 too, until one surely passes.
+        h = torch.where(left + 1 - w > 0, left / (left + 1 - w), 1)
+        return w, torch.cat((h[:, 1:-1], w[:, 1:][:, -1:]), -1)
+
+    def count(self, passed: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(1, passed.shape[1] + 1, device=passed.device)
+        return F.pad(passed * places, (1, 0)).amax(-1)
+
+
+RULES: dict[str, type[Coupled] | type[Ratio]] = {
+    rule.name: rule for rule in (Coupled, Rejection, Block)
+}
+
+
+def make_rule(name: str) -> AcceptanceRule:
+    """The rule of that name; ``EngineConfig`` refuses names that are none."""
+    return RULES[name]()
+
+
+def _only(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Log-weights of laws with one outcome each: fp32 [..., vocabulary] from ids [...]."""
+    z = torch.full((*ids.shape, vocabulary), NEVER, device=ids.device)
+    return z.scatter_(-1, ids[..., None], 0.0)
+
+
+def _chains(z_p: torch.Tensor, z_q: torch.Tensor | None, x: torch.Tensor) -> Chains:
+    """Normalise laws; shapes as in ``Ratio.decide``, z_q may be narrower than z_p.
+
+    A draft law that is not finite counts as certain: an argmax over it has one outcome.
+    """
+    p = z_p.double().softmax(-1)
+    q, length = torch.zeros_like(p), x.shape[1]
+    q[:, :length].scatter_(-1, x[..., None], 1.0)
+    if z_q is not None:
+        finite = z_q.amax(-1, keepdim=True).isfinite()
+        law = F.pad(z_q.double().softmax(-1), (0, p.shape[-1] - z_q.shape[-1]))
+        q[:, :length] = torch.where(finite, law, q[:, :length])
+    return Chains(p, q, x)

@@ -1,0 +1,29 @@
+"""Seeds of requests that bring none of their own."""
+
+from __future__ import annotations
+
+import secrets
+
+from .noise import SEED_STREAM, WORD, check, philox
+
+
+def request_seed(engine_seed: int, index: int) -> int:
+    """The seed of the `index`-th request (from 0) since an engine with `engine_seed` started.
+
+    With Philox words r under key = engine seed (low word first) and counter = (index low word,
+    index high word, 0, SEED_STREAM), it is r[0] + 2^32 * (r[1] mod 2^21), below 2^53. No position
+    has SEED_STREAM, so it never meets the shared noise of a request seeded like the engine.
+
+    Raises:
+        ValueError: `engine_seed` or `index` not in [0, 2^64).
+    """
+    check("engine seed", engine_seed, 64)
+    check("request index", index, 64)
+    counter = (index & WORD, index >> 32, 0, SEED_STREAM)
+    low, high, *_ = philox(counter, (engine_seed & WORD, engine_seed >> 32))
+    return int(low) | (int(high) & (2**21 - 1)) << 32
+
+
+def fresh_seed() -> int:
+    """A seed from the operating system, in [0, 2^53): JSON clients keep it whole."""
+    return secrets.randbits(53)

@@ -1,0 +1,254 @@
+"""Replay targets: their laws, their planted drafters, and that speculation leaves them alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from outrider import SamplingParams, pocket
+from outrider.bench.offline import Options, drafter_names, recorded_answers
+from outrider.bench.replay import (
+    AGREEMENT_STREAM,
+    CERTAIN,
+    LAW_STREAM,
+    OPEN,
+    OPEN_RANGE,
+    OTHERS,
+    SIZES,
+    SPREAD,
+    Planted,
+    Replay,
+    planted_track,
+    target_track,
+)
+from outrider.bench.workload import BUNDLED, load_workload
+from outrider.cli import app
+from outrider.errors import ConfigError
+from outrider.params import StructuredOutputsParams
+from outrider.sampling.noise import words
+from outrider.text.template import TextCodec
+
+VOCABULARY = 4096
+PROMPT = [5, 6, 7, 8]
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    """Any ids but EOS."""
+    return np.random.default_rng(seed).integers(2, VOCABULARY, count).tolist()
+
+
+def test_sizes_are_what_their_names_say() -> None:
+    for name, size in SIZES.items():
+        assert size.parameters(VOCABULARY) == pytest.approx(float(name[:-1]) * 1e6, rel=0.2)
+
+
+def test_a_law_is_what_its_specification_says() -> None:
+    answer, seed = tokens(4000), 3
+    track = target_track(answer, VOCABULARY, seed)
+    p = track.z.double().exp()
+    rest = track.rest.double().exp() * (VOCABULARY - 1 - OTHERS)
+    assert torch.allclose(p.sum(1) + rest, torch.ones(4000, dtype=torch.float64), atol=1e-6)
+    assert track.ids[:, 0].tolist() == answer
+    assert all(len(set(row)) == 1 + OTHERS for row in track.ids.tolist())
+    peak = p[:, 0]
+    certain = (peak - CERTAIN).abs() < 1e-6
+    assert bool(((peak > OPEN_RANGE[0]) & (peak < OPEN_RANGE[1]) | certain).all())
+    # Four standard deviations of a share and of a mean of 1,200 uniform numbers.
+    assert 1 - certain.float().mean() == pytest.approx(OPEN, abs=4 * math.sqrt(0.21 / 4000))
+    assert peak[~certain].mean() == pytest.approx(sum(OPEN_RANGE) / 2, abs=0.02)
+    assert torch.allclose(rest, (1 - peak) * SPREAD, rtol=1e-4)
+    assert torch.allclose(p[:, 2:], p[:, 1:-1] / 2, rtol=1e-5)
+    # The recorded token is the most likely one everywhere, and one row by hand.
+    assert bool((p[:, 0] > p[:, 1]).all())
+    index = int((~certain).nonzero()[0])
+    u = (words([seed], [answer[index]], [index], 2, LAW_STREAM)[0] + 0.5) / 2**32
+    low, high = OPEN_RANGE
+    assert u[0] < OPEN
+    assert peak[index] == pytest.approx(low + (high - low) * u[1], rel=1e-6)
+
+
+def test_a_law_depends_on_seed_index_and_token_alone() -> None:
+    answer = tokens(50)
+    track = target_track(answer, VOCABULARY, 0)
+    changed = [*answer[:20], answer[20] ^ 1, *answer[21:30]]
+    other = target_track(changed, VOCABULARY, 0)
+    same = [i for i in range(30) if torch.equal(track.ids[i], other.ids[i])]
+    assert same == [i for i in range(30) if i != 20]
+    assert torch.equal(track.z[same], other.z[same])
+    assert not torch.equal(track.ids, target_track(answer, VOCABULARY, 1).ids)
+
+
+@cache
+def replay(count: int = 1500) -> tuple[Replay, list[int]]:
+    """The smallest replay target, with one prompt of that long an answer."""
+    answer = tokens(count)
+    return Replay("1m", pocket.PATH, [PROMPT], [answer]), answer
+
+
+def run(drafter: str, params: SamplingParams, k: int = 4, **options: Any) -> Any:
+    llm = replay()[0].open(drafter, num_speculative_tokens=k, max_num_seqs=1, **options)
+    return llm.generate(PROMPT, params)[0]
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.3, 0.8, 1.0])
+def test_a_planted_drafter_agrees_as_often_as_chosen(agreement: float) -> None:
+    count = 1200
+    params = SamplingParams(temperature=0, max_tokens=count)
+    found = run(f"planted:{agreement}", params)
+    assert found.outputs[0].token_ids == replay()[1][:count]
+    metrics = found.metrics
+    alike = metrics.acceptance_by_position
+    drafts = metrics.drafted / 4
+    for position, share in enumerate(alike, 1):
+        chosen = agreement**position
+        deviation = math.sqrt(max(chosen * (1 - chosen), 1e-9) / drafts)
+        assert share == pytest.approx(chosen, abs=4 * deviation + 0.01)
+    # Draft by draft, it is the noise that says where.
+    answer = replay()[1]
+    track = planted_track(target_track(answer, VOCABULARY, 0), 0, agreement)
+    u = (words([0] * 1500, answer, range(1500), 1, AGREEMENT_STREAM)[:, 0] + 0.5) / 2**32
+    assert ((track.ids[:, 0] == torch.tensor(answer)).numpy() == (u < agreement)).all()
+
+
+def test_the_engine_samples_from_the_law() -> None:
+    answer = replay()[1]
+    params = SamplingParams(temperature=1, seed=4, max_tokens=300, logprobs=3)
+    output = run("planted:0.7", params).outputs[0]
+    track = target_track(answer, VOCABULARY, 0)
+    for i, found in enumerate(output.logprobs):
+        assert found[answer[i]].logprob == pytest.approx(float(track.z[i, 0]), abs=1e-4)
+    kept = sum(a == b for a, b in zip(output.token_ids, answer, strict=False))
+    expected = track.z[:300, 0].exp()
+    deviation = float((expected * (1 - expected)).sum().sqrt())
+    assert kept == pytest.approx(float(expected.sum()), abs=4 * deviation)
+    assert kept < 300
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("drafter", ["planted:0.8", "planted:0.8:1m"])
+def test_the_ratio_rules_replay_as_well(rule: str, drafter: str) -> None:
+    for temperature, k in ((0, 4), (1, 1)):
+        params = SamplingParams(temperature=temperature, seed=2, max_tokens=400)
+        found = run(drafter, params, k, acceptance_rule=rule)
+        answer = replay()[1][:400]
+        assert (found.outputs[0].token_ids == answer) == (temperature == 0)
+        # At K = 1 a draft stands with the law's probability of its token.
+        track = target_track(replay()[1], VOCABULARY, 0)
+        if k == 1:
+            agrees = planted_track(track, 0, 0.8).ids[:400, 0] == torch.tensor(answer)
+            z = torch.where(agrees, track.z[:400, 0], track.z[:400, 1])
+            assert found.metrics.acceptance_rate == pytest.approx(float(z.exp().mean()), abs=0.1)
+
+
+def test_past_the_recorded_answer_comes_the_end() -> None:
+    made = Replay("1m", pocket.PATH, [PROMPT], [tokens(6)]).open("none")
+    output = made.generate(PROMPT, SamplingParams(temperature=0, max_tokens=50))[0].outputs[0]
+    assert output.token_ids == [*tokens(6), 0]
+    assert output.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("workload", BUNDLED)
+def test_speculation_does_not_change_what_is_replayed(workload: str, temperature: float) -> None:
+    codec = TextCodec(pocket.PATH)
+    chosen = load_workload(workload).first(2)
+    prompts = [item.encode(codec) for item in chosen.items]
+    answers = recorded_answers(chosen, codec)
+    target = Replay("1m", pocket.PATH, prompts, answers)
+    params = [
+        SamplingParams(
+            temperature=temperature, seed=i, max_tokens=40,
+            structured_outputs=item.schema and StructuredOutputsParams(json=item.schema),
+        )
+        for i, item in enumerate(chosen.items)
+    ]  # fmt: skip
+    plain, *others = (
+        [o.outputs[0].token_ids for o in target.open(d, max_num_seqs=2).generate(prompts, params)]
+        for d in ("none", "ngram", "planted:0.8", "planted:0.6:1m")
+    )
+    assert all(other == plain for other in others)
+    assert (plain == [a[:40] for a in answers]) == (temperature == 0)
+
+
+def test_prompts_that_were_not_recorded_get_the_models_own_words() -> None:
+    llm = replay()[0].open("planted:0.9")
+    params = SamplingParams(temperature=0, max_tokens=5)
+    found = llm.generate([[9, 9, 9], PROMPT], params)
+    assert found[1].outputs[0].token_ids == replay()[1][:5]
+    assert found[0].outputs[0].token_ids != replay()[1][:5]
+
+
+def test_what_cannot_be_replayed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="replay size '7b' is not known; give one of 1m, 3m"):
+        Replay("7b", pocket.PATH, [PROMPT], [tokens(5)])
+    with pytest.raises(ConfigError, match="shorter than 2 tokens"):
+        Replay("1m", pocket.PATH, [PROMPT], [[3]])
+    with pytest.raises(ConfigError, match="prompt 2 came before with another answer"):
+        Replay("1m", pocket.PATH, [PROMPT] * 2, [tokens(5), tokens(6)])
+    assert Planted.parse("planted:.5:3m") == Planted(0.5, "3m")
+    for wrong in ("planted", "planted:1.1", "planted:-1", "auto", "planted:0.5:"):
+        with pytest.raises(ConfigError, match="is not one of a replay target"):
+            Planted.parse(wrong)
+    with pytest.raises(ConfigError, match="size '9x'"):
+        Planted.parse("planted:0.5:9x")
+    with pytest.raises(ConfigError, match="give --replay as well"):
+        drafter_names(Options(model=pocket.PATH, target="t", drafters=("planted:0.5",)))
+
+
+def bench(*args: object) -> Result:
+    return CliRunner().invoke(app, ["bench", *(str(a) for a in args)])
+
+
+def test_the_command_measures_lists_and_draws_them(tmp_path: Path) -> None:
+    file, picture = tmp_path / "b.json", tmp_path / "b.png"
+    done = bench(
+        "--replay", "1m", "--drafter", "planted:0.5,ngram", "--num-speculative-tokens", "1,3",
+        "--temperature", "0,1", "--batch-size", "1,2", "--workload", "json", "--num-prompts", 2,
+        "--max-tokens", 10, "--json", file, "--plot", picture,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "replay-1m · workload json" in done.stdout
+    assert "replay: random weights" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    runs = json.loads(file.read_text())["runs"]
+    keys = ("temperature", "batch_size", "drafter", "num_speculative_tokens")
+    drafters = [("none", 0), *((d, k) for d in ("planted:0.5", "ngram") for k in (1, 3))]
+    order = [(t, b, *d) for t in (0, 1) for b in (1, 2) for d in drafters]
+    assert [tuple(run[key] for key in keys) for run in runs] == order
+    for run in runs:
+        assert run["outputs_identical"]
+        assert (run["target"], run["workload"]) == ("replay-1m", "json")
+        assert run["structured_outputs"]
+        assert (run["replay"]["size"], run["replay"]["seed"]) == ("1m", 0)
+        assert run["replay"]["parameters"] == SIZES["1m"].parameters(VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--replay", "2t"), "replay size '2t' is not known"),
+        (("--replay", "1m", "--workload", "code"), "prompt 1 of workload 'code' has no recorded"),
+        (("--replay", "1m", "--drafter", "auto"), "drafter 'auto' is not one of a replay target"),
+        (("--drafter", "planted:0.5"), "give --replay as well"),
+        (("--batch-size", "3"), "batch_size 3 does not divide the 8 prompts"),
+        (("--batch-size", "0"), "batch_size is 0"),
+        (("--batch-size", "1,x"), "'1,x'"),
+        (("--workload", "poems"), "workload 'poems' is not known"),
+        (("--plot", "b.pdf"), "ends in .png"),
+        (("--plot", "/no/such/folder/b.png"), "/no/such/folder"),
+        (("--plot", "b.png", "--drafter", "none"), "nothing to show without a drafter"),
+    ],
+)
+def test_wrong_requests_are_a_sentence(args: tuple[str, ...], said: str) -> None:
+    done = bench(*args)
+    assert done.exit_code == 2
+    shown = " ".join(done.stderr.replace("│", " ").split())
+    assert said in shown
