@@ -109,7 +109,7 @@ def test_trees_are_refused_without_a_native_path(
     pair: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DrafterSpec, "make", lambda *_, **__: Adversary("ragged", {}, 4))
-    with pytest.raises(ConfigError, match="'starcoder2' model .* cannot verify the trees of"):
+    with pytest.raises(ConfigError, match=r"'starcoder2' model .* cannot verify the trees of"):
         make_engine(pair("starcoder2"), "ngram")
     make_engine(pair("mistral"), "ngram")
 
