@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.config import EngineConfig
 from outrider.drafters.registry import DrafterSpec
@@ -20,7 +20,15 @@ from outrider.types import Draft, Event, Request, SamplingParams, Scheduled, Ver
 
 VOCABULARY = 211
 END = 3
-FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+WINDOWS = {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 8},
+    "gemma2": {**WINDOWS, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "starcoder2": {"sliding_window": 8},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""What a family's config says beyond the sizes that all of them share."""
 
 
 def planted_pair(folder: Path, family: str = "llama") -> Path:
@@ -29,21 +37,28 @@ def planted_pair(folder: Path, family: str = "llama") -> Path:
     The second layer adds little to the first, and the head is peaked, so that laws are neither
     flat nor certain.
     """
-    make_config, make_model = FAMILIES[family]
     torch.manual_seed(7)
 
-    def config(layers: int) -> LlamaConfig | Qwen3Config:
-        return make_config(
+    def make(layers: int) -> Any:
+        options = {**OPTIONS.get(family, {})}
+        if "layer_types" in options:
+            options["layer_types"] = options["layer_types"][:layers]
+        config = AutoConfig.for_model(
+            family,
             vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
             num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
             initializer_range=0.15, tie_word_embeddings=False, eos_token_id=END, bos_token_id=None,
+            **options,
         )  # fmt: skip
+        return AutoModelForCausalLM.from_config(config)
 
-    target, drafter = make_model(config(2)), make_model(config(1))
+    target, drafter = make(2), make(1)
     with torch.no_grad():
-        last = target.model.layers[1]
-        last.self_attn.o_proj.weight.mul_(0.3)
-        last.mlp.down_proj.weight.mul_(0.3)
+        for name, weight in target.model.layers[1].named_parameters():
+            if any(part in name for part in ("o_proj", "down_proj", "c_proj")):
+                weight.mul_(0.3)
+            elif family == "gemma2" and "post_" in name:
+                weight.sub_(0.7)  # norms weigh 1 + w
         target.lm_head.weight.mul_(2.0)
     state = {k: v for k, v in target.state_dict().items() if ".layers.1." not in k}
     drafter.load_state_dict(state)

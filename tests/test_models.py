@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
-from outrider.models.families import find_folder, read_config, read_shape
+from outrider.models.families import find_folder, read_architecture, read_config, read_shape
+from outrider.models.load import load_model
 from outrider.models.rows import Segment, build_rows
 from outrider.models.transformer import Output, Transformer, choose_dtype, rms_norm
 
@@ -38,6 +39,23 @@ LLAMA3 = rope(
     original_max_position_embeddings=32,
 )
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0],
+        "original_max_position_embeddings": 128,
+    },
+    "original_max_position_embeddings": 128,
+}  # fmt: skip
+LOCAL = {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
+WINDOW = {"use_sliding_window": True, "sliding_window": 24}
+LAYERS = {"layer_types": ["full_attention", "sliding_attention"]}
+GEMMA = {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 20}
+MOE = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GRANITE = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6,
+    "logits_scaling": 0.7,
+}  # fmt: skip
 FAMILIES = ("llama", "qwen2", "qwen3")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mha": ("llama", {"num_key_value_heads": 4}),
@@ -59,6 +77,43 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                   mscale=0.8, mscale_all_dim=0.5)),
     "yarn-factor": ("qwen2", rope("yarn", factor=4.0, original_max_position_embeddings=64,
                                   attention_factor=1.2, beta_fast=16.0, beta_slow=2.0)),
+    "llama-gelu": ("llama", {"hidden_act": "gelu"}),
+    "mistral": ("mistral", {"sliding_window": 24}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "mistral-window-2": ("mistral", {"sliding_window": 2, "head_dim": 24}),
+    "qwen2-window": ("qwen2", {**WINDOW, "max_window_layers": 1}),
+    "qwen2-window-all": ("qwen2", {**WINDOW, "max_window_layers": 0}),
+    "qwen2-layer-types": ("qwen2", {**WINDOW, **LAYERS}),
+    "qwen3-layer-types": ("qwen3", {**WINDOW, **LAYERS, "head_dim": 16}),
+    "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0}),
+    "gemma2-no-caps": ("gemma2", {**GEMMA, "attn_logit_softcapping": None,
+                                  "final_logit_softcapping": None, "tie_word_embeddings": False}),
+    "gemma2-bias": ("gemma2", {**GEMMA, "attention_bias": True, "hidden_activation": "gelu"}),
+    "gemma3": ("gemma3_text", {**GEMMA, **LAYERS}),
+    "gemma3-caps": ("gemma3_text", {**GEMMA, **LAYERS, "final_logit_softcapping": 4.0,
+                                    "attn_logit_softcapping": 1.5, "attention_bias": True}),
+    "gemma3-ropes": ("gemma3_text", {**GEMMA, **LAYERS, "rope_parameters": {
+        **LOCAL, "full_attention": LINEAR["rope_parameters"]}}),
+    "gemma3-dynamic": ("gemma3_text", {**GEMMA, **LAYERS, "max_position_embeddings": 48,
+                                       "rope_parameters": {
+        **LOCAL, "full_attention": DYNAMIC["rope_parameters"]}}),
+    "phi3": ("phi3", {}),
+    "phi3-partial": ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                                  "partial_rotary_factor": 0.5}}),
+    "phi3-window": ("phi3", {"sliding_window": 24, "tie_word_embeddings": True}),
+    "phi3-longrope": ("phi3", LONGROPE),
+    "granite": ("granite", GRANITE),
+    "granite-bias": ("granite", {**GRANITE, "attention_bias": True, "mlp_bias": True,
+                                 "tie_word_embeddings": True}),
+    "granite-llama3": ("granite", {**GRANITE, **LLAMA3}),
+    "mistral-yarn": ("mistral", {**YARN, "sliding_window": 24}),
+    "gemma2-all-windows": ("gemma2", {**GEMMA, "layer_types": ["sliding_attention"] * 2}),
+    "qwen3_moe-linear": ("qwen3_moe", {**MOE, **LINEAR, "tie_word_embeddings": True}),
+    "qwen3_moe": ("qwen3_moe", MOE),
+    "qwen3_moe-dense-layer": ("qwen3_moe", {**MOE, "mlp_only_layers": [0],
+                                            "norm_topk_prob": True}),
+    "qwen3_moe-window": ("qwen3_moe", {**MOE, **WINDOW, "decoder_sparse_step": 2}),
+    "qwen3_moe-bias": ("qwen3_moe", {**MOE, "attention_bias": True, "num_experts_per_tok": 4}),
     **{family: (family, {}) for family in FAMILIES},
     **{f"{f}-linear": (f, LINEAR) for f in FAMILIES},
     **{f"{f}-dynamic": (f, DYNAMIC) for f in FAMILIES},
@@ -331,34 +386,49 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, copy: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "sentence"),
     [
-        ("gpt2", {"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported are llama"),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
-            r"sliding-window attention \(use_sliding_window\) is not supported",
-        ),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only silu"),
         (
             "llama",
             {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}},
             "quantised by 'gptq'.*not supported; give the checkpoint in float32, bfloat16",
         ),
+        ("vit", {}, "model_type 'vit' is not supported: transformers has no causal language"),
+        ("t5", {}, "model_type 't5' is not supported: transformers has no causal language"),
+        ("bert", {}, "model_type 'bert' has an encoder, which reads both ways"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "reads both ways"),
+        (
+            "klingon",
+            {"auto_map": {"AutoConfig": "x.C"}},
+            "needs Python code of its own",
+        ),
+        ("klingon", {}, "config.json cannot be used.*klingon"),
         ("llama", {"hidden_size": "wide"}, r"config.json cannot be used.*hidden_size"),
         ("llama", {"num_attention_heads": 5}, r"cannot be used.*(not a multiple|head)"),
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads"),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}},
-            "rope_type 'spiral' is not supported natively; supported are default, linear",
-        ),
     ],
 )
-def test_what_has_no_native_path_is_refused(
+def test_what_cannot_be_run_is_refused(
     family: str, changes: dict[str, Any], sentence: str, copy: Path
 ) -> None:
-    edit(copy, model_type=family)
-    edit(copy, **changes)
+    edit(copy, model_type=family, **changes)
     with pytest.raises(ModelError, match=sentence):
+        load_model(copy, "float32", CPU, 256)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("olmo2", {}),
+        ("llama", {"hidden_act": "relu2"}),
+        ("llama", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    ],
+)
+def test_what_has_no_native_path_is_told_apart(
+    family: str, changes: dict[str, Any], copy: Path
+) -> None:
+    edit(copy, model_type=family, **changes)
+    assert read_architecture(read_config(copy), copy) is None
+    with pytest.raises(ModelError, match="as configured, has no native path"):
         load(copy)
 
 

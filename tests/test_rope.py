@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider.errors import ModelError
-from outrider.models.families import Rope
+from outrider.models.rope import Rope
 
 CPU = torch.device("cpu")
 TRAINED = 32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +22,27 @@ LENGTH = 150
 MakeCheckpoint = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def model(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Transformer:
-    folder = make_checkpoint(tmp_path_factory.mktemp("rows"), "qwen3", head_dim=16)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16},
+    "gemma2": {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "attn_logit_softcapping": 1.5,
+    },
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 24, "sliding_window": 70, "use_sliding_window": True},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(
+    request: pytest.FixtureRequest,
+    make_checkpoint: MakeCheckpoint,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Transformer:
+    family: str = request.param
+    folder = make_checkpoint(tmp_path_factory.mktemp("rows"), family, **FAMILIES[family])
     return Transformer(folder, "float32", CPU, 640)
 
 
@@ -226,7 +245,8 @@ def test_hidden_rows_are_the_rows_asked(model: Transformer, ids: list[int]) -> N
     hidden = cache.model.forward(rows, cache.store, hidden=(-1, 0, 1)).hidden
     assert set(hidden) == {-1, 0, 1}
     assert {tuple(h.shape) for h in hidden.values()} == {(13, 32)}
-    assert torch.equal(hidden[-1], model.weights.embedding[ids[:13]])
+    embedded = model.weights.embedding[ids[:13]] * model.shape.embedding_scale
+    assert torch.equal(hidden[-1], embedded)
 
 
 def test_the_lengths_of_a_prompt_reach_dynamic_rope() -> None:

@@ -233,8 +233,9 @@ class LLM:
 
     Args:
         model: a checkpoint's folder, or its name on the Hugging Face hub.
-        drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram),
-            None or "none", "ngram", or a checkpoint's folder.
+        drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram; nothing
+            for a model whose state cannot go back), None or "none", "ngram", or a checkpoint's
+            folder.
         num_speculative_tokens: the draft length K; 4 unless given.
         acceptance_rule: "coupled" unless given, "rejection" or "block", see ``EngineConfig``.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
@@ -256,11 +257,12 @@ class LLM:
         self.config = EngineConfig(**given)
         folder = find_folder(model)
         read_config(folder)
-        self.drafter = replace(find_drafter(drafter, folder), **sizes)
+        spec = replace(find_drafter(drafter, folder), **sizes)
         self._codec = TextCodec(folder) if has_tokenizer(folder) else None
-        _check_tokenizers(self._codec, self.drafter)
+        _check_tokenizers(self._codec, spec)
         backend = self._codec.backend if self._codec else None
-        self.engine = Engine(folder, self.drafter, self.config, backend)
+        self.engine = Engine(folder, spec, self.config, backend)
+        self.drafter = self.engine.spec
         logger.info("%s", self.engine.budget)
         self._requests = 0
 

@@ -18,13 +18,15 @@ from .ngram import NgramDrafter
 class DrafterSpec:
     """A drafter by name: "none", "ngram", or "model" with the ``folder`` of its checkpoint.
 
-    ``prompt_lookup_min`` and ``prompt_lookup_max`` are ngram's shortest and longest n-gram.
+    ``prompt_lookup_min`` and ``prompt_lookup_max`` are ngram's shortest and longest n-gram. With
+    ``auto`` nobody asked for it by name.
     """
 
     name: str
     folder: Path | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    auto: bool = False
 
     def make(
         self, model: Model | None, config: EngineConfig, num_pages: int, keeps_laws: bool
@@ -58,8 +60,8 @@ def find_drafter(option: Folder | None, target: Path) -> DrafterSpec:
     if option == "auto":
         for folder in (target / "drafter", target.parent / "drafter"):
             if (folder / "config.json").is_file() and folder.resolve() != target.resolve():
-                return DrafterSpec("model", folder)
-        return DrafterSpec("ngram")
+                return DrafterSpec("model", folder, auto=True)
+        return DrafterSpec("ngram", auto=True)
     if not isinstance(option, str | Path):
         raise ConfigError(
             f"drafter is {option!r}; give 'auto', 'ngram', 'none', None or a checkpoint's folder."

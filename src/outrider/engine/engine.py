@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from ..cache.pages import PagePool
 from ..config import DEFAULT_SHARE, EngineConfig, free_memory, parse_memory
 from ..drafters.base import Drafter
 from ..drafters.registry import DrafterSpec
-from ..errors import ConfigError, MemoryBudgetError, RequestError
+from ..errors import ConfigError, MemoryBudgetError, ModelError, RequestError
+from ..models.base import Model
 from ..models.families import read_config, read_shape
 from ..models.load import load_model
 from ..sampling.grammar import Grammars
@@ -24,6 +26,8 @@ from ..text.detokenize import Detokenizer
 from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence
 from .runner import Runner
 from .scheduler import Plan, Scheduler
+
+logger = logging.getLogger("outrider")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,27 @@ def plan_budget(
     return Budget(pages, size, config.max_num_seqs, pages * target_bytes, pages * drafter_bytes)
 
 
+def _cannot_go_back(folder: Path, model: Model) -> str:
+    return (
+        f"{folder}: the state of a {model.shape.family!r} model cannot go back to an earlier token"
+    )
+
+
+def fitting_drafter(asked: DrafterSpec, target: Path, model: Model) -> DrafterSpec:
+    """``asked``, or no drafter where nobody asked by name and the ``target`` cannot go back.
+
+    Raises:
+        ConfigError: a drafter was asked for, and the target cannot go back.
+    """
+    if model.truncates or asked.name == "none":
+        return asked
+    why = _cannot_go_back(target, model)
+    if not asked.auto:
+        raise ConfigError(f"{why}, so nothing can be drafted for it; give drafter=None.")
+    logger.warning("%s, so it is decoded plainly, without a drafter.", why)
+    return DrafterSpec("none")
+
+
 class Engine:
     """One target, at most one drafter, one cache.
 
@@ -108,10 +133,14 @@ class Engine:
         shape = read_shape(read_config(target), target)
         self.max_model_len = config.model_length(shape.context)
         self.model = load_model(target, config.dtype, device, self.max_model_len)
+        self.spec = drafter = fitting_drafter(drafter, target, self.model)
         drafting = None
         if drafter.folder is not None:
             dtype = str(self.model.dtype).removeprefix("torch.")
             drafting = load_model(drafter.folder, dtype, device, self.max_model_len)
+            if not drafting.truncates:
+                why = _cannot_go_back(drafter.folder, drafting)
+                raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")
         mine = self.model.page_bytes(config.page_size)
         theirs = drafting.page_bytes(config.page_size) if drafting else 0
         self.budget = plan_budget(config, self.max_model_len, mine, theirs)
@@ -123,6 +152,11 @@ class Engine:
             raise ConfigError(
                 f"acceptance_rule {rule.name!r} cannot verify the trees of drafter "
                 f"{self.drafter.name!r}; use 'coupled', or a drafter of chains."
+            )
+        if self.drafter.max_nodes > self.drafter.max_length and not self.model.trees:
+            raise ConfigError(
+                f"{target}: a {shape.family!r} model has no native path, and without one cannot "
+                f"verify the trees of drafter {self.drafter.name!r}; use a drafter of chains."
             )
         self.noise = SharedNoise(shape.vocab_size, device)
         self.scheduler = Scheduler(

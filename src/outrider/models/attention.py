@@ -2,57 +2,120 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ..cache.store import KVStore
-from .rows import TILE, Rows, Tile
+from .rows import LANES, TILE, Rows, Tile
 
 Lanes = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 
 _HIDDEN, _SEEN = np.float32(-np.inf), np.float32(0)
 
 
+def first_lane(tile: Tile, window: int | None) -> int:
+    """Where the lanes of ``tile`` begin under ``window``: the same for all rows of its length."""
+    if window is None:
+        return 0
+    return max(0, tile.length - LANES - window + 1) // LANES * LANES
+
+
+def capped_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    cap: float,
+) -> torch.Tensor:
+    """Attention with softly bounded products, as Gemma 2 has it; tile by tile.
+
+    Args:
+        queries: [count, kv_heads, TILE * groups, head_dim].
+        keys, values: [count, kv_heads, lanes, head_dim].
+        mask: [count, 1, TILE * groups, lanes].
+        scale, cap: on the products, and what bounds them then.
+
+    Returns:
+        As ``queries``.
+    """
+    out = []
+    for asking, key, value, hidden in zip(queries, keys, values, mask, strict=True):
+        # One tile at a time: a batched product may sum otherwise for another number of tiles.
+        products = torch.bmm(asking, key.transpose(1, 2)) * scale
+        laws = ((products / cap).tanh() * cap + hidden).softmax(-1, dtype=torch.float32)
+        out.append(torch.bmm(laws.to(value.dtype), value))
+    return torch.stack(out)
+
+
 class Attention:
     """The masks of one forward, made once and used by every layer.
 
     Every call sees ``TILE`` rows, all query heads of a key head side by side, over lanes in
-    position order from 0 on, masked beyond a row's own position. A row's result therefore does
-    not depend on which rows came along, nor on whether its path was drafted as a tree.
+    position order, masked beyond a row's own position and outside its window. Lanes begin at 0, or
+    where the window of rows at such positions may begin. A row's result therefore does not depend
+    on which rows came along, nor on whether its path was drafted as a tree.
+
+    Args:
+        rows: what is run.
+        store: the cache it is run over.
+        num_heads, kv_heads: of queries and keys.
+        windows: by layer, how many positions a row sees, itself included; None sees all.
+        cap: bounds the products softly by cap * tanh(product / cap); None does not.
     """
 
-    def __init__(self, rows: Rows, store: KVStore, num_heads: int, kv_heads: int) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        store: KVStore,
+        num_heads: int,
+        kv_heads: int,
+        windows: Sequence[int | None],
+        cap: float | None = None,
+    ) -> None:
         self._rows = rows
         self._store = store
         self._groups = num_heads // kv_heads
         self._kv_heads = kv_heads
-        self._masks = [self._mask(tile) for tile in rows.tiles]
-        self._runs = [self._run(tile) for tile in rows.tiles]
+        self._windows = windows
+        self._cap = cap
+        distinct = set(windows)
+        self._masks = {w: [self._mask(tile, w) for tile in rows.tiles] for w in distinct}
+        self._runs = {w: [self._run(tile, w) for tile in rows.tiles] for w in distinct}
 
-    def _mask(self, tile: Tile) -> torch.Tensor:
-        """[count, 1, TILE * groups, length]: 0 where a row sees a lane, -inf elsewhere."""
+    def _mask(self, tile: Tile, window: int | None) -> torch.Tensor:
+        """[count, 1, TILE * groups, lanes]: 0 where a row sees a lane, -inf elsewhere."""
         far = np.repeat(tile.positions, self._groups)[:, None]
-        mask = np.where(np.arange(tile.length) > far, _HIDDEN, _SEEN)
-        shaped = torch.from_numpy(mask).view(tile.count, 1, -1, tile.length)
+        lanes = np.arange(first_lane(tile, window), tile.length)
+        hidden = lanes > far
+        if window is not None:
+            hidden |= lanes <= far - window
+        mask = np.where(hidden, _HIDDEN, _SEEN)
+        shaped = torch.from_numpy(mask).view(tile.count, 1, -1, len(lanes))
         return shaped.to(self._store.entries.device, self._store.entries.dtype)
 
-    def _run(self, tile: Tile) -> Lanes | None:
+    def _run(self, tile: Tile, window: int | None) -> Lanes | None:
         """Keys and values of every layer where a tile's lanes are a run of slots, as views."""
         if not isinstance(tile.lanes, int):
             return None
-        run = self._store.entries[:, :, tile.lanes : tile.lanes + tile.length]
+        first = first_lane(tile, window)
+        run = self._store.entries[:, :, tile.lanes + first : tile.lanes + tile.length]
         wide = run.unsqueeze(1).expand(-1, tile.count, -1, -1, -1)
         return wide[:, :, : self._kv_heads].unbind(0), wide[:, :, self._kv_heads :].unbind(0)
 
     def _lanes(self, number: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of tile ``number``, [count, kv_heads, length, head_dim] each."""
-        run = self._runs[number]
+        """Keys and values of tile ``number``, [count, kv_heads, lanes, head_dim] each."""
+        window = self._windows[layer]
+        run = self._runs[window][number]
         if run is not None:
             return run[0][layer], run[1][layer]
         tile = self._rows.tiles[number]
         assert isinstance(tile.lanes, torch.Tensor)
-        found = self._store.layers[layer].index_select(1, tile.lanes)
+        lanes = tile.lanes[first_lane(tile, window) :]
+        found = self._store.layers[layer].index_select(1, lanes)
         wide = found.expand(tile.count, -1, -1, -1)
         return wide[:, : self._kv_heads], wide[:, self._kv_heads :]
 
@@ -76,13 +139,18 @@ class Attention:
             )
         tiled = queries.reshape(-1, TILE, kv, groups, head_dim).transpose(1, 2)
         tiled = tiled.reshape(-1, kv, TILE * groups, head_dim)
-        parts, first = [], 0
-        for number, (tile, mask) in enumerate(zip(rows.tiles, self._masks, strict=True)):
+        masks, parts, first = self._masks[self._windows[layer]], [], 0
+        for number, (tile, mask) in enumerate(zip(rows.tiles, masks, strict=True)):
             keys, values = self._lanes(number, layer)
             asking = tiled if len(rows.tiles) == 1 else tiled[first : first + tile.count]
-            parts.append(
-                F.scaled_dot_product_attention(asking, keys, values, attn_mask=mask, scale=scale)
-            )
+            if self._cap is None:
+                parts.append(
+                    F.scaled_dot_product_attention(
+                        asking, keys, values, attn_mask=mask, scale=scale
+                    )
+                )
+            else:
+                parts.append(capped_attention(asking, keys, values, mask, scale, self._cap))
             first += tile.count
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         out = out.view(-1, kv, TILE, groups, head_dim).transpose(1, 2)

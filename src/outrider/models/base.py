@@ -37,13 +37,17 @@ class Store(Protocol):
 class Model(Protocol):
     """A causal language model over paged, truncatable sequences."""
 
-    shape: Shape
     dtype: torch.dtype
     device: torch.device
     trees: bool
     """Whether a segment's nodes may branch."""
     truncates: bool
     """Whether a sequence can go back to an earlier token; if not, nothing can be drafted."""
+
+    @property
+    def shape(self) -> Shape:
+        """What the checkpoint says of itself."""
+        ...
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page takes."""

@@ -1,27 +1,35 @@
-"""Which checkpoints run natively, and what their configs say: a row a family.
+"""Which checkpoints can be run, which of them natively, and what their configs say.
 
-Names of tensors and options are those of Hugging Face's Llama, Qwen2 and Qwen3.
+Names of tensors and options are those of Hugging Face's models of the same name.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+)
 
 from ..errors import ModelError
+from .rope import ROPE_TYPES, head_dim, rope_parameters, rotary_dim
+
+logger = logging.getLogger("outrider")
 
 Folder = str | Path
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OSError)
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+UNBOUNDED = 32768
+"""The context of a model that names none: tokens that such a model is let run to."""
 
 
 @dataclass(frozen=True)
@@ -31,115 +39,81 @@ class Family:
     qkv_bias: bool | None = None  # None: as the config's attention_bias says
     output_bias: bool | None = None
     qk_norm: bool = False
+    fused: bool = False  # qkv_proj and gate_up_proj stand as one tensor each
+    partial: bool = False  # part of a head may turn
+    gemma: bool = False  # norms weigh 1 + w, and stand behind attention and MLP too
+    attention_cap: bool = False  # attn_logit_softcapping counts (transformers' Gemma 3 ignores it)
+    windowed: bool = False  # sliding_window, where given, is that of every layer
+    experts: bool = False
 
 
 FAMILIES = {
     "llama": Family(),
+    "mistral": Family(qkv_bias=False, output_bias=False, windowed=True),
     "qwen2": Family(qkv_bias=True, output_bias=False),
     "qwen3": Family(qk_norm=True),
+    "qwen3_moe": Family(qk_norm=True, windowed=True, experts=True),
+    "gemma2": Family(gemma=True, attention_cap=True),
+    "gemma3_text": Family(gemma=True, qk_norm=True),
+    "phi3": Family(qkv_bias=False, output_bias=False, fused=True, partial=True, windowed=True),
+    "granite": Family(),
 }
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One model's architecture, in plain numbers.
+    """What the engine knows of a model: its words and its length.
 
-    ``head_dim`` and widths are in elements, ``context`` in tokens. ``dtype`` is the checkpoint's.
+    ``context`` is in tokens, ``dtype`` the checkpoint's.
     """
 
     family: str
     vocab_size: int
+    context: int
+    dtype: torch.dtype
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Architecture(Shape):
+    """One native model's architecture, in plain numbers.
+
+    ``head_dim`` and widths are in elements, ``rotary_dim`` of them turn. ``kinds`` and ``windows``
+    go by layer: which rope, and how many positions a row sees, itself included (None: all).
+    ``scale`` is on the products of attention, ``attention_cap`` and ``logits_cap`` bound them and
+    the logits. ``sparse`` layers have ``num_experts`` experts of ``expert_size``, of which a row
+    takes ``top_experts``.
+    """
+
     hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rotary_dim: int
     norm_eps: float
-    context: int
+    activation: str
     tied: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    dtype: torch.dtype
-    eos_token_ids: frozenset[int]
-
-
-class Rope:
-    """Rotary tables: cos and sin of a row depend on its position and its prompt's length alone.
-
-    The scalings and their attention factor are computed by transformers' own functions. With
-    "dynamic" NTK scaling the base grows once max(prompt length, position + 1) exceeds the trained
-    context, as in transformers; tied to the row rather than to the forward it comes in, so that
-    chunks and drafts cannot change it.
-    """
-
-    def __init__(
-        self, config: PretrainedConfig, max_length: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        parameters: dict[str, Any] = config.rope_parameters
-        self.kind = str(parameters.get("rope_type", "default"))
-        if self.kind not in ROPE_TYPES:
-            raise ModelError(
-                f"rope_type {self.kind!r} is not supported natively; supported are "
-                f"{', '.join(ROPE_TYPES)}."
-            )
-        self._config = config
-        self._device = device
-        self._trained = int(config.max_position_embeddings)
-        self._base = float(parameters["rope_theta"])
-        inverse, self._factor = self._frequencies(None)
-        self._inverse = inverse
-        angles = torch.arange(max_length, device=device).float()[:, None] * inverse[None, :]
-        self._table = self._tables(angles).to(dtype)
-        self._still = torch.zeros(2, self._table.shape[-1], dtype=dtype, device=device)
-        self._still[0] = 1
-
-    def _frequencies(self, length: int | None) -> tuple[torch.Tensor, float]:
-        if self.kind == "default":
-            dim = head_dim(self._config)
-            exponent = torch.arange(0, dim, 2, device=self._device).float() / dim
-            return 1.0 / self._base**exponent, 1.0
-        inverse, factor = ROPE_INIT_FUNCTIONS[self.kind](self._config, self._device, seq_len=length)
-        return inverse.float(), float(factor)
-
-    def _tables(self, angles: torch.Tensor) -> torch.Tensor:
-        """cos, and sin with the sign that x1 wants, side by side: [rows, 2, head_dim]."""
-        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)
-
-    def rows(
-        self, positions: torch.Tensor, lengths: list[int], turned: int, kept: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What turns heads by position: x * cos + swapped x * sin.
-
-        Args:
-            positions: int64 [rows].
-            lengths: the rows' sequence lengths, max(prompt length, position + 1); they matter to
-                dynamic scaling only.
-            turned, kept: how many heads come first and turn, and how many follow and do not:
-                theirs are ones and zeros, so that all heads go through one contiguous product.
-
-        Returns:
-            cos and signed sin, [rows, turned + kept, head_dim] each.
-        """
-        table = self._table.index_select(0, positions)
-        if self.kind == "dynamic" and max(lengths) > self._trained:
-            inverse = torch.stack([self._dynamic(length) for length in lengths])
-            table = self._tables(positions.float()[:, None] * inverse).to(table.dtype)
-        still = self._still.expand(len(positions), kept, -1, -1)
-        heads = torch.cat([table[:, None].expand(-1, turned, -1, -1), still], 1)
-        return heads[:, :, 0].contiguous(), heads[:, :, 1].contiguous()
-
-    def _dynamic(self, length: int) -> torch.Tensor:
-        return self._frequencies(length)[0] if length > self._trained else self._inverse
-
-
-def head_dim(config: PretrainedConfig) -> int:
-    """Elements a head."""
-    explicit = getattr(config, "head_dim", None)
-    return int(explicit or config.hidden_size // config.num_attention_heads)
+    fused: bool
+    gemma: bool
+    kinds: tuple[str | None, ...]
+    windows: tuple[int | None, ...]
+    scale: float
+    attention_cap: float | None
+    logits_cap: float | None
+    embedding_scale: float
+    residual_scale: float
+    logits_scale: float
+    sparse: tuple[bool, ...]
+    num_experts: int
+    top_experts: int
+    expert_size: int
+    renormalised: bool
 
 
 def find_folder(model: Folder) -> Path:
@@ -174,23 +148,38 @@ def read_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (*UNREADABLE, StrictDataclassError) as error:
+        if "auto_map" in (folder / "config.json").read_text(encoding="utf-8", errors="replace"):
+            raise ModelError(
+                f"{folder} needs Python code of its own (auto_map in config.json), which is never "
+                "run; give a checkpoint that transformers has code for."
+            ) from None
         # Of several paragraphs the first says what is wrong, over a line or two.
         reason = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
         raise ModelError(f"{folder / 'config.json'} cannot be used: {reason}") from None
+    if getattr(config, "auto_map", None):
+        logger.info("%s: its own code (auto_map) is ignored; transformers' is run.", folder)
     return config
 
 
 def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
-    """What ``config`` says, for the families that run natively.
+    """What ``config`` says of any causal language model.
 
     Raises:
-        ModelError: the family, or an option of it, has no native path.
+        ModelError: transformers has no causal language model of this type, it does not read left
+            to right, or its weights are quantised.
     """
-    family = FAMILIES.get(config.model_type)
-    if family is None:
+    text = config.get_text_config(decoder=True)
+    kind = config.model_type
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
-            f"{folder}: model_type {config.model_type!r} is not supported; "
-            f"supported are {', '.join(FAMILIES)}."
+            f"{folder}: model_type {kind!r} is not supported: transformers has no causal language "
+            "model of it; give one that AutoModelForCausalLM loads."
+        )
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(text, "is_decoder", False)
+    if encoder or config.is_encoder_decoder or getattr(text, "use_bidirectional_attention", False):
+        raise ModelError(
+            f"{folder}: model_type {kind!r} has an encoder, which reads both ways; only models "
+            "that read left to right can be decoded."
         )
     quantised = getattr(config, "quantization_config", None)
     if quantised:
@@ -199,12 +188,25 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
             f"{folder}: weights quantised by {method!r} (quantization_config) are not supported; "
             "give the checkpoint in float32, bfloat16 or float16."
         )
-    if getattr(config, "use_sliding_window", False):
-        raise ModelError(
-            f"{folder}: sliding-window attention (use_sliding_window) is not supported."
-        )
-    if getattr(config, "hidden_act", "silu") != "silu":
-        raise ModelError(f"{folder}: hidden_act {config.hidden_act!r} is not supported, only silu.")
+    return Shape(
+        family=kind,
+        vocab_size=text.vocab_size,
+        context=context_length(text),
+        dtype=getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32,
+        eos_token_ids=end_token_ids(text, folder) | end_token_ids(config, folder),
+    )
+
+
+def read_architecture(config: PretrainedConfig, folder: Path) -> Architecture | None:
+    """The architecture of a model that runs natively; None where family or option has no such path.
+
+    Raises:
+        ModelError: see ``read_shape``; or the config contradicts itself.
+    """
+    shape = read_shape(config, folder)
+    family = FAMILIES.get(config.model_type)
+    if family is None or not _options_fit(config, family):
+        return None
     kv_heads = config.num_key_value_heads or config.num_attention_heads
     if config.num_attention_heads % kv_heads:
         raise ModelError(
@@ -212,25 +214,75 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
             f"num_attention_heads ({config.num_attention_heads}); correct its config.json."
         )
     bias = bool(getattr(config, "attention_bias", False))
-    return Shape(
-        family=config.model_type,
-        vocab_size=config.vocab_size,
+    layers, kinds = config.num_hidden_layers, _kinds(config)
+    windowed = [family.windowed or kind == "sliding_attention" for kind in kinds]
+    window = getattr(config, "sliding_window", None)
+    sized = float(getattr(config, "query_pre_attn_scalar", None) or head_dim(config)) ** -0.5
+    return Architecture(
+        **{field.name: getattr(shape, field.name) for field in fields(shape)},
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
+        num_layers=layers,
         num_heads=config.num_attention_heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim(config),
+        rotary_dim=rotary_dim(config),
         norm_eps=config.rms_norm_eps,
-        context=context_length(config),
+        activation=_activation(config),
         tied=bool(config.tie_word_embeddings),
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=bias if family.output_bias is None else family.output_bias,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
         qk_norm=family.qk_norm,
-        dtype=getattr(config, "dtype", None) or torch.float32,
-        eos_token_ids=end_token_ids(config, folder),
+        fused=family.fused,
+        gemma=family.gemma,
+        # One rope for all layers, unless the config lists them by kind.
+        kinds=tuple(k if k in (config.rope_parameters or {}) else None for k in kinds),
+        windows=tuple(window if w else None for w in windowed),
+        scale=float(getattr(config, "attention_multiplier", sized)),
+        attention_cap=config.attn_logit_softcapping if family.attention_cap else None,
+        logits_cap=getattr(config, "final_logit_softcapping", None),
+        embedding_scale=float(
+            config.hidden_size**0.5 if family.gemma else getattr(config, "embedding_multiplier", 1)
+        ),
+        residual_scale=float(getattr(config, "residual_multiplier", 1)),
+        logits_scale=float(getattr(config, "logits_scaling", 1)),
+        sparse=tuple(family.experts and _is_sparse(config, i) for i in range(layers)),
+        num_experts=getattr(config, "num_experts", 0),
+        top_experts=getattr(config, "num_experts_per_tok", 0),
+        expert_size=getattr(config, "moe_intermediate_size", 0),
+        renormalised=bool(getattr(config, "norm_topk_prob", False)),
     )
+
+
+def _options_fit(config: PretrainedConfig, family: Family) -> bool:
+    """Whether the native path has what this config asks for."""
+    if _activation(config) not in ACTIVATIONS:
+        return False
+    for kind in {kind if kind in config.rope_parameters else None for kind in _kinds(config)}:
+        parameters = rope_parameters(config, kind)
+        turning = rotary_dim(config, kind)
+        if parameters.get("rope_type", "default") not in ROPE_TYPES:
+            return False
+        if turning != head_dim(config) and (not family.partial or turning % 2):
+            return False
+    return head_dim(config) % 2 == 0
+
+
+def _activation(config: PretrainedConfig) -> str:
+    return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "silu"))
+
+
+def _kinds(config: PretrainedConfig) -> list[str]:
+    """ "sliding_attention" or "full_attention" for each layer."""
+    return list(
+        getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    )
+
+
+def _is_sparse(config: PretrainedConfig, layer: int) -> bool:
+    dense = layer in config.mlp_only_layers or config.num_experts <= 0
+    return not dense and (layer + 1) % config.decoder_sparse_step == 0
 
 
 def end_token_ids(config: PretrainedConfig, folder: Path) -> frozenset[int]:
@@ -239,7 +291,7 @@ def end_token_ids(config: PretrainedConfig, folder: Path) -> frozenset[int]:
     Raises:
         ModelError: generation_config.json is damaged.
     """
-    listed = [config.eos_token_id]
+    listed = [getattr(config, "eos_token_id", None)]
     file = folder / "generation_config.json"
     if file.is_file():
         try:
@@ -250,9 +302,12 @@ def end_token_ids(config: PretrainedConfig, folder: Path) -> frozenset[int]:
 
 
 def context_length(config: PretrainedConfig) -> int:
-    """Tokens the model can attend to, its rope scaling included."""
-    parameters: dict[str, Any] = config.rope_parameters
-    trained = int(config.max_position_embeddings)
+    """Tokens the model can attend to, its rope scaling included; ``UNBOUNDED`` if it names none."""
+    names = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
+    named = [n for n in (getattr(config, name, None) for name in names) if n]
+    if not named:
+        return UNBOUNDED
+    trained, parameters = int(named[0]), rope_parameters(config)
     if parameters.get("rope_type") in ("linear", "dynamic", "yarn"):
         original = parameters.get("original_max_position_embeddings") or trained
         return max(trained, int(original * float(parameters.get("factor") or 1.0)))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from ..cache.store import KVStore, Writer, page_bytes
+from ..errors import ModelError
 from .attention import Attention
 from .base import Output, Store
-from .families import Rope, Shape, read_config, read_shape
-from .rows import TILE, Rows, Segment, build_rows
-from .weights import PACKED_LINEAR, LayerWeights, Weights, load_weights
+from .families import read_architecture, read_config
+from .rope import Rope
+from .rows import TILE, Rows, Segment, build_rows, padded
+from .weights import PACKED_LINEAR, Experts, LayerWeights, Mlp, Weights, load_weights
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -40,11 +43,11 @@ def row_unit(weights: Weights) -> int:
     Measured on random rows, for every shape of a product: the bits of the first n of ``TILE`` rows
     must be those of n rows. They are with oneDNN's bf16 kernels (AMX), and with MKL's fp32 not.
     """
-    layer = weights.layers[0]
-    products = [layer.qkv, layer.output, layer.gate_up, layer.down, weights.head]
+    products = {w.shape: w for layer in weights.layers for w in layer.products()}
+    products[weights.head.shape] = weights.head
     dtype, device = weights.embedding.dtype, weights.embedding.device
     random = torch.Generator().manual_seed(0)
-    for weight in products:
+    for weight in products.values():
         x = torch.randn(TILE, weight.shape[1], generator=random).to(device, dtype)
         whole = linear(x, weight)
         for n in range(1, TILE):
@@ -83,6 +86,12 @@ class Stream:
         return mirrored_norm(self._both, weight, eps)
 
 
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -119,14 +128,18 @@ class Transformer:
 
     def __init__(self, folder: Path, dtype: str, device: torch.device, max_length: int) -> None:
         config = read_config(folder)
-        self.shape: Shape = read_shape(config, folder)
+        architecture = read_architecture(config, folder)
+        if architecture is None:
+            raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native path.")
+        self.shape = architecture
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
         self.weights = load_weights(folder, self.shape, self.dtype, device)
         with torch.inference_mode():
             self._unit = TILE if self.dtype == torch.float32 else row_unit(self.weights)
-        self._rope = Rope(config, max_length, self.dtype, device)
-        self._scale = self.shape.head_dim**-0.5
+        kinds = set(architecture.kinds)
+        self._ropes = {k: Rope(config, max_length, self.dtype, device, k) for k in kinds}
+        self._activation = ACTIVATIONS[architecture.activation]
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page of this model takes."""
@@ -171,7 +184,7 @@ class Transformer:
             that is not finite, or attends to one, has NaN logits; no other row is touched by it.
         """
         s = self.shape
-        attention = Attention(rows, store, s.num_heads, s.num_kv_heads)
+        attention = Attention(rows, store, s.num_heads, s.num_kv_heads, s.windows, s.attention_cap)
         chosen = range(s.num_layers) if layers is None else layers
         x, kept = self._layers(rows, store, attention, chosen, hidden, False)
         # The norm is NaN or infinite when anything is, and cheap: look closer only then.
@@ -187,6 +200,10 @@ class Transformer:
             x = x.index_select(0, rows.logits)
         x = rms_norm(x, self.weights.norm, s.norm_eps)
         logits = linear(x, self.weights.head)[: rows.num_logits].float()
+        if s.logits_scale != 1:
+            logits /= s.logits_scale
+        if s.logits_cap is not None:
+            logits = (logits / s.logits_cap).tanh_() * s.logits_cap
         if store.any_harmed:
             harmed = rows.seeing(store.harmed)
             harmed = harmed if rows.logits is None else harmed.index_select(0, rows.logits)
@@ -208,20 +225,35 @@ class Transformer:
         """
         s = self.shape
         turned = s.num_heads + s.num_kv_heads
-        cos, sin = self._rope.rows(rows.positions, rows.lengths, turned, s.num_kv_heads)
-        stream = Stream(F.embedding(rows.tokens, self.weights.embedding))
+        turns = {
+            kind: rope.rows(rows.positions, rows.lengths, turned, s.num_kv_heads)
+            for kind, rope in self._ropes.items()
+        }
+        embedded = F.embedding(rows.tokens, self.weights.embedding)
+        if s.embedding_scale != 1:
+            # Rounded first, as transformers does.
+            embedded = embedded * torch.tensor(s.embedding_scale, dtype=self.dtype)
+        stream = Stream(embedded)
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
         writer = Writer(store, rows.slots, rows.first_slot, rows.count)
         for index in layers:
             weights = self.weights.layers[index]
             x = stream.norm(weights.input_norm, s.norm_eps)
-            heads = self._heads(x, weights, cos, sin)
+            heads = self._heads(x, weights, *turns[s.kinds[index]])
             entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
             entries = entries.nan_to_num() if clean else entries
             writer.write(index, entries)
-            out = attention(heads.narrow(1, 0, s.num_heads), index, self._scale)
-            stream.x.add_(linear(out, weights.output, weights.output_bias))
-            stream.x.add_(self._mlp(stream.norm(weights.post_norm, s.norm_eps), weights))
+            out = attention(heads.narrow(1, 0, s.num_heads), index, s.scale)
+            out = linear(out, weights.output, weights.output_bias)
+            if weights.attention_norm is not None:
+                out = rms_norm(out, weights.attention_norm, s.norm_eps)
+            stream.x.add_(out, alpha=s.residual_scale)
+            x = stream.norm(weights.mlp_norm, s.norm_eps)
+            mlp = weights.mlp
+            out = self._experts(x, mlp) if isinstance(mlp, Experts) else self._mlp(x, mlp)
+            if weights.output_norm is not None:
+                out = rms_norm(out, weights.output_norm, s.norm_eps)
+            stream.x.add_(out, alpha=s.residual_scale)
             if index in hidden:
                 kept[index] = stream.x[: rows.count].clone()
         return stream.x, kept
@@ -240,6 +272,24 @@ class Transformer:
         swapped = heads.roll(s.head_dim // 2, -1)
         return heads.mul_(cos).addcmul_(swapped, sin)
 
-    def _mlp(self, x: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
+    def _mlp(self, x: torch.Tensor, weights: Mlp) -> torch.Tensor:
         gate, up = linear(x, weights.gate_up, weights.gate_up_bias).chunk(2, -1)
-        return linear(F.silu(gate).mul_(up), weights.down, weights.down_bias)
+        return linear(self._activation(gate).mul_(up), weights.down, weights.down_bias)
+
+    def _experts(self, x: torch.Tensor, weights: Experts) -> torch.Tensor:
+        """Each row's best experts, weighed by the router; their rows go in tiles of ``TILE``."""
+        s = self.shape
+        scores = linear(x, weights.router).softmax(-1, dtype=torch.float32)
+        best, chosen = scores.topk(s.top_experts, -1)  # [rows, top_experts] each
+        if s.renormalised:
+            best = best / best.sum(-1, keepdim=True)
+        best = best.to(x.dtype)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            rows, place = torch.where(chosen == expert)
+            spare = padded(len(rows), TILE) - len(rows)
+            tiled = F.pad(x.index_select(0, rows), (0, 0, 0, spare))
+            found = self._mlp(tiled, weights.mlps[expert])[: len(rows)]
+            # In the order of experts, whoever else they serve: a row's sum keeps its order.
+            out.index_add_(0, rows, found * best[rows, place, None])
+        return out

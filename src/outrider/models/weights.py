@@ -12,7 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelError
-from .families import Shape
+from .families import Architecture
+from .rope import half_split
 from .rows import TILE
 
 # The product with a ``packed`` weight; None in a torch built without oneDNN.
@@ -20,8 +21,30 @@ PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None
 
 
 @dataclass(frozen=True)
+class Mlp:
+    """A gated MLP; ``gate_up`` stacks gate and up."""
+
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of MLPs, and the router that scores them."""
+
+    router: torch.Tensor
+    mlps: tuple[Mlp, ...]
+
+
+@dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer. ``qkv`` stacks the query, key and value rows, ``gate_up`` gate and up."""
+    """One decoder layer. ``qkv`` stacks the query, key and value rows.
+
+    The heads' elements stand in the order of ``rope.half_split``. ``attention_norm`` and
+    ``output_norm`` are those behind attention and MLP, where a family has them.
+    """
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -30,11 +53,16 @@ class LayerWeights:
     k_norm: torch.Tensor | None
     output: torch.Tensor
     output_bias: torch.Tensor | None
-    post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    attention_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    mlp: Mlp | Experts
+    output_norm: torch.Tensor | None
+
+    def products(self) -> list[torch.Tensor]:
+        """The matrices that all rows go through."""
+        mlp = self.mlp
+        inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down]
+        return [self.qkv, self.output, *inner]
 
 
 @dataclass(frozen=True)
@@ -112,52 +140,107 @@ def bf16_kernels() -> bool:
     return PACKED_LINEAR is not None and bool(ops._is_mkldnn_bf16_supported())
 
 
-def load_weights(folder: Path, shape: Shape, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Read the checkpoint in ``folder`` as ``shape`` says, into ``dtype`` on ``device``.
+class _Loader:
+    """Reads what ``architecture`` says of a checkpoint, layer by layer."""
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        architecture: Architecture,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._source = source
+        self._a = architecture
+        self._dtype = dtype
+        self._device = device
+
+    def get(self, name: str, *size: int) -> torch.Tensor:
+        """The tensor ``name``, of ``size``."""
+        return self._source.get(name, size, self._dtype).to(self._device)
+
+    def norm(self, name: str, size: int | None = None) -> torch.Tensor:
+        """A norm's weight, standing twice as ``transformer.rms_norm`` wants it."""
+        weight = self.get(f"{name}.weight", size or self._a.hidden_size)
+        weight = weight + 1 if self._a.gemma else weight
+        return torch.cat((weight, weight))
+
+    def _stacked(self, prefix: str, parts: dict[str, int], suffix: str, *rest: int) -> torch.Tensor:
+        """Several projections on top of each other, which fused checkpoints hold as one tensor."""
+        if self._a.fused:
+            name = {"q": "qkv", "gate": "gate_up"}[next(iter(parts))]
+            return self.get(f"{prefix}{name}_proj.{suffix}", sum(parts.values()), *rest)
+        return torch.cat(
+            [self.get(f"{prefix}{p}_proj.{suffix}", n, *rest) for p, n in parts.items()]
+        )
+
+    def _turnable(self, qkv: torch.Tensor) -> torch.Tensor:
+        """``qkv`` [rows, ...] with the elements of query and key heads as ``half_split`` has them.
+
+        Products of queries and keys do not mind, and then all heads turn alike.
+        """
+        a = self._a
+        if a.rotary_dim == a.head_dim:
+            return qkv
+        heads = qkv.view(-1, a.head_dim, *qkv.shape[1:]).clone()
+        turning = a.num_heads + a.num_kv_heads
+        heads[:turning] = heads[:turning, half_split(a.head_dim, a.rotary_dim)]
+        return heads.view_as(qkv)
+
+    def layer(self, index: int) -> LayerWeights:
+        """The weights of one layer."""
+        a, base = self._a, f"model.layers.{index}."
+        attn, width = f"{base}self_attn.", a.hidden_size
+        queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+        parts = {"q": queries, "k": keys, "v": keys}
+        bias = self._turnable(self._stacked(attn, parts, "bias")) if a.qkv_bias else None
+        behind = f"{base}post_attention_layernorm"
+        return LayerWeights(
+            input_norm=self.norm(f"{base}input_layernorm"),
+            qkv=packed(self._turnable(self._stacked(attn, parts, "weight", width))),
+            qkv_bias=bias,
+            q_norm=self.norm(f"{attn}q_norm", a.head_dim) if a.qk_norm else None,
+            k_norm=self.norm(f"{attn}k_norm", a.head_dim) if a.qk_norm else None,
+            output=packed(self.get(f"{attn}o_proj.weight", width, queries)),
+            output_bias=self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
+            attention_norm=self.norm(behind) if a.gemma else None,
+            mlp_norm=self.norm(f"{base}pre_feedforward_layernorm" if a.gemma else behind),
+            mlp=self._experts(f"{base}mlp.") if a.sparse[index] else self._mlp(f"{base}mlp."),
+            output_norm=self.norm(f"{base}post_feedforward_layernorm") if a.gemma else None,
+        )
+
+    def _mlp(self, prefix: str, inner: int | None = None) -> Mlp:
+        a = self._a
+        inner, width = inner or a.intermediate_size, a.hidden_size
+        gated = {"gate": inner, "up": inner}
+        return Mlp(
+            gate_up=packed(self._stacked(prefix, gated, "weight", width)),
+            gate_up_bias=self._stacked(prefix, gated, "bias") if a.mlp_bias else None,
+            down=packed(self.get(f"{prefix}down_proj.weight", width, inner)),
+            down_bias=self.get(f"{prefix}down_proj.bias", width) if a.mlp_bias else None,
+        )
+
+    def _experts(self, prefix: str) -> Experts:
+        a = self._a
+        each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
+        return Experts(
+            router=packed(self.get(f"{prefix}gate.weight", a.num_experts, a.hidden_size)),
+            mlps=tuple(self._mlp(name, a.expert_size) for name in each),
+        )
+
+
+def load_weights(
+    folder: Path, architecture: Architecture, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """Read the checkpoint in ``folder`` as ``architecture`` says, into ``dtype`` on ``device``.
 
     Raises:
         ModelError: see ``Checkpoint``.
     """
     with ExitStack() as stack:
-        source = Checkpoint(folder, stack)
-
-        def get(name: str, *size: int) -> torch.Tensor:
-            return source.get(name, size, dtype).to(device)
-
-        def norm(name: str, size: int) -> torch.Tensor:
-            weight = get(f"{name}.weight", size)
-            return torch.cat((weight, weight))  # as ``transformer.rms_norm`` wants it
-
-        def stacked(prefix: str, parts: dict[str, int], suffix: str, *rest: int) -> torch.Tensor:
-            return torch.cat(
-                [get(f"{prefix}{p}_proj.{suffix}", n, *rest) for p, n in parts.items()]
-            )
-
-        width, inner = shape.hidden_size, shape.intermediate_size
-        queries = shape.num_heads * shape.head_dim
-        keys = shape.num_kv_heads * shape.head_dim
-        attention = {"q": queries, "k": keys, "v": keys}
-        gated = {"gate": inner, "up": inner}
-        layers = []
-        for i in range(shape.num_layers):
-            base = f"model.layers.{i}."
-            attn, mlp = f"{base}self_attn.", f"{base}mlp."
-            layers.append(
-                LayerWeights(
-                    input_norm=norm(f"{base}input_layernorm", width),
-                    qkv=packed(stacked(attn, attention, "weight", width)),
-                    qkv_bias=stacked(attn, attention, "bias") if shape.qkv_bias else None,
-                    q_norm=norm(f"{attn}q_norm", shape.head_dim) if shape.qk_norm else None,
-                    k_norm=norm(f"{attn}k_norm", shape.head_dim) if shape.qk_norm else None,
-                    output=packed(get(f"{attn}o_proj.weight", width, queries)),
-                    output_bias=get(f"{attn}o_proj.bias", width) if shape.output_bias else None,
-                    post_norm=norm(f"{base}post_attention_layernorm", width),
-                    gate_up=packed(stacked(mlp, gated, "weight", width)),
-                    gate_up_bias=stacked(mlp, gated, "bias") if shape.mlp_bias else None,
-                    down=packed(get(f"{mlp}down_proj.weight", width, inner)),
-                    down_bias=get(f"{mlp}down_proj.bias", width) if shape.mlp_bias else None,
-                )
-            )
-        embedding = get("model.embed_tokens.weight", shape.vocab_size, width)
-        head = embedding if shape.tied else get("lm_head.weight", shape.vocab_size, width)
-        return Weights(embedding, tuple(layers), norm("model.norm", width), packed(head))
+        loader = _Loader(Checkpoint(folder, stack), architecture, dtype, device)
+        layers = tuple(loader.layer(i) for i in range(architecture.num_layers))
+        size = (architecture.vocab_size, architecture.hidden_size)
+        embedding = loader.get("model.embed_tokens.weight", *size)
+        head = embedding if architecture.tied else loader.get("lm_head.weight", *size)
+        return Weights(embedding, layers, loader.norm("model.norm"), packed(head))

@@ -1,0 +1,140 @@
+"""Rotary tables of the native families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ..errors import ModelError
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+BY_LENGTH = ("dynamic", "longrope")
+"""Those whose frequencies depend on how long the sequence is."""
+
+
+def rope_parameters(config: PretrainedConfig, kind: str | None = None) -> dict[str, Any]:
+    """Rope's options for layers of ``kind`` ("full_attention", "sliding_attention").
+
+    None stands for what all layers share, and where kinds differ for full attention.
+    """
+    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested = found.get(kind or "full_attention")
+    return nested if isinstance(nested, dict) else found
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """Elements a head."""
+    explicit = getattr(config, "head_dim", None)
+    return int(explicit or config.hidden_size // config.num_attention_heads)
+
+
+def rotary_dim(config: PretrainedConfig, kind: str | None = None) -> int:
+    """Elements of a head that turn."""
+    return int(head_dim(config) * rope_parameters(config, kind).get("partial_rotary_factor", 1.0))
+
+
+def half_split(size: int, turning: int) -> list[int]:
+    """The order of a head's elements in which element i turns with i + size / 2.
+
+    The first ``turning`` elements turn as a half-split head does, the others do not turn.
+    """
+    half = turning // 2
+    still = list(range(turning, size))
+    middle = len(still) // 2
+    return [*range(half), *still[:middle], *range(half, turning), *still[middle:]]
+
+
+class Rope:
+    """Rotary tables: cos and sin of a row depend on its position and its prompt's length alone.
+
+    The scalings and their attention factor are computed by transformers' own functions. With
+    "dynamic" NTK scaling the base grows once max(prompt length, position + 1) exceeds the trained
+    context, and "longrope" changes to its long factors there, as in transformers; tied to the row
+    rather than to the forward it comes in, so that chunks and drafts cannot change it.
+
+    Args:
+        config: the model's.
+        max_length: tables reach this far.
+        dtype, device: of the tables.
+        kind: of layers, where kinds have tables of their own.
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kind: str | None = None,
+    ) -> None:
+        parameters = rope_parameters(config, kind)
+        self.type = str(parameters.get("rope_type", "default"))
+        if self.type not in ROPE_TYPES:
+            raise ModelError(
+                f"rope_type {self.type!r} is not supported natively; supported are "
+                f"{', '.join(ROPE_TYPES)}."
+            )
+        self._config = config
+        self._kind = kind
+        self._device = device
+        self._dim = rotary_dim(config, kind)
+        self._still = head_dim(config) - self._dim
+        trained = config.max_position_embeddings
+        if self.type == "longrope":
+            trained = parameters["original_max_position_embeddings"]
+        self._trained = int(trained)
+        self._base = float(parameters["rope_theta"])
+        inverse, self._factor = self._frequencies(None)
+        self._short = inverse
+        angles = torch.arange(max_length, device=device).float()[:, None] * inverse[None, :]
+        self._table = self._tables(angles).to(dtype)
+        self._unturned = torch.zeros(2, self._table.shape[-1], dtype=dtype, device=device)
+        self._unturned[0] = 1
+
+    def _frequencies(self, length: int | None) -> tuple[torch.Tensor, float]:
+        if self.type == "default":
+            exponent = torch.arange(0, self._dim, 2, device=self._device).float() / self._dim
+            return 1.0 / self._base**exponent, 1.0
+        more = {} if self._kind is None else {"layer_type": self._kind}
+        compute = ROPE_INIT_FUNCTIONS[self.type]
+        inverse, factor = compute(self._config, self._device, seq_len=length, **more)
+        return inverse.float(), float(factor)
+
+    def _tables(self, angles: torch.Tensor) -> torch.Tensor:
+        """cos, and sin with the sign that x1 wants, side by side: [rows, 2, head_dim]."""
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+        if self._still:  # see ``half_split``
+            more = (*angles.shape[:-1], self._still // 2)
+            cos = torch.cat([cos, cos.new_ones(more)], -1)
+            sin = torch.cat([sin, sin.new_zeros(more)], -1)
+        return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)
+
+    def rows(
+        self, positions: torch.Tensor, lengths: list[int], turned: int, kept: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What turns heads by position: x * cos + swapped x * sin.
+
+        Args:
+            positions: int64 [rows].
+            lengths: the rows' sequence lengths, max(prompt length, position + 1); they matter to
+                dynamic scaling and to longrope only.
+            turned, kept: how many heads come first and turn, and how many follow and do not:
+                theirs are ones and zeros, so that all heads go through one contiguous product.
+
+        Returns:
+            cos and signed sin, [rows, turned + kept, head_dim] each.
+        """
+        table = self._table.index_select(0, positions)
+        if self.type in BY_LENGTH and max(lengths) > self._trained:
+            known = {n: self._scaled(n) for n in set(lengths)}
+            inverse = torch.stack([known[n] for n in lengths])
+            table = self._tables(positions.float()[:, None] * inverse).to(table.dtype)
+        still = self._unturned.expand(len(positions), kept, -1, -1)
+        heads = torch.cat([table[:, None].expand(-1, turned, -1, -1), still], 1)
+        return heads[:, :, 0].contiguous(), heads[:, :, 1].contiguous()
+
+    def _scaled(self, length: int) -> torch.Tensor:
+        return self._frequencies(length)[0] if length > self._trained else self._short

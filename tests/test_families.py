@@ -1,0 +1,124 @@
+"""Drafts change nothing in any family: windows, caps, experts, and what transformers runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exactness import VOCABULARY, Adversary, make_engine, planted_pair, requests, run
+
+from outrider.drafters.registry import DrafterSpec
+from outrider.errors import ConfigError
+from outrider.models.fallback import Fallback
+from outrider.models.transformer import Transformer
+from outrider.types import SamplingParams
+
+NATIVE = ("mistral", "gemma2", "qwen3_moe")
+FALLBACK = ("starcoder2", "mixtral")
+PROMPTS = [
+    [(7 * i) % 190 + 5 for i in range(19)],  # longer than a window
+    [11, 12, 13, 14, 15] * 5,
+    [40, 50],
+]
+
+
+def _params(temperature: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, max_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = planted_pair(tmp_path_factory.mktemp(family), family)
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def plain(pair: Callable[[str], Path]) -> Callable[[str, float], dict[str, list[Any]]]:
+    """Plain decoding, one request at a time, whole prompts: what all else must equal."""
+    known: dict[tuple[str, float], dict[str, list[Any]]] = {}
+
+    def get(family: str, temperature: float) -> dict[str, list[Any]]:
+        if (family, temperature) not in known:
+            engine = make_engine(pair(family), "none")
+            found: dict[str, list[Any]] = {}
+            for request in requests(PROMPTS, _params(temperature)):
+                found |= run(engine, [request])
+            known[family, temperature] = found
+        return known[family, temperature]
+
+    return get
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("family", "drafter"),
+    [
+        *[(family, drafter) for family in NATIVE for drafter in ("ngram", "model", "ragged")],
+        *[(family, drafter) for family in FALLBACK for drafter in ("none", "ngram", "model")],
+        ("starcoder2", "wrong"),
+        ("starcoder2", "right"),
+    ],
+)
+def test_drafts_change_nothing(
+    family: str,
+    drafter: str,
+    temperature: float,
+    batch: int,
+    pair: Callable[[str], Path],
+    plain: Callable[[str, float], dict[str, list[Any]]],
+) -> None:
+    expected = plain(family, temperature)
+    adversarial = drafter in ("ragged", "wrong", "right")
+    engine = make_engine(
+        pair(family),
+        "none" if adversarial else drafter,
+        pages=18 if batch == 3 else None,  # tight: some are preempted and computed anew
+        max_num_batched_tokens=7 if batch == 3 else 512,
+        num_speculative_tokens=4,
+    )
+    assert isinstance(engine.model, Transformer if family in NATIVE else Fallback)
+    if adversarial:
+        answers = {tuple(p): expected[f"r{i}/0"] for i, p in enumerate(PROMPTS)}
+        engine.drafter = Adversary(drafter, answers, 4)
+    queued = requests(PROMPTS, _params(temperature))
+    found: dict[str, list[Any]] = {}
+    for first in range(0, len(queued), batch):
+        found |= run(engine, queued[first : first + batch])
+    assert found == expected
+    counts = engine.counts
+    if drafter == "wrong":
+        assert counts.accepted == 0 < counts.drafted
+    elif drafter == "right":
+        assert counts.accepted == counts.drafted > 0
+    elif drafter in ("model", "ragged"):
+        assert 0 < counts.accepted < counts.nodes
+    if isinstance(engine.model, Fallback):
+        assert engine.runner.store.kept == {}  # nothing outlives its sequence
+
+
+def test_trees_are_refused_without_a_native_path(
+    pair: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DrafterSpec, "make", lambda *_, **__: Adversary("ragged", {}, 4))
+    with pytest.raises(ConfigError, match=r"'starcoder2' model .* cannot verify the trees of"):
+        make_engine(pair("starcoder2"), "ngram")
+    make_engine(pair("mistral"), "ngram")
+
+
+def test_a_plain_draw_uses_much_of_the_vocabulary(
+    plain: Callable[[str, float], dict[str, list[Any]]],
+) -> None:
+    """Else equal outputs would say little."""
+    for family in (*NATIVE, *FALLBACK):
+        outputs = [ids for ids in plain(family, 0.8).values() if ids]
+        assert len({t for ids in outputs for t in ids}) > 15, family
+        assert all(0 <= t < VOCABULARY for ids in outputs for t in ids)
