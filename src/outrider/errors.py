@@ -5,7 +5,7 @@
     ├── ModelError                    a checkpoint, tokenizer or drafter cannot be used
     ├── MemoryBudgetError             the memory given cannot hold what was asked for
     └── RequestError (ValueError)     one request is wrong; the others are unharmed
-        └── NumericalError            a request's logits are not numbers
+        └── NumericalError            a request failed on the way: its logits make no law
 
 Each message is one sentence (or two): what is wrong, where, and what to do.
 """
@@ -34,4 +34,4 @@ class RequestError(OutriderError, ValueError):
 
 
 class NumericalError(RequestError):
-    """The target's logits for a request are NaN or infinite, or no token is allowed."""
+    """A request's logits are NaN or infinite, no token is allowed, or its processor failed."""

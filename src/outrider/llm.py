@@ -16,7 +16,7 @@ from tqdm import tqdm
 from .config import EngineConfig
 from .drafters.registry import DrafterSpec, find_drafter
 from .engine.engine import Engine
-from .errors import ConfigError, ModelError, OutriderError, RequestError
+from .errors import ConfigError, ModelError, NumericalError, OutriderError, RequestError
 from .models.families import Folder, find_folder, read_config
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import Message, TextCodec, differing_entries, has_tokenizer
@@ -170,7 +170,7 @@ class _Pending:
         return RequestOutput(self.prompt, ids, outputs, metrics, self.prompt_logprobs)
 
 
-class GenerationError(RequestError):
+class GenerationError(NumericalError):
     """Some requests of a call failed; ``outputs`` holds every request's, the good ones whole."""
 
     def __init__(self, message: str, outputs: list[RequestOutput]) -> None:

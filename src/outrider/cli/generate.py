@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ..errors import RequestError
+from ..errors import NumericalError
 from ..types import Counts, Event, Origin, SamplingParams
 from .common import SIGNS, Dtype, Model, bars, model_folder, open_llm, write
 
@@ -157,7 +157,7 @@ def stream(llm: LLM, prompt: str, params: SamplingParams) -> Tally:
         screen.take(event)
         failed = failed or event.error
     if failed:
-        raise RequestError(f"the prompt failed: {failed}")
+        raise NumericalError(f"the prompt failed: {failed}")
     return tally
 
 

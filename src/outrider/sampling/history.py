@@ -9,6 +9,8 @@ import torch
 
 from ..types import SamplingParams
 
+FIRST_SLOTS = 64
+
 
 class History:
     """The different tokens of a sequence, counted as they are committed.
@@ -23,17 +25,20 @@ class History:
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
         self._params = params
-        self._prompt_length = self._known = len(prompt)
+        self._known = len(prompt)
         self._slots: dict[int, int] = {}  # token id -> its column below
-        self._counts = np.zeros(64, np.float32)  # times in the output
+        self._ids = np.zeros(FIRST_SLOTS, np.int64)
+        self._counts = np.zeros(FIRST_SLOTS, np.float32)  # times in the output
         for token in prompt:
             self._slot(token)
         self._in_prompt = len(self._slots)  # columns of the prompt's tokens come first
 
     def _slot(self, token: int) -> int:
         slot = self._slots.setdefault(token, len(self._slots))
-        if slot >= len(self._counts):
+        if slot == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[slot] = token
         return slot
 
     def penalise(
@@ -56,22 +61,20 @@ class History:
         self._known = len(tokens)
         ahead = [[self._slot(token) for token in path] for path in paths]
         size = len(self._slots)
-        # counts: fp32 [rows, tokens that occur]
-        counts = np.repeat(self._counts[None, :size], len(paths), 0)
+        # times: how often each token stands in the output, fp32 [rows, tokens that occur]
+        times = np.repeat(self._counts[None, :size], len(paths), 0)
         for row, path in enumerate(ahead):
             for slot in path:
-                counts[row, slot] += 1
-        ids = torch.tensor(list(self._slots), device=logits.device)
+                times[row, slot] += 1
+        params, device = self._params, logits.device
+        ids = torch.from_numpy(self._ids[:size]).to(device)
         z = logits.index_select(1, ids)
-        times = torch.from_numpy(counts).to(logits.device)
-        params = self._params
         if params.repetition_penalty != 1:
-            seen = times > 0
-            seen[:, : self._in_prompt] = True
-            strength = params.repetition_penalty
-            z = torch.where(seen, torch.where(z > 0, z / strength, z * strength), z)
-        if params.frequency_penalty:
-            z -= params.frequency_penalty * times
-        if params.presence_penalty:
-            z -= params.presence_penalty * (times > 0)
+            strength = np.where(times > 0, np.float32(params.repetition_penalty), np.float32(1))
+            strength[:, : self._in_prompt] = params.repetition_penalty
+            by = torch.from_numpy(strength).to(device)
+            z = torch.where(z > 0, z / by, z * by)
+        if params.frequency_penalty or params.presence_penalty:
+            off = params.frequency_penalty * times + params.presence_penalty * (times > 0)
+            z -= torch.from_numpy(off.astype(np.float32, copy=False)).to(device)
         logits.index_copy_(1, ids, z)
