@@ -50,6 +50,28 @@ def test_help_waits_for_nothing_heavy() -> None:
     assert all(command in shown.stdout for command in ("generate", "bench", "demo", "explain"))
 
 
+def test_every_sampling_option_has_its_flag(tiny_llama: Path, tmp_path: Path) -> None:
+    bias = ("--logit-bias", "40=3", "--logit-bias", "41=-100")
+    penalties = ("--repetition-penalty", "1.2", "--presence-penalty", "0.5",
+                 "--frequency-penalty", "0.1", "--bad-words", "fox")  # fmt: skip
+    options = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1,
+               "bad_words": ["fox"], "logit_bias": {40: 3.0, 41: -100.0}}  # fmt: skip
+    done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *bias, *penalties)
+    assert done.stdout == expected(tiny_llama, **options)[0]
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["fox", "dog"]}')
+    for given in (schema, schema.read_text()):
+        done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, "--json-schema", given)
+        assert json.loads(done.stdout) in ("fox", "dog")
+    for form in (("--regex", "fox|dog"), ("--choice", "fox", "--choice", "dog"),
+                 ("--grammar", 'start: "fox" | "dog"')):  # fmt: skip
+        done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *form)
+        assert done.stdout in ("fox", "dog")
+    args = ("--model", tiny_llama, *SHORT, "--logprobs", "2", "--json")
+    answer = json.loads(outrider("generate", PROMPT, *args).stdout)["outputs"][0]
+    assert [len(found) in (2, 3) for found in answer["logprobs"]] == [True] * 12
+
+
 def test_version() -> None:
     assert outrider("--version").stdout == f"outrider {__version__}\n"
 
@@ -133,6 +155,13 @@ def test_stats_go_to_stderr(tiny_llama: Path) -> None:
         (("generate", "--file", "/no/such/file"), "does not exist"),
         (("generate", "x", "--file", __file__), "not both"),
         (("generate", "x", "--nonsense"), "--nonsense"),
+        (("generate", "x", "--logit-bias", "a=1"), "give ID=BIAS"),
+        (("generate", "x", "--logit-bias", "5000=1"), "logit_bias has token id 5000"),
+        (("generate", "x", "--frequency-penalty", "3"), "frequency_penalty is 3.0"),
+        (("generate", "x", "--regex", "("), "structured_outputs.regex cannot be used"),
+        (("generate", "x", "--regex", "a", "--choice", "b"), "give one of --json-schema"),
+        (("generate", "x", "--json-schema", "{"), "it is no JSON"),
+        (("generate", "x", "--logprobs", "2"), "--logprobs needs --json"),
         (("bench", "--rounds", "3"), "--rounds"),
         (("bench", "--num-prompts", "100000"), "num_prompts is 100000"),
         (("bench", "--num-speculative-tokens", "two"), "'two'"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 COLOURS = {Origin.ACCEPTED: "\x1b[32m", Origin.BONUS: "\x1b[36m", Origin.PLAIN: ""}
 RESET = "\x1b[0m"
+LONGEST_NAME = 4096
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -40,6 +41,45 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         raise typer.BadParameter(f"{file or 'stdin'} is not UTF-8 text.") from None
     except OSError as error:
         raise typer.BadParameter(f"{file or 'stdin'} cannot be read: {error.strerror}.") from None
+
+
+def text_or_file(given: str | None) -> str | None:
+    """The text itself, or what the file of that name holds."""
+    # No schema, expression or grammar of more than a line is the name of a file.
+    if given is None or "\n" in given or not Path(given[:LONGEST_NAME]).is_file():
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise typer.BadParameter(f"{given} cannot be read as UTF-8 text.") from None
+
+
+def read_form(
+    schema: str | None, regex: str | None, grammar: str | None, choice: list[str] | None
+) -> dict[str, Any] | None:
+    """What form the output must have, as ``SamplingParams`` takes it."""
+    given = {
+        "json": text_or_file(schema),
+        "regex": regex,
+        "grammar": text_or_file(grammar),
+        "choice": choice or None,
+    }
+    form = {name: value for name, value in given.items() if value is not None}
+    if len(form) > 1:
+        raise typer.BadParameter("give one of --json-schema, --regex, --grammar and --choice.")
+    return form or None
+
+
+def read_bias(given: list[str] | None) -> dict[int, float] | None:
+    """Token ids and what is added to their logits, from "ID=BIAS"."""
+    found = {}
+    for text in given or []:
+        name, _, value = text.partition("=")
+        try:
+            found[int(name)] = float(value)
+        except ValueError:
+            raise typer.BadParameter(f"--logit-bias is {text!r}; give ID=BIAS, as 42=-3.") from None
+    return found or None
 
 
 @dataclass
@@ -182,6 +222,38 @@ def generate(
     min_p: Annotated[
         float, typer.Option(help="Drop tokens less likely than this times the most likely.")
     ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 against what is in prompt or output, as a factor.")
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Off the logits of what is in the output, -2 to 2.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="The same, once for every time it is there.")
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=BIAS", help="Added to a token's logit; may be given again."),
+    ] = None,
+    bad_words: Annotated[
+        list[str] | None, typer.Option(help="Never say this; may be given again.")
+    ] = None,
+    json_schema: Annotated[
+        str | None, typer.Option(metavar="TEXT|FILE", help="Make the output JSON of this schema.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="Make the output match this expression.")
+    ] = None,
+    grammar: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT|FILE", help="Make the output follow it: Lark or GBNF."),
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="Make the output one of these; give it again.")
+    ] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log probabilities of so many tokens beside.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="The same seed gives the same tokens, with any drafter.")
     ] = None,
@@ -203,9 +275,14 @@ def generate(
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Continue a prompt; accepted tokens are green, the target's own after a draft cyan."""
+    if logprobs is not None and not json_:
+        raise typer.BadParameter("--logprobs needs --json.")
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n,
         max_tokens=max_tokens, min_tokens=min_tokens, stop=stop, ignore_eos=ignore_eos,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, logit_bias=read_bias(logit_bias), bad_words=bad_words,
+        structured_outputs=read_form(json_schema, regex, grammar, choice), logprobs=logprobs,
     )  # fmt: skip
     text = read_prompt(prompt, file)
     llm = open_llm(
