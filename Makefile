@@ -9,12 +9,13 @@ STAMP := .venv/.outrider-installed
 # older pips hand them the first variable, newer ones the second.
 CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
-.PHONY: help demo test slow lint setup clean
+.PHONY: help demo test equality slow lint setup clean
 
 help:
 	@echo "make demo    see plain and speculative decoding side by side"
 	@echo "make test    tests, lint and types"
-	@echo "make slow    the long proofs"
+	@echo "make equality  plain and speculative decoding say the same, every option and drafter"
+	@echo "make slow    the long proofs, those of equality among them"
 	@echo "make lint    lint and types only"
 	@echo "make clean   remove caches and packages (.venv and build stay)"
 
@@ -24,6 +25,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest
 	@$(MAKE) --no-print-directory lint
+
+equality: $(STAMP)
+	$(BIN)/python -m pytest -m equality
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -89,12 +89,14 @@ class Adversary:
     Args:
         kind: "right" proposes the coming tokens, "wrong" never does, "ragged" proposes trees of
             random shape that hold them down to a random depth.
-        answers: each prompt's output, as plain decoding gave it.
+        answers: each output as plain decoding gave it, by prompt and sample.
     """
 
     target_layers: tuple[int, ...] = ()
 
-    def __init__(self, kind: str, answers: dict[tuple[int, ...], list[int]], length: int) -> None:
+    def __init__(
+        self, kind: str, answers: dict[tuple[tuple[int, ...], int], list[int]], length: int
+    ) -> None:
         self.name = kind
         self.max_length = length
         self.max_nodes = 3 * length if kind == "ragged" else length
@@ -105,7 +107,7 @@ class Adversary:
         tokens, parents = [], []
         for item, length in zip(batch, lengths, strict=True):
             sequence = item.sequence
-            answer = self._answers[sequence.request.prompt_token_ids]
+            answer = self._answers[sequence.request.prompt_token_ids, sequence.sample_index]
             coming = answer[sequence.num_output : sequence.num_output + length]
             if self.name == "ragged" and length:
                 nodes, above = self._tree(coming, length)
@@ -169,7 +171,8 @@ def requests(prompts: Seq[Seq[int]], params: SamplingParams) -> list[Request]:
 def run(engine: Engine, queued: Seq[Request], steps: int = 10_000) -> dict[str, list[Any]]:
     """Drive ``engine`` until all is done; the ids of each sample by "request/sample".
 
-    Log probabilities, where asked for, stand beside them by "request/sample logprobs".
+    Log probabilities, where asked for, stand beside them by "request/sample logprobs", the text and
+    how it ended by "request/sample text".
     """
     for request in queued:
         engine.add(request)
@@ -190,6 +193,7 @@ def collect(ids: dict[str, list[Any]], event: Event) -> None:
     name = f"{event.request_id}/{event.sample_index}"
     if event.token_id is not None:
         ids[name].append(event.token_id)
+    ids.setdefault(f"{name} text", []).append((event.text, event.finish_reason))
     for found in (event.logprobs, event.prompt_logprobs):
         if found is not None:
             ids.setdefault(f"{name} logprobs", []).append(found)

@@ -43,9 +43,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.5},
     "bias": {"logit_bias": {9: 4.0, 33: -100.0}, "bad_words": ["an", "re l", "x"]},
     "allowed": {"allowed_token_ids": [3, *range(40, 120)], "stop": ["a", "q"], "min_p": 0.001},
+    "stops": {"stop_token_ids": [40, 41], "stop": ["e"], "include_stop_str_in_output": True},
+    "n": {"temperature": 0.8, "n": 3},
     "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 2, "top_k": 30},
     "json": {"structured_outputs": {"json": SCHEMA}, "repetition_penalty": 1.1},
     "grammar": {"structured_outputs": {"grammar": 'root ::= ("ab" | "c" root)'}},
+    "regex": {"structured_outputs": {"regex": "[a-d]+(-[a-d]+){2,}"}, "min_tokens": 5},
+    "choice": {"structured_outputs": {"choice": ["tea and toast", "tea", "coffee"]}},
     "processor": {"temperature": 0.9, "logits_processors": [unlike]},
 }
 BATCHES = (1, 5)
@@ -103,9 +107,11 @@ def _engine(
         num_speculative_tokens=length,
     )
     if drafter in ("wrong", "right", "ragged"):
-        prompts = _prompts()
-        known = reference(option).items()
-        answers = {tuple(prompts[int(k[1])]): ids for k, ids in known if k.endswith("/0")}
+        answers = {
+            (tuple(prompt), sample): reference(option)[f"r{i}/{sample}"]
+            for i, prompt in enumerate(_prompts())
+            for sample in range(_params(option).n)
+        }
         engine.drafter = Adversary(drafter, answers, length)
     return engine
 
@@ -147,6 +153,7 @@ SLICE = [
 ]
 
 
+@pytest.mark.equality
 @pytest.mark.parametrize(("drafter", "option", "batch", "length", "chunk", "pool"), SLICE)
 def test_drafts_change_nothing(
     reference: Reference, drafter: str, option: str, batch: int, length: int, chunk: int, pool: str
@@ -155,6 +162,7 @@ def test_drafts_change_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.equality
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_drafts_change_nothing_in_the_full_product(
@@ -169,9 +177,10 @@ def test_the_tight_pool_preempts(reference: Reference, monkeypatch: pytest.Monke
     taken: list[str] = []
     release = engine.drafter.release
     monkeypatch.setattr(engine.drafter, "release", lambda id: (taken.append(id), release(id))[1])
-    found = run(engine, requests(_prompts(), _params("0.7")))
+    queued = requests(_prompts(), _params("0.7"))
+    found = run(engine, queued)
     assert found == reference("0.7")
-    assert len(taken) > len(found), "every sequence is released once; preemption releases again"
+    assert len(taken) > len(queued), "every sequence is released once; preemption releases again"
 
 
 def test_samples_of_one_request_differ_and_repeat(pair: Path) -> None:
