@@ -189,7 +189,6 @@ def outrider(*args: str) -> tuple[int, str, str]:
 
 def test_the_command(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.audit.verify.QUICK", TINY)
-    monkeypatch.setattr(pocket, "prompts", prompts)
     code, out, err = outrider("--model", str(pair), "--seed", "4")
     assert (code, err) == (0, "")
     assert out.startswith("pass: nothing is lost by speculating")
@@ -201,6 +200,20 @@ def test_the_command(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["passed"]
     assert report["seed"] >= 0
     assert report["smallest_visible_error"]["everywhere"] > 0
+
+
+def test_the_command_takes_prompts(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.audit.verify.QUICK", TINY)
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "the quick brown fox", "id": 1}\n"jumps over the lazy dog"\n')
+    code, out, _ = outrider("--model", str(tiny_llama), "--prompts", str(file), "--json")
+    assert code == 0
+    assert json.loads(out)["passed"]
+    code, _, err = outrider("--model", str(tiny_llama), "--prompts", str(tmp_path / "none.jsonl"))
+    assert code == 2
+    assert "cannot be read" in err
 
 
 def test_the_command_can_fail(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_lines_and_lists_say_the_same(tmp_path: Path) -> None:
         ("x.jsonl", "\n", "is empty; give it one prompt"),
         ("x.json", '{"prompt": "a"}', "line 1: no list"),
         ("x.json", '["a",\n "b"', "not JSON (Expecting ',' delimiter: line 2"),
-        ("x.json", '["a", {"promt": "b"}]', "item 2: unknown key 'promt'"),
+        ("x.json", '["a", {"promt": "b"}]', "item 2: give either prompt or messages"),
         ("x.json", '[{"answer": "b"}]', "item 1: give either prompt or messages"),
         ("x.json", '[{"prompt": "a", "messages": []}]', "give either prompt or messages"),
         ("x.json", '[""]', "prompt is '';"),

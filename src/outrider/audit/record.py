@@ -26,6 +26,7 @@ from ..types import Request, SamplingParams
 TOP = 4
 WIDTH = 2 * TOP
 """Ids of a node: the target's and the drafter's."""
+LONGEST_PATH = 2
 PAGE_SIZE = 16
 EDGE = 1e-5
 """A law that changes when top_p or min_p moves by this share stands on an edge, and is left out."""
@@ -65,7 +66,7 @@ class Contexts:
     def __init__(self, model: Model, contexts: Sequence[Sequence[int]]) -> None:
         self._model = model
         self._contexts = contexts
-        each = max(len(c) for c in contexts) // PAGE_SIZE + 1
+        each = (max(len(c) for c in contexts) + LONGEST_PATH) // PAGE_SIZE + 1
         self._pages = [range(1 + i * each, 1 + (i + 1) * each) for i in range(len(contexts))]
         self._store = model.new_store(1 + each * len(contexts), PAGE_SIZE)
         self.root = self._run(contexts, 0)

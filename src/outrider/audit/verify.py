@@ -107,7 +107,12 @@ class Audit:
         self.longest = max(len(p) for p in self.prompts) + size.tokens
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        return TextCodec(self.folder).encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if has_tokenizer(self.folder):
+            return TextCodec(self.folder).encode(prompt)
+        # A model without text is asked to go on after the text's bytes.
+        return [b % self.plain.engine.model.shape.vocab_size for b in prompt.encode()]
 
     def against_transformers(self) -> Check:
         """(a): teacher-forced, so that one forward of theirs judges all tokens of a prompt."""
@@ -254,7 +259,7 @@ def verify(
 
     Args:
         model, drafter: as for ``LLM``.
-        prompts: texts, or token ids for a model without a tokenizer.
+        prompts: texts or token ids; a text's bytes are the ids for a model without a tokenizer.
         size: ``QUICK``, ``THOROUGH`` or another.
         seed: 0 and up; None takes a fresh one. The report has it.
         fault: a wrong rule, to see whether the audit catches it.

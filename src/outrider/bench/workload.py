@@ -8,7 +8,8 @@ A workload file is .jsonl, one item a line, or .json, one list of items. An item
 
 where the answer may be left out: only replay targets (``bench/replay.py``) need it. Messages go
 through the target's chat template. Either kind may have a "schema", a JSON schema that the output
-is then held to. What is bundled, and where it comes from, is told in ``workloads/README.md``.
+is then held to. Other keys are passed over, so that data sets can be used as they are. What is
+bundled, and where it comes from, is told in ``workloads/README.md``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ CODE = "code"
 """Continues held-out code: its prompts belong to the pocket pair, a floor above."""
 BUNDLED = ("edit", "prose", "json", "chat")
 NAMES = (CODE, *BUNDLED)
-KEYS = ("prompt", "messages", "answer", "schema")
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,6 @@ def _item(entry: Any, where: str) -> Item:
         entry = {"prompt": entry}
     if not isinstance(entry, dict):
         raise ConfigError(f'{where}: neither a text nor an object; write {{"prompt": "..."}}.')
-    unknown = [key for key in entry if key not in KEYS]
-    if unknown:
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}.")
     if ("prompt" in entry) == ("messages" in entry):
         raise ConfigError(f"{where}: give either prompt or messages.")
     for key in ("prompt", "answer"):

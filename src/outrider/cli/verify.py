@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,6 +70,16 @@ def show(report: Report) -> None:
     )
 
 
+def encoded(file: str, folder: str | Path) -> list[list[int]]:
+    """Token ids of a workload file's prompts."""
+    from ..bench.workload import load_workload
+    from ..models.families import find_folder
+    from ..text.template import TextCodec
+
+    items, codec = load_workload(file).items, TextCodec(find_folder(folder))
+    return [item.encode(codec) for item in items]
+
+
 def verify(
     model: Model = None,
     drafter: Annotated[
@@ -81,6 +92,14 @@ def verify(
             help="64 contexts x 65,536 draws and many more mixes, or done in two minutes.",
         ),
     ] = False,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A .jsonl or .json file as bench's --workload takes it: the first 6 prompts are "
+            "used, 16 if thorough. Python code unless given.",
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(min=0, max=LARGEST_SEED, help="Repeats an audit; fresh unless given."),
@@ -108,9 +127,10 @@ def verify(
         raise typer.BadParameter(f"--fault is {fault!r}; give one of {', '.join(FAULTS)}.")
     wrong = None if fault is None else FAULTS[fault]
     folder, size = model_folder(model), THOROUGH if thorough else QUICK
+    texts = pocket.prompts() if prompts is None else encoded(prompts, folder)
     with console.status("verifying") if console.is_terminal else nullcontext() as shown:
         progress = shown.update if shown else lambda _: None
-        report = audit(folder, pocket.prompts(), drafter, size, seed, wrong, progress)
+        report = audit(folder, texts, drafter, size, seed, wrong, progress)
     if json_:
         write(json.dumps(report.as_json(), indent=1) + "\n")
     else:
