@@ -6,17 +6,26 @@ from pathlib import Path
 
 import torch
 
+from ..native.library import library
 from .base import Model
 from .fallback import Fallback
 from .families import read_architecture, read_config
-from .transformer import Transformer
+from .native import NativeTransformer, covers
+from .transformer import Transformer, choose_dtype
 
 
 def load_model(folder: Path, dtype: str, device: torch.device, max_length: int) -> Model:
-    """The checkpoint in ``folder``, ready to run: natively if its family and options allow it.
+    """The checkpoint in ``folder``, ready to run.
 
-    Arguments and errors are those of ``Transformer`` and ``Fallback``.
+    By the native step where that covers its family and options and was built, else by the torch
+    path, else by transformers. Arguments and errors are those of ``Transformer`` and ``Fallback``.
     """
-    if read_architecture(read_config(folder), folder) is None:
+    config = read_config(folder)
+    architecture = read_architecture(config, folder)
+    if architecture is None:
         return Fallback(folder, dtype, device)
+    if device.type == "cpu" and covers(config, architecture, choose_dtype(dtype, architecture.dtype)):
+        step = library()
+        if step is not None:
+            return NativeTransformer(step, folder, dtype, max_length)
     return Transformer(folder, dtype, device, max_length)

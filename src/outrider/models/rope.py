@@ -112,6 +112,11 @@ class Rope:
             sin = torch.cat([sin, sin.new_zeros(more)], -1)
         return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)
 
+    def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of every position, [max_length, head_dim / 2] each: of x1 with x2."""
+        half = self._table.shape[-1] // 2
+        return self._table[:, 0, half:].contiguous(), self._table[:, 1, half:].contiguous()
+
     def rows(
         self, positions: torch.Tensor, lengths: list[int], turned: int, kept: int
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,8 +141,11 @@ def bf16_kernels() -> bool:
     return PACKED_LINEAR is not None and bool(ops._is_mkldnn_bf16_supported())
 
 
-class _Loader:
-    """Reads what ``architecture`` says of a checkpoint, layer by layer."""
+class Loader:
+    """Reads what ``architecture`` says of a checkpoint, layer by layer.
+
+    ``pack`` makes of every matrix what its products want.
+    """
 
     def __init__(
         self,
@@ -149,8 +153,10 @@ class _Loader:
         architecture: Architecture,
         dtype: torch.dtype,
         device: torch.device,
+        pack: Callable[[torch.Tensor], torch.Tensor] = packed,
     ) -> None:
         self._source = source
+        self._pack = pack
         self._a = architecture
         self._dtype = dtype
         self._device = device
@@ -197,11 +203,11 @@ class _Loader:
         behind = f"{base}post_attention_layernorm"
         return LayerWeights(
             input_norm=self.norm(f"{base}input_layernorm"),
-            qkv=packed(self._turnable(self._stacked(attn, parts, "weight", width))),
+            qkv=self._pack(self._turnable(self._stacked(attn, parts, "weight", width))),
             qkv_bias=bias,
             q_norm=self.norm(f"{attn}q_norm", a.head_dim) if a.qk_norm else None,
             k_norm=self.norm(f"{attn}k_norm", a.head_dim) if a.qk_norm else None,
-            output=packed(self.get(f"{attn}o_proj.weight", width, queries)),
+            output=self._pack(self.get(f"{attn}o_proj.weight", width, queries)),
             output_bias=self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
             attention_norm=self.norm(behind) if a.gemma else None,
             mlp_norm=self.norm(f"{base}pre_feedforward_layernorm" if a.gemma else behind),
@@ -214,9 +220,9 @@ class _Loader:
         inner, width = inner or a.intermediate_size, a.hidden_size
         gated = {"gate": inner, "up": inner}
         return Mlp(
-            gate_up=packed(self._stacked(prefix, gated, "weight", width)),
+            gate_up=self._pack(self._stacked(prefix, gated, "weight", width)),
             gate_up_bias=self._stacked(prefix, gated, "bias") if a.mlp_bias else None,
-            down=packed(self.get(f"{prefix}down_proj.weight", width, inner)),
+            down=self._pack(self.get(f"{prefix}down_proj.weight", width, inner)),
             down_bias=self.get(f"{prefix}down_proj.bias", width) if a.mlp_bias else None,
         )
 
@@ -224,9 +230,19 @@ class _Loader:
         a = self._a
         each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
         return Experts(
-            router=packed(self.get(f"{prefix}gate.weight", a.num_experts, a.hidden_size)),
+            router=self._pack(self.get(f"{prefix}gate.weight", a.num_experts, a.hidden_size)),
             mlps=tuple(self._mlp(name, a.expert_size) for name in each),
         )
+
+    def embedding(self) -> torch.Tensor:
+        """[vocabulary, hidden_size]."""
+        return self.get("model.embed_tokens.weight", self._a.vocab_size, self._a.hidden_size)
+
+    def head(self, embedding: torch.Tensor) -> torch.Tensor:
+        """What makes logits of the last hidden states; tied checkpoints have but the embedding."""
+        if self._a.tied:
+            return self._pack(embedding)
+        return self._pack(self.get("lm_head.weight", self._a.vocab_size, self._a.hidden_size))
 
 
 def load_weights(
@@ -238,9 +254,7 @@ def load_weights(
         ModelError: see ``Checkpoint``.
     """
     with ExitStack() as stack:
-        loader = _Loader(Checkpoint(folder, stack), architecture, dtype, device)
+        loader = Loader(Checkpoint(folder, stack), architecture, dtype, device)
         layers = tuple(loader.layer(i) for i in range(architecture.num_layers))
-        size = (architecture.vocab_size, architecture.hidden_size)
-        embedding = loader.get("model.embed_tokens.weight", *size)
-        head = embedding if architecture.tied else loader.get("lm_head.weight", *size)
-        return Weights(embedding, layers, loader.norm("model.norm"), packed(head))
+        embedding = loader.embedding()
+        return Weights(embedding, layers, loader.norm("model.norm"), loader.head(embedding))

@@ -1,0 +1,211 @@
+"""A checkpoint that the native step runs: the same model as ``Transformer``'s, in C++."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from ..errors import ModelError
+from ..native.library import DTYPES, TABLES, Config, Library
+from .base import Output, Store
+from .families import Architecture, read_architecture, read_config
+from .rope import BY_LENGTH, Rope, rope_parameters
+from .rows import Segment
+from .transformer import choose_dtype
+from .weights import Checkpoint, Loader, Mlp
+
+LARGEST_HEAD = 256
+SLOW_TO_LOAD = 1 << 30
+"""Weights of this many elements and more are loaded under a progress bar."""
+
+
+def covers(config: object, architecture: Architecture, dtype: torch.dtype) -> bool:
+    """Whether the native step has what this checkpoint asks for."""
+    a = architecture
+    ropes = {str(rope_parameters(config, kind).get("rope_type", "default")) for kind in a.kinds}  # type: ignore[arg-type]
+    return (
+        dtype in DTYPES
+        and a.activation == "silu"
+        and not a.gemma
+        and a.attention_cap is None
+        and a.logits_cap is None
+        and not any(a.sparse)
+        and a.head_dim <= LARGEST_HEAD
+        and len(set(a.kinds)) <= TABLES
+        and not ropes & set(BY_LENGTH)
+    )
+
+
+class NativeStore:
+    """The cache of a native model, addressed by slot = page * page_size + offset."""
+
+    def __init__(self, library: Library, model: int, num_pages: int, page_size: int) -> None:
+        self._library = library
+        self.page_size = page_size
+        self.num_slots = num_pages * page_size
+        self.handle = library.new_store(model, num_pages, page_size)
+        weakref.finalize(self, library.free_store, self.handle)
+
+    @property
+    def any_harmed(self) -> bool:
+        """Whether a slot stands for a row that was no number."""
+        return self._library.num_harmed(self.handle) > 0
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
+        self._library.move(self.handle, sources, targets)
+
+    def release(self, key: str) -> None:
+        """Nothing is kept by sequence: pages are all there is."""
+
+
+class NativeTransformer:
+    """A checkpoint of a family that ``covers`` admits: a ``base.Model``.
+
+    Every row goes through the same kernels in the same order of summation, whatever comes along:
+    its logits are bit-equal in any company, on one instruction set.
+
+    Args:
+        library: whose step runs it.
+        folder: a Hugging Face checkpoint.
+        dtype: of weights and cache, see ``choose_dtype``; sums are fp32.
+        max_length: rotary tables reach this far.
+
+    Raises:
+        ModelError: the checkpoint is missing or damaged, or not covered.
+    """
+
+    trees = True
+    truncates = True
+    device = torch.device("cpu")
+
+    def __init__(self, library: Library, folder: Path, dtype: str, max_length: int) -> None:
+        config = read_config(folder)
+        architecture = read_architecture(config, folder)
+        self.dtype = choose_dtype(dtype, torch.float32 if architecture is None else architecture.dtype)
+        if architecture is None or not covers(config, architecture, self.dtype):
+            raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native step.")
+        self.shape = a = architecture
+        self._library = library
+        kinds = list(dict.fromkeys(a.kinds))
+        with ExitStack() as stack, torch.inference_mode():
+            source = Checkpoint(folder, stack)
+            loader = Loader(source, a, self.dtype, self.device, pack=torch.Tensor.contiguous)
+            self.embedding = loader.embedding().contiguous()
+            self._model = library.new_model(self._config(max_length), self.embedding)
+            weakref.finalize(self, library.free_model, self._model)
+            for number, kind in enumerate(kinds):
+                rope = Rope(config, max_length, torch.float32, self.device, kind)
+                for name, table in zip(("cos", "sin"), rope.halves(), strict=True):
+                    library.set_vector(self._model, number, name, table)
+            quiet = a.num_layers * a.hidden_size * a.intermediate_size < SLOW_TO_LOAD
+            for index in tqdm(range(a.num_layers), "Packing weights", disable=quiet, leave=False):
+                self._load_layer(loader, index, kinds.index(a.kinds[index]))
+            library.set_vector(
+                self._model, 0, "final", loader.norm("model.norm")[: a.hidden_size]
+            )
+            library.set_matrix(self._model, 0, "head", loader.head(self.embedding), None)
+            library.check(self._model)
+
+    def _config(self, max_length: int) -> Config:
+        a = self.shape
+        return Config(
+            dtype=DTYPES[self.dtype],
+            layers=a.num_layers,
+            hidden=a.hidden_size,
+            inner=a.intermediate_size,
+            heads=a.num_heads,
+            kv_heads=a.num_kv_heads,
+            head_dim=a.head_dim,
+            vocabulary=a.vocab_size,
+            max_length=max_length,
+            norm_eps=a.norm_eps,
+            scale=a.scale,
+            embedding_scale=a.embedding_scale,
+            residual_scale=a.residual_scale,
+            logits_scale=a.logits_scale,
+        )
+
+    def _load_layer(self, loader: Loader, index: int, table: int) -> None:
+        """Pack one layer; what was read is dropped before the next, so that memory stays single."""
+        library, model, a = self._library, self._model, self.shape
+        weights = loader.layer(index)
+        mlp = weights.mlp
+        assert isinstance(mlp, Mlp)
+        for kind, matrix, bias in (
+            ("qkv", weights.qkv, weights.qkv_bias),
+            ("output", weights.output, weights.output_bias),
+            ("gate_up", mlp.gate_up, mlp.gate_up_bias),
+            ("down", mlp.down, mlp.down_bias),
+        ):
+            library.set_matrix(model, index, kind, matrix, bias)
+        library.set_layer(model, index, a.windows[index], table)
+        # Norms stand twice, as torch's kernels want them.
+        library.set_vector(model, index, "input", weights.input_norm[: a.hidden_size])
+        library.set_vector(model, index, "mlp", weights.mlp_norm[: a.hidden_size])
+        if weights.q_norm is not None and weights.k_norm is not None:
+            library.set_vector(model, index, "q", weights.q_norm[: a.head_dim])
+            library.set_vector(model, index, "k", weights.k_norm[: a.head_dim])
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of cache that a page of this model takes."""
+        return self._library.page_bytes(self._model, page_size)
+
+    def new_store(self, num_pages: int, page_size: int) -> NativeStore:
+        """An empty cache for this model."""
+        return NativeStore(self._library, self._model, num_pages, page_size)
+
+    def run(self, segments: Sequence[Segment], store: Store) -> Output:
+        """``forward`` over ``segments``."""
+        assert isinstance(store, NativeStore)
+        return self.forward(segments, store)
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        store: NativeStore,
+        layers: Sequence[int] | None = None,
+        hidden: Sequence[int] = (),
+    ) -> Output:
+        """Run the rows of ``segments`` and write their keys and values to ``store``.
+
+        Args:
+            segments: what to run.
+            store: this model's cache.
+            layers: which layers to run, in order; None runs all.
+            hidden: layers whose output (the residual stream after them) is wanted; -1 is the
+                embedding.
+
+        Returns:
+            Logits of the rows that want them (None when none does) and the hidden states in the
+            model's dtype. A row that is not finite, or attends to one, has NaN logits; no other
+            row is touched by it.
+
+        Raises:
+            ModelError: a token, page, position or layer is out of range.
+        """
+        words: list[int] = []
+        rows = wanted = 0
+        for segment in segments:
+            total = len(segment.tokens) + len(segment.nodes)
+            pages = segment.pages[: -(-(segment.start + total) // store.page_size)]
+            words += (len(segment.tokens), len(segment.nodes), segment.start)
+            words += (len(pages), segment.logits)
+            words += segment.tokens
+            words += segment.nodes
+            words += segment.parents
+            words += pages
+            rows += total
+            wanted += segment.logits
+        s = self.shape
+        logits = torch.empty(wanted, s.vocab_size)
+        kept = torch.empty(len(hidden), rows, s.hidden_size)
+        run = range(s.num_layers) if layers is None else layers
+        self._library.forward(self._model, store.handle, words, run, hidden, logits, kept)
+        states = dict(zip(hidden, kept.to(self.dtype), strict=True))
+        return Output(logits if wanted else None, states)

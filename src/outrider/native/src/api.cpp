@@ -1,0 +1,253 @@
+// The C interface, read by native/library.py. Functions that can fail return a sentence, or null.
+#include <exception>
+
+#include "model.hpp"
+#include "pool.hpp"
+
+#define API extern "C" __attribute__((visibility("default")))
+
+namespace outrider {
+
+int cpu_level();
+
+namespace {
+
+template <class Work>
+const char* guarded(Work work) {
+    try {
+        return work();
+    } catch (const std::bad_alloc&) {
+        return "there is not enough memory";
+    } catch (const std::exception&) {
+        return "an unexpected error";
+    }
+}
+
+bool fits(const Config& c) {
+    return (c.dtype == 0 || c.dtype == 1) && c.layers > 0 && c.hidden > 0 && c.inner > 0 &&
+           c.kv_heads > 0 && c.heads > 0 && c.heads % c.kv_heads == 0 && c.head_dim > 0 &&
+           c.head_dim % 2 == 0 && c.head_dim <= 256 && c.vocabulary > 0 && c.max_length > 0;
+}
+
+template <class T>
+const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, const float* bias,
+                       int out, int in) {
+    const Config& c = m.c;
+    if (kind < QKV || kind > HEAD || (kind != HEAD && (number < 0 || number >= c.layers)))
+        return "there is no such matrix";
+    const int query = c.heads * c.head_dim, key = c.kv_heads * c.head_dim;
+    const int outs[] = {query + 2 * key, c.hidden, 2 * c.inner, c.hidden, c.vocabulary};
+    const int ins[] = {c.hidden, query, c.hidden, c.inner, c.hidden};
+    if (out != outs[kind] || in != ins[kind]) return "a matrix has another shape than its model";
+    Matrix<T>& to = kind == HEAD ? m.head : m.layers[number].matrices[kind];
+    // A gate's units and those of what it gates take turns.
+    const int parts = kind == GATE_UP ? 2 : 1, rows = out / parts;
+    to.inputs = padded(in, IN_PAD);
+    to.units = padded(rows, LANES) / LANES * parts;
+    to.data = Memory<T>(to.units * to.unit_size());
+    if (bias) to.bias = Memory<float>(std::size_t(to.units) * LANES);
+    const T* from = static_cast<const T*>(data);
+    for (int unit = 0; unit < to.units; ++unit) {
+        const int first = unit / parts * LANES, part = unit % parts * rows;
+        const int count = rows - first < LANES ? rows - first : LANES;
+        pack_unit(to.data.data() + unit * to.unit_size(), from + std::size_t(part + first) * in,
+                  in, count, in);
+        for (int i = 0; bias && i < count; ++i)
+            to.bias.data()[unit * LANES + i] = bias[part + first + i];
+    }
+    return nullptr;
+}
+
+template <class T>
+const char* set_vector(Weights<T>& m, int number, int kind, const float* data, std::int64_t count) {
+    const Config& c = m.c;
+    const bool table = kind == COS || kind == SIN;
+    const int numbers = table ? TABLES : kind == FINAL_NORM ? 1 : c.layers;
+    if (number < 0 || number >= numbers) return "there is no such vector";
+    Layer<T>& layer = m.layers[table ? 0 : number];
+    Memory<float>* places[] = {&layer.input_norm, &layer.mlp_norm,
+                               &m.norm,           &layer.q_norm,
+                               &layer.k_norm,     &m.cos[number < TABLES ? number : 0],
+                               &m.sin[number < TABLES ? number : 0]};
+    const std::int64_t turns = std::int64_t(c.max_length) * (c.head_dim / 2);
+    const std::int64_t sizes[] = {c.hidden,   c.hidden, c.hidden, c.head_dim,
+                                  c.head_dim, turns,    turns};
+    if (kind < INPUT_NORM || kind > SIN) return "there is no such vector";
+    if (count != sizes[kind]) return "a vector has another length than its model";
+    *places[kind] = Memory<float>(std::size_t(count) + IN_PAD);
+    std::memcpy(places[kind]->data(), data, count * sizeof(float));
+    return nullptr;
+}
+
+template <class T>
+bool complete(const Weights<T>& m) {
+    bool all = !m.head.empty() && m.norm.size();
+    for (const auto& layer : m.layers) {
+        for (const auto& matrix : layer.matrices) all = all && !matrix.empty();
+        all = all && layer.input_norm.size() && layer.mlp_norm.size();
+        all = all && m.cos[layer.table].size() && m.sin[layer.table].size();
+        all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
+    }
+    return all;
+}
+
+// Calls `work` with the weights as what they are.
+template <class Work>
+const char* with(Model* model, Work work) {
+    return guarded([&] {
+        if (model->c.dtype == 0) return work(*static_cast<Weights<float>*>(model));
+        return work(*static_cast<Weights<bf16>*>(model));
+    });
+}
+
+}  // namespace
+}  // namespace outrider
+
+using namespace outrider;
+
+API int outrider_abi() { return 1; }
+
+API int outrider_cpu() { return cpu_level(); }
+
+API int outrider_start(int threads) { return start_pool(threads < 1 ? 1 : threads); }
+
+// `embedding` [vocabulary, hidden] stays its owner's and must outlive the model.
+API Model* outrider_model(const Config* config, const void* embedding) {
+    Model* made = nullptr;
+    guarded([&]() -> const char* {
+        if (!fits(*config)) return "";
+        auto fill = [&](auto* weights, auto* rows) {
+            weights->embedding = rows;
+            weights->layers.resize(config->layers);
+            made = weights;
+        };
+        if (config->dtype == 0)
+            fill(new Weights<float>(*config), static_cast<const float*>(embedding));
+        else
+            fill(new Weights<bf16>(*config), static_cast<const bf16*>(embedding));
+        return nullptr;
+    });
+    return made;
+}
+
+API void outrider_model_free(Model* model) { delete model; }
+
+API const char* outrider_matrix(Model* model, int layer, int kind, const void* data,
+                                const float* bias, int out, int in) {
+    return with(model, [&](auto& m) { return set_matrix(m, layer, kind, data, bias, out, in); });
+}
+
+API const char* outrider_vector(Model* model, int number, int kind, const float* data,
+                                std::int64_t count) {
+    return with(model, [&](auto& m) { return set_vector(m, number, kind, data, count); });
+}
+
+API const char* outrider_layer(Model* model, int layer, int window, int table) {
+    return with(model, [&](auto& m) -> const char* {
+        if (layer < 0 || layer >= m.c.layers || window < 0 || table < 0 || table >= TABLES)
+            return "there is no such layer";
+        m.layers[layer].window = window;
+        m.layers[layer].table = table;
+        return nullptr;
+    });
+}
+
+API const char* outrider_check(Model* model) {
+    return with(model, [](auto& m) -> const char* {
+        return complete(m) ? nullptr : "the model's weights are not complete";
+    });
+}
+
+// Bytes that a page of `page_size` positions takes.
+API std::int64_t outrider_page_bytes(const Model* model, int page_size) {
+    const Config& c = model->c;
+    return std::int64_t(c.dtype == 0 ? 4 : 2) * c.layers * 2 * c.kv_heads * page_size *
+           padded(c.head_dim, IN_PAD);
+}
+
+API Store* outrider_store(const Model* model, int pages, int page_size) {
+    Store* made = nullptr;
+    guarded([&]() -> const char* {
+        if (pages < 1 || page_size < 1 || std::int64_t(pages) * page_size > 0x7fffffff) return "";
+        const Config& c = model->c;
+        auto store = new Store{};
+        made = store;
+        store->model = model;
+        store->pages = pages;
+        store->page_size = page_size;
+        store->page_elements = std::size_t(2) * c.kv_heads * page_size * padded(c.head_dim, IN_PAD);
+        store->layer_elements = store->page_elements * pages;
+        store->harmed.resize(std::size_t(pages) * page_size);
+        try {
+            store->data = Memory<char>(std::size_t(pages) * outrider_page_bytes(model, page_size));
+        } catch (...) {
+            made = nullptr;
+            delete store;
+        }
+        return nullptr;
+    });
+    return made;
+}
+
+API void outrider_store_free(Store* store) { delete store; }
+
+API int outrider_harmed(const Store* store) { return store->num_harmed; }
+
+// Copies the entries at slots `from` to slots `to`, in every layer; all are read before any write.
+API const char* outrider_move(Store* store, const std::int32_t* from, const std::int32_t* to,
+                              int count) {
+    return guarded([&]() -> const char* {
+        const std::int64_t slots = std::int64_t(store->pages) * store->page_size;
+        for (int i = 0; i < count; ++i)
+            if (from[i] < 0 || from[i] >= slots || to[i] < 0 || to[i] >= slots)
+                return "a slot is not of this store";
+        const Config& c = store->model->c;
+        const std::size_t item = c.dtype == 0 ? 4 : 2;
+        const std::size_t entry = item * padded(c.head_dim, IN_PAD);
+        const std::size_t plane = entry * store->page_size;
+        std::vector<char> kept(count * entry);
+        auto at = [&](int layer, int head, int slot) {
+            return store->data.data() +
+                   item * (layer * store->layer_elements +
+                           slot / store->page_size * store->page_elements) +
+                   head * plane + slot % store->page_size * entry;
+        };
+        for (int layer = 0; layer < c.layers; ++layer)
+            for (int head = 0; head < 2 * c.kv_heads; ++head) {
+                for (int i = 0; i < count; ++i)
+                    std::memcpy(kept.data() + i * entry, at(layer, head, from[i]), entry);
+                for (int i = 0; i < count; ++i)
+                    std::memcpy(at(layer, head, to[i]), kept.data() + i * entry, entry);
+            }
+        std::vector<std::uint8_t> marks(count);
+        for (int i = 0; i < count; ++i) marks[i] = store->harmed[from[i]];
+        for (int i = 0; i < count; ++i) {
+            store->num_harmed += int(marks[i]) - int(store->harmed[to[i]]);
+            store->harmed[to[i]] = marks[i];
+        }
+        return nullptr;
+    });
+}
+
+// `words` are segments one after the other, each [tokens, nodes, start, pages, logits] and then
+// the token ids, the nodes' ids, their parents and the page table. `logits` has room for
+// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, hidden].
+API const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
+                                 std::int64_t count, const std::int32_t* layers, int num_layers,
+                                 const std::int32_t* hidden, int num_hidden, float* logits,
+                                 int num_logits, float* hidden_out, int num_rows) {
+    return guarded([&]() -> const char* {
+        if (store->model != model) return "the cache is another model's";
+        Rows rows;
+        if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
+        if (rows.num_logits != num_logits || int(rows.rows.size()) != num_rows)
+            return "the rows are not as many as announced";
+        for (int i = 0; i < num_layers; ++i)
+            if (layers[i] < 0 || layers[i] >= model->c.layers) return "there is no such layer";
+        for (int i = 0; i < num_hidden; ++i)
+            if (hidden[i] < -1 || hidden[i] >= model->c.layers) return "there is no such layer";
+        forward(*model, *store, rows,
+                Wanted{layers, num_layers, hidden, num_hidden, logits, hidden_out});
+        return nullptr;
+    });
+}

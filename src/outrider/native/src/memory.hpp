@@ -1,0 +1,54 @@
+// Zeroed memory on cache-line borders, in large pages where the system has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace outrider {
+
+inline int padded(int count, int multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+template <class T>
+class Memory {
+public:
+    Memory() = default;
+    explicit Memory(std::size_t count) : count_(count) {
+        constexpr std::size_t huge = std::size_t(1) << 21;
+        std::size_t bytes = count * sizeof(T);
+        std::size_t border = bytes >= huge ? huge : 64;
+        bytes = (bytes + border - 1) / border * border + border;
+        data_ = static_cast<T*>(std::aligned_alloc(border, bytes));
+        if (!data_) throw std::bad_alloc();
+#if defined(__linux__)
+        if (border == huge) madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
+        std::memset(static_cast<void*>(data_), 0, bytes);
+    }
+    Memory(Memory&& other) noexcept { *this = std::move(other); }
+    Memory& operator=(Memory&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(count_, other.count_);
+        return *this;
+    }
+    ~Memory() { std::free(data_); }
+
+    T* data() const { return data_; }
+    std::size_t size() const { return count_; }
+    // Room for `count`, zeroed anew when it has to grow.
+    void reserve(std::size_t count) {
+        if (count > count_) *this = Memory(count + count / 2);
+    }
+
+private:
+    T* data_ = nullptr;
+    std::size_t count_ = 0;
+};
+
+}  // namespace outrider

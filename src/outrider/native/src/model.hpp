@@ -1,0 +1,102 @@
+// A model's weights, its cache, and the rows of one forward.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "memory.hpp"
+#include "product.hpp"
+
+namespace outrider {
+
+// The layout is that of native/library.py's Config.
+struct Config {
+    std::int32_t dtype;  // 0 fp32, 1 bf16
+    std::int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, max_length;
+    float norm_eps, scale, embedding_scale, residual_scale, logits_scale;
+};
+
+enum MatrixKind { QKV, OUTPUT, GATE_UP, DOWN, HEAD };
+enum VectorKind { INPUT_NORM, MLP_NORM, FINAL_NORM, Q_NORM, K_NORM, COS, SIN };
+
+template <class T>
+struct Layer {
+    Matrix<T> matrices[4];  // QKV to DOWN
+    Memory<float> input_norm, mlp_norm, q_norm, k_norm;
+    int window = 0;  // positions that a row sees, itself included; 0: all
+    int table = 0;   // which rotary table
+};
+
+constexpr int TABLES = 2;
+
+// What a forward works in. Strides are the model's, so that what pads a row stays zero.
+template <class T>
+struct Scratch {
+    std::mutex use;
+    Memory<float> x, qkv;
+    Memory<T> normed, q, attended, gated;
+    std::vector<std::uint8_t> bad;
+};
+
+struct Model {
+    Config c;
+    explicit Model(const Config& config) : c(config) {}
+    virtual ~Model() = default;
+};
+
+template <class T>
+struct Weights : Model {
+    using Model::Model;
+    const T* embedding = nullptr;  // [vocabulary, hidden], its owner's
+    std::vector<Layer<T>> layers;
+    Matrix<T> head;
+    Memory<float> norm;
+    Memory<float> cos[TABLES], sin[TABLES];  // [max_length, head_dim / 2]
+    mutable Scratch<T> scratch;
+
+    int head_pad() const { return padded(c.head_dim, IN_PAD); }
+};
+
+// Keys and values: [layer][page][key heads, then value heads][slot][head_dim, padded].
+struct Store {
+    const Model* model;
+    int pages, page_size;
+    std::size_t page_elements, layer_elements;
+    Memory<char> data;
+    std::vector<std::uint8_t> harmed;  // slots whose row was not finite
+    int num_harmed = 0;
+};
+
+struct Row {
+    std::int32_t token, position, slot;
+    std::int32_t prefix;           // positions found through the page table
+    std::int32_t pages;            // where that starts in Rows::pages
+    std::int32_t above, num_above; // slots of ancestors behind the prefix, in Rows::above
+    std::int32_t logits;           // which line of logits, or -1
+};
+
+struct Rows {
+    std::vector<Row> rows;
+    std::vector<std::int32_t> pages;
+    std::vector<std::int32_t> above;
+    int num_logits = 0;
+};
+
+// What a forward is asked for; see api.cpp.
+struct Wanted {
+    const std::int32_t* layers;
+    int num_layers;
+    const std::int32_t* hidden;  // layers after which the residual stream is wanted; -1: embedding
+    int num_hidden;
+    float* logits;      // [num_logits, vocabulary]
+    float* hidden_out;  // [num_hidden, rows, hidden]
+};
+
+// Reads `words` (see api.cpp) into rows; returns what is wrong with them, or null.
+const char* read_rows(const Model& model, const Store& store, const std::int32_t* words,
+                      std::int64_t count, Rows& rows);
+
+void forward(const Model& model, Store& store, const Rows& rows, const Wanted& wanted);
+
+}  // namespace outrider

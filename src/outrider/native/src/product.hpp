@@ -1,0 +1,151 @@
+// Products of a few rows with large matrices: every block of weights is read once for all rows.
+//
+// A matrix [out, in] is packed in units of 16 outputs: [in / pair][16 outputs][pair], zeros behind
+// the last output and behind the last input (padded to 32). An output is the sum over its inputs in
+// order, in one lane, whichever rows and outputs are computed beside it.
+#pragma once
+
+#include <cstddef>
+
+#include "isa.hpp"
+#include "memory.hpp"
+
+namespace outrider {
+
+constexpr int IN_PAD = 32;  // inputs, and with them the strides of activations
+
+template <class T>
+struct Matrix {
+    Memory<T> data;
+    Memory<float> bias;  // [units * 16] or empty
+    int units = 0;
+    int inputs = 0;  // padded
+
+    std::size_t unit_size() const { return std::size_t(inputs) * LANES; }
+    bool empty() const { return units == 0; }
+};
+
+// One unit of outputs from `count` <= 16 rows of [., in], `stride` apart.
+template <class T>
+void pack_unit(T* to, const T* from, std::size_t stride, int count, int in) {
+    constexpr int pair = PER_LANE<T>;
+    for (int lane = 0; lane < count; ++lane)
+        for (int k = 0; k < in; ++k)
+            to[std::size_t(k / pair) * LANES * pair + lane * pair + k % pair] = from[lane * stride + k];
+}
+
+// What becomes of finished sums.
+struct End {
+    enum Kind { put, add, gate } kind;
+    float* y = nullptr;        // put: y = sum; add: y += scale * sum
+    std::size_t stride = 0;    // of y
+    int columns = 0;           // of y that may be written
+    float scale = 1;           // put: sum * scale
+    void* gated = nullptr;     // gate: silu(even unit) * odd unit, in the model's dtype
+    std::size_t gated_stride = 0;
+};
+
+inline void finish_one(const End& end, int row, int unit, F16 sum) {
+    float* y = end.y + row * end.stride + std::size_t(unit) * LANES;
+    int left = end.columns - unit * LANES;
+    if (end.kind == End::put) {
+        sum = sum * splat(end.scale);
+        if (left >= LANES) {
+            store(y, sum);
+        } else {
+            float last[LANES];
+            store(last, sum);
+            for (int i = 0; i < left; ++i) y[i] = last[i];
+        }
+    } else {
+        store(y, fma(sum, splat(end.scale), load(y)));
+    }
+}
+
+template <class T, int C>
+inline void finish(const End& end, const Matrix<T>& m, int row, int unit, F16* sums) {
+    if (m.bias.data())
+        for (int c = 0; c < C; ++c) sums[c] = sums[c] + load(m.bias.data() + (unit + c) * LANES);
+    if (end.kind == End::gate) {
+        T* to = static_cast<T*>(end.gated) + row * end.gated_stride + std::size_t(unit / 2) * LANES;
+        for (int c = 0; c + 1 < C; c += 2) {
+            F16 g = sums[c];
+            F16 silu = g / (splat(1.0f) + exp(splat(0.0f) - g));
+            store(to + c / 2 * LANES, silu * sums[c + 1]);
+        }
+        return;
+    }
+    for (int c = 0; c < C; ++c) finish_one(end, row, unit + c, sums[c]);
+}
+
+// R rows by C units. The order of a sum is that of its inputs, for every R and C.
+template <class T, int R, int C>
+inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, int row,
+                  const End& end) {
+    F16 sums[R][C];
+    for (auto& line : sums)
+        for (auto& sum : line) sum = splat(0.0f);
+    constexpr int pair = PER_LANE<T>;
+    const T* w = m.data.data() + unit * m.unit_size();
+    const T* x0 = x + row * stride;
+    const std::size_t size = m.unit_size();
+    for (int k = 0; k < m.inputs; k += pair) {
+        decltype(load_pairs(w)) weights[C];
+        for (int c = 0; c < C; ++c) {
+            weights[c] = load_pairs(w + c * size + std::size_t(k) * LANES);
+            // The hardware stops at the end of a page; R = 1 asks for memory faster than it learns.
+            __builtin_prefetch(w + c * size + std::size_t(k) * LANES + 1024 / sizeof(T));
+        }
+        for (int r = 0; r < R; ++r) {
+            auto value = splat_pair(x0 + r * stride + k);
+            for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], weights[c], value);
+        }
+    }
+    for (int r = 0; r < R; ++r) finish<T, C>(end, m, row + r, unit, sums[r]);
+}
+
+// Units [first, last) for R rows, as many side by side as registers hold; those of a gate go in
+// pairs.
+template <class T, int R, int C>
+inline void units(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int row,
+                  const End& end) {
+    for (; last - first >= C; first += C) block<T, R, C>(m, first, x, stride, row, end);
+    if constexpr (C > 1) units<T, R, C / 2>(m, first, last, x, stride, row, end);
+}
+
+constexpr int width(int rows) {
+    int c = 8;
+    while (c > 2 && rows * c > MAX_SUMS) c /= 2;
+    return c;
+}
+
+template <class T, int R>
+inline void tile(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int row,
+                 int rows, const End& end) {
+    if (rows == R) {
+        units<T, R, width(R)>(m, first, last, x, stride, row, end);
+        return;
+    }
+    if constexpr (R > 1) tile<T, R - 1>(m, first, last, x, stride, row, rows, end);
+}
+
+// y[row, outputs of units first..last) for all rows; x [rows, stride], zero behind its inputs.
+template <class T>
+void product(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int rows,
+             const End& end) {
+    if (rows <= MAX_ROWS) {
+        tile<T, MAX_ROWS>(m, first, last, x, stride, 0, rows, end);
+        return;
+    }
+    // A few units stay in the cache while all rows pass by.
+    constexpr int few = 4;
+    for (int unit = first; unit < last; unit += few) {
+        int stop = unit + few < last ? unit + few : last;
+        for (int row = 0; row < rows; row += MAX_ROWS) {
+            int count = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
+            tile<T, MAX_ROWS>(m, unit, stop, x, stride, row, count, end);
+        }
+    }
+}
+
+}  // namespace outrider

@@ -1,0 +1,87 @@
+#include "model.hpp"
+
+namespace outrider {
+namespace {
+
+struct Reader {
+    const std::int32_t* at;
+    const std::int32_t* end;
+
+    bool has(std::int64_t count) const { return count >= 0 && end - at >= count; }
+    const std::int32_t* take(int count) {
+        const std::int32_t* from = at;
+        at += count;
+        return from;
+    }
+};
+
+const char* read_segment(const Model& model, const Store& store, Reader& in, Rows& out) {
+    if (!in.has(5)) return "a segment is cut short";
+    const std::int32_t* head = in.take(5);
+    const int tokens = head[0], nodes = head[1], start = head[2], pages = head[3], logits = head[4];
+    if (tokens < 1 || nodes < 0 || start < 0 || pages < 1) return "a segment has a bad size";
+    if (!in.has(std::int64_t(tokens) + 2 * std::int64_t(nodes) + pages))
+        return "a segment is cut short";
+    const std::int64_t committed = std::int64_t(start) + tokens;
+    if (logits < 0 || logits > tokens + nodes) return "more logits are wanted than there are rows";
+    if (committed + nodes > std::int64_t(pages) * store.page_size)
+        return "a segment's pages do not cover its rows";
+    const std::int32_t* ids = in.take(tokens);
+    const std::int32_t* drafted = in.take(nodes);
+    const std::int32_t* parents = in.take(nodes);
+    const std::int32_t* table = in.take(pages);
+    for (int i = 0; i < pages; ++i)
+        if (table[i] < 0 || table[i] >= store.pages) return "a page is not of this store";
+    bool chain = true;
+    for (int j = 0; j < nodes; ++j) {
+        if (parents[j] < -1 || parents[j] >= j) return "a node stands before its parent";
+        chain = chain && parents[j] == j - 1;
+    }
+    const int first_page = int(out.pages.size());
+    out.pages.insert(out.pages.end(), table, table + pages);
+    auto slot = [&](std::int64_t place) {
+        return std::int32_t(table[place / store.page_size] * store.page_size +
+                            place % store.page_size);
+    };
+    const std::size_t first_row = out.rows.size();
+    for (int i = 0; i < tokens + nodes; ++i) {
+        Row row{};
+        const int node = i - tokens;
+        row.token = node < 0 ? ids[i] : drafted[node];
+        if (row.token < 0 || row.token >= model.c.vocabulary) return "a token id has no embedding";
+        row.slot = slot(start + i);
+        row.pages = first_page;
+        row.above = int(out.above.size());
+        row.logits = i < tokens + nodes - logits ? -1 : out.num_logits++;
+        if (node < 0 || chain) {
+            row.position = start + i;
+            row.prefix = start + i + 1;
+        } else {
+            // A parent's list, and the node itself.
+            row.prefix = int(committed);
+            if (parents[node] >= 0) {
+                const Row& parent = out.rows[first_row + tokens + parents[node]];
+                for (int k = 0; k < parent.num_above; ++k)
+                    out.above.push_back(std::int32_t(out.above[parent.above + k]));
+            }
+            out.above.push_back(row.slot);
+            row.num_above = int(out.above.size()) - row.above;
+            row.position = int(committed) + row.num_above - 1;
+        }
+        if (row.position >= model.c.max_length) return "a position is past the longest sequence";
+        out.rows.push_back(row);
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+const char* read_rows(const Model& model, const Store& store, const std::int32_t* words,
+                      std::int64_t count, Rows& rows) {
+    Reader in{words, words + count};
+    while (in.at < in.end)
+        if (const char* wrong = read_segment(model, store, in, rows)) return wrong;
+    return rows.rows.empty() ? "there are no rows" : nullptr;
+}
+
+}  // namespace outrider
