@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,8 @@ from outrider.bench.offline import Bench, Options, drafter_names
 from outrider.bench.repeats import Step, fresh_acceptance_length, repeats, steps
 from outrider.bench.workload import Workload
 from outrider.cli import app
-from outrider.models.rows import Rows
-from outrider.models.transformer import Output
+from outrider.models.base import Output, Store
+from outrider.models.rows import Segment
 from outrider.sampling.noise import gumbel
 from outrider.types import Origin
 
@@ -209,18 +209,18 @@ def planted(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor, int], None]
 ) -> Iterator[None]:
     """Let ``change(logits, rows)`` alter every forward's logits."""
-    forward = llm.engine.model.forward
+    forward = llm.engine.model.run
 
-    def altered(rows: Rows, *args: Any, **options: Any) -> Output:
-        output = forward(rows, *args, **options)
+    def altered(segments: Sequence[Segment], store: Store) -> Output:
+        output = forward(segments, store)
         if output.logits is None:
             return output
         logits = output.logits.clone()
-        change(logits, rows.count)
+        change(logits, sum(len(s.tokens) + len(s.nodes) for s in segments))
         return Output(logits, output.hidden)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.model, "forward", altered)
+        patch.setattr(llm.engine.model, "run", altered)
         yield
 
 

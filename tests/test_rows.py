@@ -12,9 +12,11 @@ import torch
 
 from outrider.cache.store import KVStore, page_bytes
 from outrider.models import transformer
+from outrider.models.native import NativeStore, NativeTransformer
 from outrider.models.rows import LANES, TILE, Segment, build_rows
 from outrider.models.transformer import Output, Transformer, row_unit
 from outrider.models.weights import bf16_kernels
+from outrider.native.library import library
 
 CPU = torch.device("cpu")
 PAGE = 8
@@ -35,15 +37,40 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# Odd sizes: nothing is a multiple of a vector's width.
+NATIVE: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16},
+    "mistral": {"head_dim": 24, "sliding_window": 70, "hidden_size": 40, "intermediate_size": 52},
+}
+Paths = Transformer | NativeTransformer
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(("torch", "float32", family) for family in FAMILIES),
+        *(("native", dtype, family) for dtype in ("float32", "bfloat16") for family in NATIVE),
+    ],
+    ids="-".join,
+)
 def model(
     request: pytest.FixtureRequest,
     make_checkpoint: MakeCheckpoint,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Transformer:
-    family: str = request.param
-    folder = make_checkpoint(tmp_path_factory.mktemp("rows"), family, **FAMILIES[family])
-    return Transformer(folder, "float32", CPU, 640)
+) -> Paths:
+    path, dtype, family = request.param
+    options = FAMILIES if path == "torch" else NATIVE
+    folder = make_checkpoint(tmp_path_factory.mktemp("rows"), family, **options[family])
+    return open_path(path, folder, dtype)
+
+
+def open_path(path: str, folder: Path, dtype: str = "float32") -> Paths:
+    if path == "torch":
+        return Transformer(folder, dtype, CPU, 640)
+    step = library()
+    if step is None:
+        pytest.skip("the native step is off")
+    return NativeTransformer(step, folder, dtype, 640)
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +84,24 @@ def ids_of(length: int, seed: int = 0) -> list[int]:
     return [draw.randrange(128) for _ in range(length)]
 
 
+def embedding_of(model: Paths) -> torch.Tensor:
+    return model.embedding if isinstance(model, NativeTransformer) else model.weights.embedding
+
+
 class Cache:
     """A store and the page tables that a test makes by hand."""
 
-    def __init__(self, model: Transformer, num_pages: int = 80) -> None:
+    def __init__(self, model: Paths, num_pages: int = 80) -> None:
         self.model = model
         self.store = model.new_store(num_pages, PAGE)
 
-    def forward(self, *segments: Segment) -> Output:
-        return self.model.forward(self.model.rows(segments, self.store), self.store)
+    def forward(self, *segments: Segment, hidden: Sequence[int] = ()) -> Output:
+        model, store = self.model, self.store
+        if isinstance(model, NativeTransformer):
+            assert isinstance(store, NativeStore)
+            return model.forward(segments, store, hidden=hidden)
+        assert isinstance(store, KVStore)
+        return model.forward(model.rows(segments, store), store, hidden=hidden)
 
     def logits(self, *segments: Segment) -> torch.Tensor:
         logits = self.forward(*segments).logits
@@ -79,7 +115,7 @@ def chunk(ids: Sequence[int], start: int, stop: int, pages: Sequence[int]) -> Se
 
 
 def in_chunks(
-    model: Transformer, ids: Sequence[int], sizes: Sequence[int], pages: Sequence[int]
+    model: Paths, ids: Sequence[int], sizes: Sequence[int], pages: Sequence[int]
 ) -> torch.Tensor:
     cache, start, parts = Cache(model), 0, []
     for size in sizes:
@@ -99,7 +135,7 @@ def ids() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def single(model: Transformer, ids: list[int]) -> torch.Tensor:
+def single(model: Paths, ids: list[int]) -> torch.Tensor:
     """Logits of one-row-at-a-time decoding."""
     return in_chunks(model, ids, [1] * LENGTH, RUN)
 
@@ -116,12 +152,12 @@ def single(model: Transformer, ids: list[int]) -> torch.Tensor:
     ],
 )
 def test_chunks_are_bit_equal(
-    sizes: list[int], model: Transformer, ids: list[int], single: torch.Tensor
+    sizes: list[int], model: Paths, ids: list[int], single: torch.Tensor
 ) -> None:
     assert torch.equal(in_chunks(model, ids, sizes, RUN), single)
 
 
-def test_long_contexts_are_bit_equal(model: Transformer) -> None:
+def test_long_contexts_are_bit_equal(model: Paths) -> None:
     """Kernels sum in another order over many lanes, masked ones counted: beyond 256, beyond 512."""
     ids, pages = ids_of(600, 4), list(range(1, 76))
     single = in_chunks(model, ids, [1] * 600, pages)
@@ -129,18 +165,14 @@ def test_long_contexts_are_bit_equal(model: Transformer) -> None:
         assert torch.equal(in_chunks(model, ids, sizes, pages), single)
 
 
-def test_shuffled_pages_are_bit_equal(
-    model: Transformer, ids: list[int], single: torch.Tensor
-) -> None:
+def test_shuffled_pages_are_bit_equal(model: Paths, ids: list[int], single: torch.Tensor) -> None:
     assert torch.equal(in_chunks(model, ids, [1] * LENGTH, SHUFFLED), single)
     assert torch.equal(in_chunks(model, ids, [70, 80], SHUFFLED), single)
     # A run that ends at the last page of the store cannot be read past its end.
     assert torch.equal(in_chunks(model, ids, [77, 73], list(range(61, 80))), single)
 
 
-def test_mixed_batches_are_bit_equal(
-    model: Transformer, ids: list[int], single: torch.Tensor
-) -> None:
+def test_mixed_batches_are_bit_equal(model: Paths, ids: list[int], single: torch.Tensor) -> None:
     other, third = ids_of(90, 1), ids_of(40, 2)
     pages = [RUN[:20], list(range(60, 40, -1)), [30, 25, 32, 27, 36, 35, 38]]
     alone = [single, in_chunks(model, other, [90], RUN), in_chunks(model, third, [40], RUN)]
@@ -177,7 +209,7 @@ def test_mixed_batches_are_bit_equal(
     ids=["chain", "siblings", "bushy", "deep", "ragged"],
 )
 def test_tree_rows_are_bit_equal_to_chains(
-    parents: list[int], prefix: int, pages: list[int], model: Transformer, ids: list[int]
+    parents: list[int], prefix: int, pages: list[int], model: Paths, ids: list[int]
 ) -> None:
     nodes = ids_of(len(parents), 7)
     known = ids[:prefix]
@@ -204,7 +236,7 @@ def test_tree_rows_are_bit_equal_to_chains(
         assert torch.equal(logits[1 + node], expected)
 
 
-def test_a_tree_behind_several_committed_rows(model: Transformer, ids: list[int]) -> None:
+def test_a_tree_behind_several_committed_rows(model: Paths, ids: list[int]) -> None:
     cache = Cache(model)
     cache.forward(Segment(ids[:50], 0, SHUFFLED, 0, 50))
     tree = Segment(ids[50:70], 50, SHUFFLED, 4, 50, [3, 4, 5], [-1, -1, 0])
@@ -214,7 +246,7 @@ def test_a_tree_behind_several_committed_rows(model: Transformer, ids: list[int]
         assert torch.equal(logits[row], in_chunks(model, chain, [len(chain)], RUN)[-1])
 
 
-def test_accepted_nodes_are_gathered(model: Transformer, ids: list[int]) -> None:
+def test_accepted_nodes_are_gathered(model: Paths, ids: list[int]) -> None:
     """After moving an accepted path's entries the sequence goes on as if it were a chain."""
     cache, known, nodes = Cache(model), ids[:20], [9, 8, 7, 6]
     cache.forward(Segment(known[:-1], 0, SHUFFLED, 0, 20))
@@ -226,7 +258,7 @@ def test_accepted_nodes_are_gathered(model: Transformer, ids: list[int]) -> None
     assert torch.equal(logits, in_chunks(model, chain, [len(chain)], RUN)[-1:])
 
 
-def test_rows_that_want_no_logits(model: Transformer, ids: list[int], single: torch.Tensor) -> None:
+def test_rows_that_want_no_logits(model: Paths, ids: list[int], single: torch.Tensor) -> None:
     cache = Cache(model)
     first = cache.forward(Segment(ids[:9], 0, RUN, 0, LENGTH))
     assert first.logits is None
@@ -240,13 +272,16 @@ def test_rows_that_want_no_logits(model: Transformer, ids: list[int], single: to
     assert torch.equal(output.logits, single[36:37])
 
 
-def test_hidden_rows_are_the_rows_asked(model: Transformer, ids: list[int]) -> None:
-    cache, rows = Cache(model), build_rows([chunk(ids, 0, 13, RUN)], PAGE, 80 * PAGE, CPU)
-    hidden = cache.model.forward(rows, cache.store, hidden=(-1, 0, 1)).hidden
+def test_hidden_rows_are_the_rows_asked(model: Paths, ids: list[int]) -> None:
+    hidden = Cache(model).forward(chunk(ids, 0, 13, RUN), hidden=(-1, 0, 1)).hidden
     assert set(hidden) == {-1, 0, 1}
-    assert {tuple(h.shape) for h in hidden.values()} == {(13, 32)}
-    embedded = model.weights.embedding[ids[:13]] * model.shape.embedding_scale
+    assert {tuple(h.shape) for h in hidden.values()} == {(13, model.shape.hidden_size)}
+    embedded = embedding_of(model)[ids[:13]] * model.shape.embedding_scale
     assert torch.equal(hidden[-1], embedded)
+    again = Cache(model)
+    again.forward(chunk(ids, 0, 6, RUN))
+    rest = again.forward(chunk(ids, 6, 13, RUN), hidden=(1,)).hidden
+    assert torch.equal(rest[1], hidden[1][6:])
 
 
 def test_the_lengths_of_a_prompt_reach_dynamic_rope() -> None:
@@ -257,15 +292,18 @@ def test_the_lengths_of_a_prompt_reach_dynamic_rope() -> None:
     assert rows.slots.tolist() == [12, 13, 14, 15, 16, 17, 0, 0]
 
 
+@pytest.mark.parametrize(
+    "kind", [("torch", "float32"), ("native", "float32"), ("native", "bfloat16")], ids="-".join
+)
 def test_rows_that_are_no_numbers_harm_nobody(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path
+    kind: tuple[str, str], make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """A token of NaN spoils its own sequence from there on, in later forwards too."""
-    model = Transformer(make_checkpoint(tmp_path, "llama"), "float32", CPU, 256)
+    model = open_path(kind[0], make_checkpoint(tmp_path, "llama"), kind[1])
     poison = 77
     good = [t for t in ids_of(60) if t != poison]
     whole = in_chunks(model, good, [len(good)], RUN)
-    model.weights.embedding[poison] = float("nan")
+    embedding_of(model)[poison] = float("nan")
     cache = Cache(model)
     bad = [*good[:5], poison, *good[6:20]]
     # Their pages are a run, so each reads the other's slots, masked.

@@ -24,7 +24,9 @@ def load_model(folder: Path, dtype: str, device: torch.device, max_length: int) 
     architecture = read_architecture(config, folder)
     if architecture is None:
         return Fallback(folder, dtype, device)
-    if device.type == "cpu" and covers(config, architecture, choose_dtype(dtype, architecture.dtype)):
+    if device.type == "cpu" and covers(
+        config, architecture, choose_dtype(dtype, architecture.dtype)
+    ):
         step = library()
         if step is not None:
             return NativeTransformer(step, folder, dtype, max_length)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
+from transformers import PretrainedConfig
 
 from ..errors import ModelError
 from ..native.library import DTYPES, TABLES, Config, Library
@@ -24,10 +25,10 @@ SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
 
-def covers(config: object, architecture: Architecture, dtype: torch.dtype) -> bool:
+def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dtype) -> bool:
     """Whether the native step has what this checkpoint asks for."""
     a = architecture
-    ropes = {str(rope_parameters(config, kind).get("rope_type", "default")) for kind in a.kinds}  # type: ignore[arg-type]
+    ropes = {str(rope_parameters(config, kind).get("rope_type", "default")) for kind in a.kinds}
     return (
         dtype in DTYPES
         and a.activation == "silu"
@@ -44,11 +45,12 @@ def covers(config: object, architecture: Architecture, dtype: torch.dtype) -> bo
 class NativeStore:
     """The cache of a native model, addressed by slot = page * page_size + offset."""
 
-    def __init__(self, library: Library, model: int, num_pages: int, page_size: int) -> None:
-        self._library = library
+    def __init__(self, owner: NativeTransformer, num_pages: int, page_size: int) -> None:
+        self._owner = owner  # whose sizes the C side reads: it must not go before its cache
+        self._library = library = owner.library
         self.page_size = page_size
         self.num_slots = num_pages * page_size
-        self.handle = library.new_store(model, num_pages, page_size)
+        self.handle = library.new_store(owner.handle, num_pages, page_size)
         weakref.finalize(self, library.free_store, self.handle)
 
     @property
@@ -87,30 +89,30 @@ class NativeTransformer:
     def __init__(self, library: Library, folder: Path, dtype: str, max_length: int) -> None:
         config = read_config(folder)
         architecture = read_architecture(config, folder)
-        self.dtype = choose_dtype(dtype, torch.float32 if architecture is None else architecture.dtype)
+        self.dtype = choose_dtype(
+            dtype, torch.float32 if architecture is None else architecture.dtype
+        )
         if architecture is None or not covers(config, architecture, self.dtype):
             raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native step.")
         self.shape = a = architecture
-        self._library = library
+        self.library = library
         kinds = list(dict.fromkeys(a.kinds))
         with ExitStack() as stack, torch.inference_mode():
             source = Checkpoint(folder, stack)
             loader = Loader(source, a, self.dtype, self.device, pack=torch.Tensor.contiguous)
             self.embedding = loader.embedding().contiguous()
-            self._model = library.new_model(self._config(max_length), self.embedding)
-            weakref.finalize(self, library.free_model, self._model)
+            self.handle = library.new_model(self._config(max_length), self.embedding)
+            weakref.finalize(self, library.free_model, self.handle)
             for number, kind in enumerate(kinds):
                 rope = Rope(config, max_length, torch.float32, self.device, kind)
                 for name, table in zip(("cos", "sin"), rope.halves(), strict=True):
-                    library.set_vector(self._model, number, name, table)
+                    library.set_vector(self.handle, number, name, table)
             quiet = a.num_layers * a.hidden_size * a.intermediate_size < SLOW_TO_LOAD
             for index in tqdm(range(a.num_layers), "Packing weights", disable=quiet, leave=False):
                 self._load_layer(loader, index, kinds.index(a.kinds[index]))
-            library.set_vector(
-                self._model, 0, "final", loader.norm("model.norm")[: a.hidden_size]
-            )
-            library.set_matrix(self._model, 0, "head", loader.head(self.embedding), None)
-            library.check(self._model)
+            library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
+            library.set_matrix(self.handle, 0, "head", loader.head(self.embedding), None)
+            library.check(self.handle)
 
     def _config(self, max_length: int) -> Config:
         a = self.shape
@@ -133,7 +135,7 @@ class NativeTransformer:
 
     def _load_layer(self, loader: Loader, index: int, table: int) -> None:
         """Pack one layer; what was read is dropped before the next, so that memory stays single."""
-        library, model, a = self._library, self._model, self.shape
+        library, model, a = self.library, self.handle, self.shape
         weights = loader.layer(index)
         mlp = weights.mlp
         assert isinstance(mlp, Mlp)
@@ -154,11 +156,11 @@ class NativeTransformer:
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page of this model takes."""
-        return self._library.page_bytes(self._model, page_size)
+        return self.library.page_bytes(self.handle, page_size)
 
     def new_store(self, num_pages: int, page_size: int) -> NativeStore:
         """An empty cache for this model."""
-        return NativeStore(self._library, self._model, num_pages, page_size)
+        return NativeStore(self, num_pages, page_size)
 
     def run(self, segments: Sequence[Segment], store: Store) -> Output:
         """``forward`` over ``segments``."""
@@ -206,6 +208,6 @@ class NativeTransformer:
         logits = torch.empty(wanted, s.vocab_size)
         kept = torch.empty(len(hidden), rows, s.hidden_size)
         run = range(s.num_layers) if layers is None else layers
-        self._library.forward(self._model, store.handle, words, run, hidden, logits, kept)
+        self.library.forward(self.handle, store.handle, words, run, hidden, logits, kept)
         states = dict(zip(hidden, kept.to(self.dtype), strict=True))
         return Output(logits if wanted else None, states)

@@ -19,7 +19,7 @@ from .threads import allowed_threads
 logger = logging.getLogger("outrider")
 
 ABI = 1
-ISAS = ("portable", "avx2", "avx512", "avx512bf16")
+ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 """Instruction sets, each with all that stand before it."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
 
@@ -60,8 +60,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "move": (_Text, [_Pointer, _Pointer, _Pointer, _Int]),
     "forward": (
         _Text,
-        [_Pointer, _Pointer, _Pointer, _Long]
-        + [_Pointer, _Int, _Pointer, _Int, _Pointer, _Int, _Pointer, _Int],
+        [_Pointer, _Pointer, _Pointer, _Long, *[_Pointer, _Int] * 4],
     ),
 }
 
@@ -214,9 +213,13 @@ def _expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: int | None) -> 
         raise ModelError(f"the native step cannot read a tensor of {list(tensor.shape)}.")
 
 
+def _file(isa: str) -> Path | None:
+    files = (Path(folder) / f"liboutrider_{isa}.so" for folder in folders)
+    return next((file for file in files if file.is_file()), None)
+
+
 def _find(isa: str) -> Library:
-    files = [Path(folder) / f"liboutrider_{isa}.so" for folder in folders]
-    found = next((file for file in files if file.is_file()), None)
+    found = _file(isa)
     if found is None:
         raise OSError("it was not built: there was no C++ compiler when Outrider was installed")
     return Library(isa, found)
@@ -230,9 +233,11 @@ def open_library(isa: str) -> Library | None:
     """
     try:
         best = ISAS.index(isa)
-        while best and not any((Path(f) / f"liboutrider_{ISAS[best]}.so").is_file() for f in folders):
+        while best and _file(ISAS[best]) is None:
             best -= 1
         library = _find(ISAS[best])
+        if library.level() < best:  # this also has the kernel grant what the library needs
+            raise OSError(f"this CPU does not run {ISAS[best]}")
     except OSError as error:
         logger.warning("The native step is not used (%s); torch runs the models.", error)
         return None

@@ -130,7 +130,10 @@ API Model* outrider_model(const Config* config, const void* embedding) {
     return made;
 }
 
-API void outrider_model_free(Model* model) { delete model; }
+API void outrider_model_free(Model* model) {
+    quiet_pool();
+    delete model;
+}
 
 API const char* outrider_matrix(Model* model, int layer, int kind, const void* data,
                                 const float* bias, int out, int in) {
@@ -189,7 +192,10 @@ API Store* outrider_store(const Model* model, int pages, int page_size) {
     return made;
 }
 
-API void outrider_store_free(Store* store) { delete store; }
+API void outrider_store_free(Store* store) {
+    quiet_pool();
+    delete store;
+}
 
 API int outrider_harmed(const Store* store) { return store->num_harmed; }
 

@@ -1,18 +1,47 @@
 // Which objects this CPU can run; itself compiled for any CPU.
-#include <initializer_list>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace outrider {
+namespace {
 
-// 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with bf16.
+#if defined(__x86_64__)
+
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+// AMX's tiles are given to a process that asks the kernel for them; it asks here.
+bool has_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr int ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    const bool listed = (d >> 22 & 1) && (d >> 24 & 1);  // AMX-BF16, AMX-TILE
+    return listed && syscall(SYS_arch_prctl, ask, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+
+#endif
+
+}  // namespace
+
+// 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with bf16, 4 AMX.
 int cpu_level() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-    for (bool has : {bool(__builtin_cpu_supports("avx512f")), bool(__builtin_cpu_supports("avx512bw")),
-                     bool(__builtin_cpu_supports("avx512dq")),
-                     bool(__builtin_cpu_supports("avx512vl"))})
-        if (!has) return 1;
-    return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+    if (!has_avx512()) return 1;
+    if (!__builtin_cpu_supports("avx512bf16")) return 2;
+    return has_tiles() ? 4 : 3;
 #else
     return 0;
 #endif

@@ -1,6 +1,7 @@
 #include "attention.hpp"
 #include "model.hpp"
 #include "pool.hpp"
+#include "tiles.hpp"
 
 namespace outrider {
 namespace {
@@ -16,14 +17,22 @@ void rms_norm(T* to, const float* x, const float* weight, int width, int stride,
     for (int i = 0; i < stride; i += LANES) store(to + i, load(x + i) * factor * load(weight + i));
 }
 
+// Workers are called in where there is work for them: below this many products of two numbers the
+// time to meet is longer.
+constexpr long WORTH_SHARING = 1 << 19;
+
 template <class T>
-struct Forward {
+struct Forward : Work {
     const Weights<T>& m;
     Store& store_;
     const Rows& rows;
-    const Wanted& wanted;
-    Scratch<T>& s;
-    const Config& c = m.c;
+    const std::vector<int> layers, hidden, scored;  // `scored`: rows that want logits, in order
+    float* const logits;
+    float* const hidden_out;
+    float *x, *qkv;  // see Scratch
+    T *normed, *q, *attended, *gated;
+    std::uint8_t* bad;
+    const Config c = m.c;
     const int n = int(rows.rows.size());
     const int width = padded(c.hidden, IN_PAD);
     const int inner = padded(c.inner, IN_PAD);
@@ -32,46 +41,80 @@ struct Forward {
     const int out_width = padded(c.heads * c.head_dim, IN_PAD);
     const int head_pad = m.head_pad();
 
-    void reserve(int workers) {
+    Forward(const Weights<T>& weights, Store& store, const Rows& rows, const Wanted& wanted,
+            std::vector<int> scored)
+        : m(weights), store_(store), rows(rows),
+          layers(wanted.layers, wanted.layers + wanted.num_layers),
+          hidden(wanted.hidden, wanted.hidden + wanted.num_hidden), scored(std::move(scored)),
+          logits(wanted.logits), hidden_out(wanted.hidden_out) {
+        Scratch<T>& s = m.scratch;
         const std::size_t count = padded(n, LANES);
-        s.x.reserve(count * width);
-        s.qkv.reserve(count * qkv_width);
-        s.normed.reserve((count > ALONE ? count : ALONE * workers) * width);
-        s.q.reserve(count * c.heads * head_pad);
-        s.attended.reserve(count * out_width);
-        s.gated.reserve(count * inner);
+        x = s.x.reserve(count * width);
+        qkv = s.qkv.reserve(count * qkv_width);
+        const std::size_t alone = std::size_t(ALONE) * pool_size();
+        normed = s.normed.reserve((count > alone ? count : alone) * width);
+        q = s.q.reserve(count * c.heads * head_pad);
+        attended = s.attended.reserve(count * out_width);
+        gated = s.gated.reserve(count * inner);
         s.bad.resize(n);
+        bad = s.bad.data();
     }
 
-    // RMSNorm of rows of x, `pick` saying which: the whole of it is there for this worker.
-    template <class Pick>
-    const T* norm(const Team& team, const float* weight, int count, Pick pick) {
-        const bool alone = count <= ALONE;
-        T* to = s.normed.data() + (alone ? std::size_t(team.index) * ALONE * width : 0);
-        int first = 0, last = count;
-        if (!alone) team.part(count, 1, first, last);
-        for (int r = first; r < last; ++r)
-            rms_norm(to + std::size_t(r) * width, s.x.data() + std::size_t(pick(r)) * width, weight,
-                     c.hidden, width, c.norm_eps);
-        if (!alone) team.meet();
-        return to;
+    int phases() const {
+        const int kept = int(hidden.size());
+        return 6 + kept + int(layers.size()) * (8 + kept);
     }
 
-    void multiply(const Team& team, const Matrix<T>& matrix, const T* x, int stride, int count,
+    int helpers() const {
+        const long layer = long(c.hidden) * (2L * c.heads * c.head_dim + 3L * c.inner);
+        const long all = layer * n * long(layers.size()) +
+                         long(c.hidden) * c.vocabulary * long(scored.size());
+        return all < WORTH_SHARING ? 1 : pool_size();
+    }
+
+    // Chunks of about an eighth of a worker's part, of whole groups of units.
+    static int grain(int units, int workers) {
+        const int wanted = units / (8 * workers) / 4 * 4;
+        return wanted < 4 ? 4 : wanted > 64 ? 64 : wanted;
+    }
+
+    void multiply(Team& team, const Matrix<T>& matrix, const T* x, int stride, int count,
                   const End& end) {
-        int first, last;
-        team.part(matrix.units, 2, first, last);
-        product(matrix, first, last, x, stride, count, end);
+        team.share(matrix.units, grain(matrix.units, team.count), [&](int first, int last) {
+            product(matrix, first, last, x, stride, count, end);
+        });
     }
 
-    void embed(const Team& team) {
-        int first, last;
-        team.part(n, 1, first, last);
+    // The product of the RMSNorm of rows of x, `pick` saying which. Few rows every worker
+    // normalises for itself, at its first chunk, rather than wait for another.
+    template <class Pick>
+    void norm_multiply(Team& team, const float* weight, const Matrix<T>& matrix, int count,
+                       Pick pick, const End& end) {
+        auto norm = [&](T* to, int first, int last) {
+            for (int r = first; r < last; ++r)
+                rms_norm(to + std::size_t(r) * width, x + std::size_t(pick(r)) * width,
+                         weight, c.hidden, width, c.norm_eps);
+        };
+        if (count > ALONE) {
+            team.share(count, 4, [&](int first, int last) { norm(normed, first, last); });
+            multiply(team, matrix, normed, width, count, end);
+            return;
+        }
+        bool ready = false;
+        team.share(matrix.units, grain(matrix.units, team.count), [&](int first, int last) {
+            T* own = normed + std::size_t(team.index) * ALONE * width;
+            if (!ready) norm(own, 0, count);
+            ready = true;
+            product(matrix, first, last, own, width, count, end);
+        });
+    }
+
+    void embed(int first, int last) {
         T scale;
         narrow_to(&scale, c.embedding_scale);
         for (int r = first; r < last; ++r) {
             const T* from = m.embedding + std::size_t(rows.rows[r].token) * c.hidden;
-            float* to = s.x.data() + std::size_t(r) * width;
+            float* to = x + std::size_t(r) * width;
             for (int i = 0; i < c.hidden; ++i) {
                 T scaled = from[i];  // rounded, as torch rounds it
                 if (c.embedding_scale != 1) narrow_to(&scaled, widen(from[i]) * widen(scale));
@@ -102,20 +145,18 @@ struct Forward {
     }
 
     // Queries to s.q, keys and values to their slots.
-    void turn_all(const Team& team, int number, const Layer<T>& layer) {
+    void turn_all(int first, int last, int number, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads, half = c.head_dim / 2, d = c.head_dim;
         const std::size_t plane = std::size_t(store_.page_size) * head_pad;
-        int first, last;
-        team.part(n * c.kv_heads, 1, first, last);
         for (int task = first; task < last; ++task) {
             const int r = task / c.kv_heads, h = task % c.kv_heads;
             const Row& row = rows.rows[r];
-            const float* from = s.qkv.data() + std::size_t(r) * qkv_width;
+            const float* from = qkv + std::size_t(r) * qkv_width;
             const float* cos = m.cos[layer.table].data() + std::size_t(row.position) * half;
             const float* sin = m.sin[layer.table].data() + std::size_t(row.position) * half;
-            T* q = s.q.data() + std::size_t(r) * c.heads * head_pad;
+            T* queries = q + std::size_t(r) * c.heads * head_pad;
             for (int g = h * group; g < (h + 1) * group; ++g)
-                turn(q + g * head_pad, from + g * d, layer.q_norm.data(), cos, sin);
+                turn(queries + g * head_pad, from + g * d, layer.q_norm.data(), cos, sin);
             T* key = cache(number) + row.slot / store_.page_size * store_.page_elements +
                      h * plane + std::size_t(row.slot % store_.page_size) * head_pad;
             turn(key, from + (c.heads + h) * d, layer.k_norm.data(), cos, sin);
@@ -124,12 +165,12 @@ struct Forward {
         }
     }
 
-    void attention(const Team& team, int number, const Layer<T>& layer) {
+    void attention(int first_task, int last_task, int number, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads;
         const std::size_t plane = std::size_t(store_.page_size) * head_pad;
-        // Dealt out in turn: rows further on see more.
-        for (int task = team.index; task < n * c.kv_heads; task += team.count) {
-            const int r = task / c.kv_heads, h = task % c.kv_heads;
+        for (int task = first_task; task < last_task; ++task) {
+            // A worker's part is of one key head, as far as there are as many heads as workers.
+            const int r = task % n, h = task / n;
             const Row& row = rows.rows[r];
             const Keys<T> keys{cache(number) + h * plane,       store_.page_elements,
                                store_.page_size,                head_pad,
@@ -139,70 +180,63 @@ struct Forward {
             const int first = layer.window && length > layer.window ? length - layer.window : 0;
             for (int g = 0; g < group; g += GROUP) {
                 const int head = h * group + g, heads = group - g < GROUP ? group - g : GROUP;
-                attend(keys, first, length, s.q.data() + (std::size_t(r) * c.heads + head) * head_pad,
-                       s.attended.data() + std::size_t(r) * out_width + head * c.head_dim, heads,
+                attend(keys, first, length, q + (std::size_t(r) * c.heads + head) * head_pad,
+                       attended + std::size_t(r) * out_width + head * c.head_dim, heads,
                        c.head_dim, c.kv_heads * plane, c.scale);
             }
         }
     }
 
-    void keep_hidden(const Team& team, int layer) {
-        for (int i = 0; i < wanted.num_hidden; ++i) {
-            if (wanted.hidden[i] != layer) continue;
-            int first, last;
-            team.part(n, 1, first, last);
-            for (int r = first; r < last; ++r)
-                std::memcpy(wanted.hidden_out + (std::size_t(i) * n + r) * c.hidden,
-                            s.x.data() + std::size_t(r) * width, c.hidden * sizeof(float));
+    void keep_hidden(Team& team, int layer) {
+        for (std::size_t i = 0; i < hidden.size(); ++i) {
+            if (hidden[i] != layer) continue;
+            team.share(n, 4, [&](int first, int last) {
+                for (int r = first; r < last; ++r)
+                    std::memcpy(hidden_out + (i * n + r) * c.hidden,
+                                x + std::size_t(r) * width, c.hidden * sizeof(float));
+            });
         }
     }
 
-    void run_layer(const Team& team, int number) {
+    void run_layer(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         auto same = [](int r) { return r; };
-        const T* a = norm(team, layer.input_norm.data(), n, same);
-        multiply(team, layer.matrices[QKV], a, width, n,
-                 {.kind = End::put, .y = s.qkv.data(), .stride = std::size_t(qkv_width),
-                  .columns = qkv_width});
-        team.meet();
-        turn_all(team, number, layer);
-        team.meet();
-        attention(team, number, layer);
-        team.meet();
-        const End residual{.kind = End::add, .y = s.x.data(), .stride = std::size_t(width),
+        norm_multiply(team, layer.input_norm.data(), layer.matrices[QKV], n, same,
+                      {.kind = End::put, .y = qkv, .stride = std::size_t(qkv_width),
+                       .columns = qkv_width});
+        team.share(n * c.kv_heads, 1,
+                   [&](int first, int last) { turn_all(first, last, number, layer); });
+        team.share(n * c.kv_heads, 1,
+                   [&](int first, int last) { attention(first, last, number, layer); });
+        const End residual{.kind = End::add, .y = x, .stride = std::size_t(width),
                            .columns = width, .scale = c.residual_scale};
-        multiply(team, layer.matrices[OUTPUT], s.attended.data(), out_width, n, residual);
-        team.meet();
-        a = norm(team, layer.mlp_norm.data(), n, same);
-        multiply(team, layer.matrices[GATE_UP], a, width, n,
-                 {.kind = End::gate, .gated = s.gated.data(), .gated_stride = std::size_t(inner)});
-        team.meet();
-        multiply(team, layer.matrices[DOWN], s.gated.data(), inner, n, residual);
-        team.meet();
+        multiply(team, layer.matrices[OUTPUT], attended, out_width, n, residual);
+        norm_multiply(team, layer.mlp_norm.data(), layer.matrices[GATE_UP], n, same,
+                      {.kind = End::gate, .gated = gated,
+                       .gated_stride = std::size_t(inner)});
+        multiply(team, layer.matrices[DOWN], gated, inner, n, residual);
     }
 
-    void run(const Team& team, const std::vector<int>& scored) {
-        embed(team);
-        team.meet();
+    void run(Team& team) override {
+        team.share(n, 4, [&](int first, int last) { embed(first, last); });
         keep_hidden(team, -1);
-        for (int i = 0; i < wanted.num_layers; ++i) {
-            run_layer(team, wanted.layers[i]);
-            keep_hidden(team, wanted.layers[i]);
+        for (int number : layers) {
+            run_layer(team, number);
+            keep_hidden(team, number);
         }
-        int first, last;
-        team.part(n, 1, first, last);
-        for (int r = first; r < last; ++r) {
-            F16 zero = splat(0.0f);  // stays so unless an element is no number
-            for (int i = 0; i < width; i += LANES)
-                zero = fma(load(s.x.data() + std::size_t(r) * width + i), splat(0.0f), zero);
-            s.bad[r] = !(total(zero) == 0);
-        }
+        team.share(n, 4, [&](int first, int last) {
+            for (int r = first; r < last; ++r) {
+                F16 zero = splat(0.0f);  // stays so unless an element is no number
+                for (int i = 0; i < width; i += LANES)
+                    zero = fma(load(x + std::size_t(r) * width + i), splat(0.0f), zero);
+                bad[r] = !(total(zero) == 0);
+            }
+        });
         if (scored.empty()) return;
-        const int count = int(scored.size());
-        const T* a = norm(team, m.norm.data(), count, [&](int r) { return scored[r]; });
-        multiply(team, m.head, a, width, count,
-                 {.kind = End::put, .y = wanted.logits, .stride = std::size_t(c.vocabulary),
-                  .columns = c.vocabulary, .scale = 1.0f / c.logits_scale});
+        norm_multiply(team, m.norm.data(), m.head, int(scored.size()),
+                      [&](int r) { return scored[r]; },
+                      {.kind = End::put, .y = logits, .stride = std::size_t(c.vocabulary),
+                       .columns = c.vocabulary, .scale = 1.0f / c.logits_scale});
     }
 };
 
@@ -235,18 +269,8 @@ void forward_as(const Weights<T>& m, Store& store, const Rows& rows, const Wante
     std::vector<int> scored(rows.num_logits);
     for (std::size_t r = 0; r < rows.rows.size(); ++r)
         if (rows.rows[r].logits >= 0) scored[rows.rows[r].logits] = int(r);
-    Forward<T> f{m, store, rows, wanted, m.scratch};
-    f.reserve(pool_size());
-    struct Context {
-        Forward<T>* forward;
-        const std::vector<int>* scored;
-    } context{&f, &scored};
-    run_pool(
-        [](void* p, const Team& team) {
-            auto* c = static_cast<Context*>(p);
-            c->forward->run(team, *c->scored);
-        },
-        &context);
+    auto work = std::make_shared<Forward<T>>(m, store, rows, wanted, std::move(scored));
+    run_pool(work, work->phases(), work->helpers());
     mark(store, rows, m.scratch.bad, wanted, m.c.vocabulary);
 }
 

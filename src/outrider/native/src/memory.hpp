@@ -42,8 +42,9 @@ public:
     T* data() const { return data_; }
     std::size_t size() const { return count_; }
     // Room for `count`, zeroed anew when it has to grow.
-    void reserve(std::size_t count) {
+    T* reserve(std::size_t count) {
         if (count > count_) *this = Memory(count + count / 2);
+        return data_;
     }
 
 private:

@@ -1,6 +1,7 @@
 #include "pool.hpp"
 
 #include <mutex>
+#include <thread>
 
 #if defined(__linux__)
 #include <pthread.h>
@@ -9,54 +10,52 @@
 namespace outrider {
 namespace {
 
-// About 100 us each: the pause between two forwards of one step, and that between two layers when
-// the other core is at work for somebody else.
-constexpr int IDLE_SPINS = 4000;
-constexpr int MEETING_SPINS = 4000;
-
 struct Pool {
-    std::mutex use;
+    std::mutex use;   // one work at a time
+    std::mutex hold;  // of `work`
     int count = 0;
-    Job job = nullptr;
-    void* context = nullptr;
+    std::shared_ptr<Work> work;
     alignas(64) std::atomic<int> turn{0};
-    alignas(64) std::atomic<int> arrived{0};
-    alignas(64) std::atomic<int> phase{0};
+    alignas(64) std::atomic<int> busy{0};
 };
 
 // Never destroyed: workers sleep on it until the process ends.
 Pool* pool = new Pool;
 
-void work(int index) {
+void serve(Pool* mine, int index) {
     int seen = 0;
     for (;;) {
-        wait_past(pool->turn, seen, IDLE_SPINS);
-        seen = pool->turn.load(std::memory_order_acquire);
-        Team team{index, pool->count, &pool->arrived, &pool->phase};
-        pool->job(pool->context, team);
-        team.meet();
+        for (int spin = 0; mine->turn.load(std::memory_order_acquire) == seen; ++spin) {
+            if (spin < SPINS)
+                pause();
+            else
+                mine->turn.wait(seen, std::memory_order_acquire);
+        }
+        std::shared_ptr<Work> work;
+        {
+            std::lock_guard<std::mutex> lock(mine->hold);
+            seen = mine->turn.load(std::memory_order_acquire);
+            work = mine->work;
+            if (work) mine->busy.fetch_add(1, std::memory_order_acq_rel);
+        }
+        if (!work) continue;
+        if (index < work->workers) {
+            Team team(*work, index);
+            work->run(team);
+        }
+        work.reset();
+        mine->busy.fetch_sub(1, std::memory_order_acq_rel);
+        mine->busy.notify_all();
     }
 }
 
-// A child of fork has none of the threads, and perhaps a locked mutex: it starts over.
+// A child of fork has none of the threads, and perhaps a locked mutex: its callers work alone.
 void forget() { pool = new Pool; }
 
 }  // namespace
 
-void Team::meet() const {
-    if (count == 1) return;
-    int now = phase->load(std::memory_order_relaxed);
-    if (arrived->fetch_add(1, std::memory_order_acq_rel) == count - 1) {
-        arrived->store(0, std::memory_order_relaxed);
-        phase->store(now + 1, std::memory_order_release);
-        phase->notify_all();
-    } else {
-        wait_past(*phase, now, MEETING_SPINS);
-    }
-}
-
 int start_pool(int count) {
-    std::lock_guard<std::mutex> hold(pool->use);
+    std::lock_guard<std::mutex> lock(pool->use);
     if (pool->count) return pool->count;
 #if defined(__linux__)
     static bool watched = false;
@@ -64,24 +63,34 @@ int start_pool(int count) {
     watched = true;
 #endif
     pool->count = count;
-    for (int i = 1; i < count; ++i) std::thread(work, i).detach();
+    for (int i = 1; i < count; ++i) std::thread(serve, pool, i).detach();
     return count;
 }
 
 int pool_size() { return pool->count ? pool->count : 1; }
 
-void run_pool(Job job, void* context) {
-    std::lock_guard<std::mutex> hold(pool->use);
-    int count = pool->count ? pool->count : 1;
-    Team team{0, count, &pool->arrived, &pool->phase};
-    if (count > 1) {
-        pool->job = job;
-        pool->context = context;
+void run_pool(std::shared_ptr<Work> work, int phases, int workers) {
+    std::lock_guard<std::mutex> lock(pool->use);
+    work->workers = workers < pool_size() ? workers : pool_size();
+    if (work->workers > 1) {
+        work->counters = std::vector<Counter>(std::size_t(phases) * (work->workers + 1));
+        std::lock_guard<std::mutex> hold(pool->hold);
+        pool->work = work;
         pool->turn.fetch_add(1, std::memory_order_release);
         pool->turn.notify_all();
     }
-    job(context, team);
-    team.meet();
+    Team team(*work, 0);
+    work->run(team);
+    if (work->workers > 1) {
+        std::lock_guard<std::mutex> hold(pool->hold);
+        pool->work.reset();
+    }
+}
+
+void quiet_pool() {
+    std::lock_guard<std::mutex> lock(pool->use);
+    for (int now; (now = pool->busy.load(std::memory_order_acquire)) != 0;)
+        pool->busy.wait(now, std::memory_order_acquire);
 }
 
 }  // namespace outrider

@@ -1,8 +1,11 @@
 // The process's pool of threads: the caller is one of the workers.
+//
+// Work is dealt out in chunks, phase by phase. Nobody waits for a worker that holds no chunk: one
+// that sleeps, or whose core is busy with another process, is simply not there.
 #pragma once
 
 #include <atomic>
-#include <thread>
+#include <memory>
 #include <vector>
 
 namespace outrider {
@@ -13,39 +16,80 @@ inline void pause() {
 #endif
 }
 
-// Waits until `word` is no longer `seen`: spins for a bounded while, then sleeps.
-inline void wait_past(const std::atomic<int>& word, int seen, int spins) {
-    for (int i = 0; i < spins; ++i) {
-        if (word.load(std::memory_order_acquire) != seen) return;
-        pause();
-    }
-    while (word.load(std::memory_order_acquire) == seen) word.wait(seen);
-}
+// Spins of about 100 us in all: the wait for a chunk, and the pause between two forwards of a step.
+constexpr int SPINS = 4000;
 
-// One share of a job: who of how many, and where they all meet.
-struct Team {
-    int index, count;
-    std::atomic<int>* arrived;
-    std::atomic<int>* phase;
-
-    // Returns when all have come; what they wrote before is seen after.
-    void meet() const;
-
-    // This worker's part of [0, total), in whole multiples of `grain`.
-    void part(int total, int grain, int& first, int& last) const {
-        int blocks = (total + grain - 1) / grain;
-        first = int(long(blocks) * index / count) * grain;
-        last = int(long(blocks) * (index + 1) / count) * grain;
-        if (last > total) last = total;
-    }
+struct alignas(64) Counter {
+    std::atomic<int> value{0};
 };
 
-using Job = void (*)(void* context, const Team& team);
+class Team;
+
+// What a pool runs: every worker calls `run`, which shares out the same phases in the same order.
+// A worker may still be in `run` after run_pool returned, with no chunk left to take: what `run`
+// reads outside chunks must be the work's own, or outlive quiet_pool().
+struct Work {
+    virtual ~Work() = default;
+    virtual void run(Team& team) = 0;
+
+    int workers = 1;
+    std::vector<Counter> counters;  // a phase: chunks done, then chunks taken of each worker's part
+};
+
+class Team {
+public:
+    Team(Work& work, int index) : index(index), count(work.workers), work_(work) {}
+    const int index, count;
+
+    // Shares [0, total) out in multiples of `grain`, each worker's own part first, and returns when
+    // all is done: what any worker wrote in it is seen after. body(first, last).
+    template <class Body>
+    void share(int total, int grain, Body body) {
+        if (count == 1) {
+            if (total > 0) body(0, total);
+            return;
+        }
+        const int chunks = (total + grain - 1) / grain;
+        Counter* phase = work_.counters.data() + std::size_t(at_++) * (count + 1);
+        std::atomic<int>& done = phase->value;
+        int mine = 0;
+        for (int i = 0; i < count && done.load(std::memory_order_acquire) < chunks; ++i) {
+            const int owner = (index + i) % count;
+            const int begin = int(long(chunks) * owner / count);
+            const int end = int(long(chunks) * (owner + 1) / count);
+            std::atomic<int>& taken = phase[1 + owner].value;
+            while (taken.load(std::memory_order_relaxed) < end - begin) {
+                const int chunk = begin + taken.fetch_add(1, std::memory_order_relaxed);
+                if (chunk >= end) break;
+                body(chunk * grain, chunk * grain + grain < total ? chunk * grain + grain : total);
+                ++mine;
+            }
+        }
+        if (mine) {
+            done.fetch_add(mine, std::memory_order_acq_rel);
+            done.notify_all();
+        }
+        for (int spin = 0;; ++spin) {
+            const int now = done.load(std::memory_order_acquire);
+            if (now >= chunks) return;
+            if (spin < SPINS)
+                pause();
+            else
+                done.wait(now, std::memory_order_acquire);
+        }
+    }
+
+private:
+    Work& work_;
+    int at_ = 0;
+};
 
 // Starts `count` workers, the caller among them; at the first call only. Returns how many there are.
 int start_pool(int count);
 int pool_size();
-// Runs `job` on every worker and returns when all are done; callers wait for one another.
-void run_pool(Job job, void* context);
+// Runs `work`, of at most `phases` phases, on `workers` workers at most; callers wait their turn.
+void run_pool(std::shared_ptr<Work> work, int phases, int workers);
+// Returns when no worker looks at any work.
+void quiet_pool();
 
 }  // namespace outrider

@@ -1,0 +1,146 @@
+// Products of bf16 on AMX: sixteen rows cost what one costs, and memory sets the speed.
+//
+// The packed units are what a tile wants: 16 lines of 16 outputs' pairs of inputs. A tile's sums
+// are taken row by row, in an order of its own (hence an instruction set of its own), which is the
+// same for every number of rows and units.
+#pragma once
+
+#include "product.hpp"
+
+#if defined(__AMX_BF16__)
+
+namespace outrider {
+
+constexpr int TILE_ROWS = 16;
+constexpr int TILE_INPUTS = 32;
+
+// Tiles 0 to 3 hold sums, 4 and 5 rows or a unit's weights, 6 and 7 weights.
+struct alignas(64) TileConfig {
+    std::uint8_t palette = 1, start = 0, reserved[14] = {};
+    std::uint16_t bytes[16] = {};
+    std::uint8_t lines[16] = {};
+
+    explicit TileConfig(int rows) {
+        for (int i = 0; i < 8; ++i) {
+            bytes[i] = 64;
+            lines[i] = i < 5 ? rows : TILE_ROWS;
+        }
+    }
+};
+
+// The weights of a tile further on: a line of it each.
+inline void fetch_tile(const bf16* w) {
+    for (int i = 0; i < 16; ++i) __builtin_prefetch(w + i * 32);
+}
+
+template <int C>
+inline void finish_tiles(const Matrix<bf16>& m, const float (*sums)[TILE_ROWS * LANES], int unit,
+                         int row, int rows, const End& end) {
+    for (int r = 0; r < rows; ++r) {
+        F16 line[C];
+        for (int c = 0; c < C; ++c) line[c] = load(sums[c] + r * LANES);
+        finish<bf16, C>(end, m, row + r, unit, line);
+    }
+}
+
+// Up to 16 rows by `count` of 1, 2 or 4 units.
+inline void row_of_tiles(const Matrix<bf16>& m, int unit, int count, const bf16* x,
+                         std::size_t stride, int row, int rows, const End& end) {
+    alignas(64) float sums[4][TILE_ROWS * LANES];
+    constexpr int ahead = 2 * TILE_INPUTS * LANES;
+    const std::size_t size = m.unit_size();
+    const bf16* w = m.data.data() + unit * size;
+    const bf16* from = x + row * stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int k = 0; k < m.inputs; k += TILE_INPUTS, w += TILE_INPUTS * LANES) {
+        _tile_loadd(4, from + k, stride * sizeof(bf16));
+        for (int c = 0; c < count; ++c) fetch_tile(w + c * size + ahead);
+        _tile_loadd(5, w, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        if (count == 1) continue;
+        _tile_loadd(6, w + size, 64);
+        _tile_dpbf16ps(1, 4, 6);
+        if (count == 2) continue;
+        _tile_loadd(7, w + 2 * size, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(5, w + 3 * size, 64);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    if (count == 4)
+        finish_tiles<4>(m, sums, unit, row, rows, end);
+    else if (count == 2)
+        finish_tiles<2>(m, sums, unit, row, rows, end);
+    else
+        finish_tiles<1>(m, sums, unit, row, rows, end);
+}
+
+// 32 rows by two units: every tile that is loaded serves twice.
+inline void square_of_tiles(const Matrix<bf16>& m, int unit, const bf16* x, std::size_t stride,
+                            int row, int rows, const End& end) {
+    alignas(64) float sums[4][TILE_ROWS * LANES];
+    const std::size_t size = m.unit_size();
+    const bf16* w = m.data.data() + unit * size;
+    const bf16* upper = x + row * stride;
+    const bf16* lower = upper + TILE_ROWS * stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int k = 0; k < m.inputs; k += TILE_INPUTS, w += TILE_INPUTS * LANES) {
+        _tile_loadd(4, upper + k, stride * sizeof(bf16));
+        _tile_loadd(6, w, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, w + size, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, lower + k, stride * sizeof(bf16));
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    finish_tiles<2>(m, sums, unit, row, TILE_ROWS, end);
+    finish_tiles<2>(m, sums + 2, unit, row + TILE_ROWS, rows - TILE_ROWS, end);
+}
+
+// As `product`; x has room for a multiple of 16 rows, of which those behind `rows` do not matter.
+inline void product(const Matrix<bf16>& m, int first, int last, const bf16* x, std::size_t stride,
+                    int rows, const End& end) {
+    const TileConfig config(rows < TILE_ROWS ? rows : TILE_ROWS);
+    // The compiler does not know what the tile instructions read.
+    asm volatile("" ::"r"(&config), "r"(x) : "memory");
+    _tile_loadconfig(&config);
+    if (rows <= TILE_ROWS) {
+        while (first < last) {
+            const int count = last - first >= 4 ? 4 : last - first >= 2 ? 2 : 1;
+            row_of_tiles(m, first, count, x, stride, 0, rows, end);
+            first += count;
+        }
+    }
+    for (; first < last; first += 2) {
+        const int count = last - first >= 2 ? 2 : 1;
+        for (int row = 0; row < rows;) {
+            const int left = rows - row;
+            if (count == 2 && left > TILE_ROWS) {
+                square_of_tiles(m, first, x, stride, row, left < 32 ? left : 32, end);
+                row += 2 * TILE_ROWS;
+            } else {
+                row_of_tiles(m, first, count, x, stride, row, left < 16 ? left : 16, end);
+                row += TILE_ROWS;
+            }
+        }
+    }
+    _tile_release();
+}
+
+}  // namespace outrider
+
+#endif

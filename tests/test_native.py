@@ -1,0 +1,201 @@
+"""The native step: the torch path's model on every instruction set, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.errors import ModelError
+from outrider.models.base import Model, Output
+from outrider.models.load import load_model
+from outrider.models.native import NativeTransformer
+from outrider.models.rows import Segment
+from outrider.models.transformer import Transformer
+from outrider.native import library as native
+from outrider.native.threads import allowed_threads, cpu_quota
+
+CPU = torch.device("cpu")
+PAGE = 16
+MakeCheckpoint = Callable[..., Path]
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
+HERE = native.ISAS[: native._level() + 1]
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+    "mistral": {"sliding_window": 20, "head_dim": 24, "hidden_size": 40, "intermediate_size": 52},
+    "qwen2": {"tie_word_embeddings": True, "vocab_size": 211},
+    "qwen3": {"head_dim": 16, "num_attention_heads": 6},
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+}
+
+
+def step(isa: str) -> native.Library:
+    found = native.open_library(isa)
+    assert found is not None
+    if found.isa != isa:
+        pytest.skip(f"{isa} was not built")
+    return found
+
+
+def ids_of(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(200, (length,), generator=generator).tolist()
+
+
+def whole(model: Model, ids: Sequence[int]) -> Output:
+    pages = list(range(1, -(-len(ids) // PAGE) + 1))
+    store = model.new_store(len(pages) + 1, PAGE)
+    return model.run([Segment(ids, 0, pages, len(ids), len(ids))], store)
+
+
+@pytest.fixture(scope="module")
+def folder(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("native"), "llama")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> NativeTransformer:
+    found = native.library()
+    assert found is not None
+    return NativeTransformer(found, folder, "float32", 256)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_torch_paths_model(
+    family: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(tmp_path, family, **FAMILIES[family])
+    expected = whole(Transformer(checkpoint, "float32", CPU, 256), ids_of(70)).logits
+    for isa in HERE:
+        mine = NativeTransformer(step(isa), checkpoint, "float32", 256)
+        torch.testing.assert_close(whole(mine, ids_of(70)).logits, expected, atol=1e-4, rtol=0)
+        low = NativeTransformer(step(isa), checkpoint, "bfloat16", 256)
+        torch.testing.assert_close(whole(low, ids_of(70)).logits, expected, atol=0.3, rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("isa", HERE)
+def test_a_rows_logits_do_not_depend_on_the_others(isa: str, dtype: str, folder: Path) -> None:
+    model, ids = NativeTransformer(step(isa), folder, dtype, 256), ids_of(50)
+    expected = whole(model, ids).logits
+    for size in (1, 7, 16, 17, 33):
+        store, parts = model.new_store(6, PAGE), []
+        for start in range(0, 50, size):
+            chunk = ids[start : start + size]
+            parts.append(
+                model.run([Segment(chunk, start, [5, 2, 4, 1], len(chunk), 50)], store).logits
+            )
+        assert torch.equal(torch.cat(parts), expected), size
+
+
+def test_workers_change_no_bits(folder: Path, make_checkpoint: MakeCheckpoint) -> None:
+    """Large enough to be shared, by callers that come at once."""
+    wide = make_checkpoint(
+        folder.parent / "wide", "llama", hidden_size=256, intermediate_size=512, vocab_size=2048
+    )
+    model, ids = NativeTransformer(step(HERE[-1]), wide, "float32", 256), ids_of(40)
+    expected = whole(model, ids).logits
+    found: list[torch.Tensor | None] = []
+    callers = [
+        threading.Thread(target=lambda: found.append(whole(model, ids).logits)) for _ in range(3)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all(torch.equal(logits, expected) for logits in found)
+
+
+@pytest.mark.parametrize(
+    ("segment", "sentence"),
+    [
+        (Segment([200, 320], 0, [1], 1, 2), "token id"),
+        (Segment([-1], 0, [1], 1, 1), "token id"),
+        (Segment([1], 0, [9], 1, 1), "page"),
+        (Segment([1] * 17, 0, [1], 1, 17), "pages do not cover"),
+        (Segment([1], 255, [1] * 17, 1, 1, [5], [-1]), "past the longest"),
+        (Segment([1], 0, [1], 3, 1), "more logits"),
+        (Segment([1], 0, [1], 1, 1, [5, 6], [-1, 1]), "before its parent"),
+        (Segment([], 0, [1], 0, 1), "bad size"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(
+    segment: Segment, sentence: str, model: NativeTransformer
+) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        model.run([segment], model.new_store(4, PAGE))
+
+
+def test_only_what_exists_can_be_moved(model: NativeTransformer) -> None:
+    with pytest.raises(ModelError, match="slot"):
+        model.new_store(2, PAGE).move([0], [32])
+
+
+def test_a_cache_belongs_to_its_model(folder: Path, model: NativeTransformer) -> None:
+    found = native.library()
+    assert found is not None
+    other = NativeTransformer(found, folder, "float32", 256).new_store(2, PAGE)
+    with pytest.raises(ModelError, match="another model"):
+        model.run([Segment([1], 0, [1], 1, 1)], other)
+
+
+def test_the_environment_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, "off")
+    assert isinstance(load_model(folder, "float32", CPU, 256), Transformer)
+    monkeypatch.setenv(native.VARIABLE, "portable")
+    chosen = native.library()
+    assert chosen is not None
+    assert chosen.isa == "portable"
+    assert isinstance(load_model(folder, "float32", CPU, 256), NativeTransformer)
+    monkeypatch.setenv(native.VARIABLE, "sse9")
+    with pytest.raises(ModelError, match="OUTRIDER_NATIVE_ISA is 'sse9'; give one of portable"):
+        native.library()
+    monkeypatch.setenv(native.VARIABLE, "avx2")
+    monkeypatch.setattr(native, "_level", lambda: 0)
+    with pytest.raises(ModelError, match="this CPU runs portable at most"):
+        native.library()
+
+
+def test_what_is_not_covered_takes_the_torch_path(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    gelu = make_checkpoint(tmp_path, "llama", hidden_act="gelu")
+    assert isinstance(load_model(gelu, "float32", CPU, 256), Transformer)
+
+
+def test_without_a_library_torch_serves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    native.open_library.cache_clear()
+    monkeypatch.setattr(native, "folders", [])
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    try:
+        with caplog.at_level(logging.WARNING, "outrider"):
+            for _ in range(2):
+                assert isinstance(load_model(folder, "float32", CPU, 256), Transformer)
+        assert len(caplog.records) == 1
+        assert "no C++ compiler" in caplog.text
+    finally:
+        native.open_library.cache_clear()
+
+
+def test_threads_respect_the_control_group(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
+    assert cpu_quota(tmp_path) == 2.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert cpu_quota(tmp_path) == 0.5
+    assert allowed_threads(tmp_path) == 1
