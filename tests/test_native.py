@@ -46,7 +46,7 @@ def step(isa: str) -> native.Library:
 
 def ids_of(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(200, (length,), generator=generator).tolist()
+    return torch.randint(128, (length,), generator=generator).tolist()
 
 
 def whole(model: Model, ids: Sequence[int]) -> Output:
@@ -77,7 +77,8 @@ def test_it_is_the_torch_paths_model(
         mine = NativeTransformer(step(isa), checkpoint, "float32", 256)
         torch.testing.assert_close(whole(mine, ids_of(70)).logits, expected, atol=1e-4, rtol=0)
         low = NativeTransformer(step(isa), checkpoint, "bfloat16", 256)
-        torch.testing.assert_close(whole(low, ids_of(70)).logits, expected, atol=0.3, rtol=0.05)
+        error = whole(low, ids_of(70)).logits - expected
+        assert error.square().mean().sqrt() < 0.1  # of a spread of about 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -116,7 +117,7 @@ def test_workers_change_no_bits(folder: Path, make_checkpoint: MakeCheckpoint) -
 @pytest.mark.parametrize(
     ("segment", "sentence"),
     [
-        (Segment([200, 320], 0, [1], 1, 2), "token id"),
+        (Segment([9, 320], 0, [1], 1, 2), "token id"),
         (Segment([-1], 0, [1], 1, 1), "token id"),
         (Segment([1], 0, [9], 1, 1), "page"),
         (Segment([1] * 17, 0, [1], 1, 17), "pages do not cover"),

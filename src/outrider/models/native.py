@@ -97,7 +97,7 @@ class NativeTransformer:
         self.shape = a = architecture
         self.library = library
         kinds = list(dict.fromkeys(a.kinds))
-        with ExitStack() as stack, torch.inference_mode():
+        with ExitStack() as stack:
             source = Checkpoint(folder, stack)
             loader = Loader(source, a, self.dtype, self.device, pack=torch.Tensor.contiguous)
             self.embedding = loader.embedding().contiguous()
