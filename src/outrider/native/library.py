@@ -78,7 +78,7 @@ class Library:
 
     def __init__(self, isa: str, file: Path) -> None:
         self.isa = isa
-        loaded = ctypes.CDLL(str(file))
+        self._c = loaded = ctypes.CDLL(str(file))
         try:
             loaded.outrider_abi.restype = _Int
             if loaded.outrider_abi() != ABI:
@@ -86,13 +86,12 @@ class Library:
             for name, (result, arguments) in _FUNCTIONS.items():
                 function = getattr(loaded, f"outrider_{name}")
                 function.restype, function.argtypes = result, arguments
-                setattr(self, f"_{name}", function)
         except AttributeError as error:
             raise OSError(f"{file} was built from other sources ({error})") from None
 
     def level(self) -> int:
         """Which of ``ISAS`` this CPU can run, the last of them by number."""
-        return int(self._cpu())
+        return int(self._c.outrider_cpu())
 
     def _done(self, wrong: bytes | None) -> None:
         if wrong is not None:
@@ -100,19 +99,19 @@ class Library:
 
     def start(self, threads: int) -> int:
         """Start the pool, at the first call only; how many threads it has."""
-        return int(self._start(threads))
+        return int(self._c.outrider_start(threads))
 
     def new_model(self, config: Config, embedding: torch.Tensor) -> int:
         """A model without weights; ``embedding`` [vocabulary, hidden] must outlive it."""
         _expect(embedding, (config.vocabulary, config.hidden), config.dtype)
-        made = self._model(ctypes.byref(config), embedding.data_ptr())
+        made = self._c.outrider_model(ctypes.byref(config), embedding.data_ptr())
         if not made:
             raise ModelError("the native step has no model of these sizes.")
         return int(made)
 
     def free_model(self, model: int) -> None:
         """Give a model's memory back."""
-        self._model_free(model)
+        self._c.outrider_model_free(model)
 
     def set_matrix(
         self, model: int, layer: int, kind: str, data: torch.Tensor, bias: torch.Tensor | None
@@ -123,7 +122,7 @@ class Library:
         if wide is not None:
             _expect(wide, (data.shape[0],), 0)
         self._done(
-            self._matrix(
+            self._c.outrider_matrix(
                 model,
                 layer,
                 MATRICES[kind],
@@ -136,40 +135,42 @@ class Library:
     def set_vector(self, model: int, number: int, kind: str, data: torch.Tensor) -> None:
         """Keep ``data``: a norm's weight of layer ``number``, or a rotary table of that number."""
         wide = data.float().contiguous()
-        self._done(self._vector(model, number, VECTORS[kind], wide.data_ptr(), wide.numel()))
+        self._done(
+            self._c.outrider_vector(model, number, VECTORS[kind], wide.data_ptr(), wide.numel())
+        )
 
     def set_layer(self, model: int, layer: int, window: int | None, table: int) -> None:
         """Say how many positions a layer's rows see, and which rotary table is theirs."""
-        self._done(self._layer(model, layer, window or 0, table))
+        self._done(self._c.outrider_layer(model, layer, window or 0, table))
 
     def check(self, model: int) -> None:
         """Raise unless the model has all its weights."""
-        self._done(self._check(model))
+        self._done(self._c.outrider_check(model))
 
     def page_bytes(self, model: int, page_size: int) -> int:
         """Bytes of cache that a page takes."""
-        return int(self._page_bytes(model, page_size))
+        return int(self._c.outrider_page_bytes(model, page_size))
 
     def new_store(self, model: int, pages: int, page_size: int) -> int:
         """An empty cache."""
-        made = self._store(model, pages, page_size)
+        made = self._c.outrider_store(model, pages, page_size)
         if not made:
             raise ModelError(f"there is no memory for a cache of {pages} pages; give it fewer.")
         return int(made)
 
     def free_store(self, store: int) -> None:
         """Give a cache's memory back."""
-        self._store_free(store)
+        self._c.outrider_store_free(store)
 
     def num_harmed(self, store: int) -> int:
         """Slots whose row was not finite."""
-        return int(self._harmed(store))
+        return int(self._c.outrider_harmed(store))
 
     def move(self, store: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy entries between slots, in every layer."""
         pairs = np.array([sources, targets], dtype=np.int32)
         first = pairs.ctypes.data
-        self._done(self._move(store, first, first + pairs.strides[0], pairs.shape[1]))
+        self._done(self._c.outrider_move(store, first, first + pairs.strides[0], pairs.shape[1]))
 
     def forward(
         self,
@@ -190,7 +191,7 @@ class Library:
         which = np.array([*layers, *hidden], dtype=np.int32)
         first = which.ctypes.data
         self._done(
-            self._forward(
+            self._c.outrider_forward(
                 model,
                 store,
                 flat.ctypes.data,
