@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from outrider import LLM, pocket
 from outrider.audit import ties
 from outrider.audit.faults import FAULTS, Fault
-from outrider.audit.rules import Bounds, coupled_acceptance, measure
 from outrider.audit.sweep import MIXES, Mix
 from outrider.audit.trial import continued, hold
 from outrider.audit.verify import FALSE_ALARM, QUICK, Size, verify
+from outrider.bench.rules import Bounds, coupled_acceptance, measure
 from outrider.cli import app
 from outrider.cli import verify as cli_verify
 from outrider.engine.engine import Engine
