@@ -1,10 +1,10 @@
-"""What the sampling options cost under speculation: ``python -m outrider.bench.options MODEL PROMPTS``.
+"""What options cost under speculation: ``python -m outrider.bench.options MODEL PROMPTS``.
 
 The same requests with penalties, min_p and log probabilities, and without, by turns in one engine.
 The options are too weak to move a token, so that both decode the same text with the same drafts,
 and all that differs is the work: their ratio is what the options leave of the speed. Once on the
-given pair, and once on random weights of the pocket pair's shape with a vocabulary of 128k, where a law is
-thirty times as long and drafts hardly ever stand.
+given pair, and once on random weights of the pocket pair's shape with a vocabulary of 128k, where
+a law is thirty times as long.
 """
 
 from __future__ import annotations
