@@ -63,7 +63,7 @@ class Size:
     draws: int
 
 
-QUICK = Size("quick", 6, 64, 24, 1, MIXES, 16, 2**13)
+QUICK = Size("quick", 4, 64, 20, 1, MIXES, 16, 2**13)
 THOROUGH = Size("thorough", 16, 256, 64, 2, MORE_MIXES, 64, 2**16)
 
 
