@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.8, **PENALTIES},
     # Below 0 they draw the text to what was just said, so that a stale count shows at once.
     "penalties below 0": {"temperature": 1.0, "presence_penalty": -2.0, "frequency_penalty": -2.0},
+    "penalties below 0, T 1.3": {"temperature": 1.3, "frequency_penalty": -2.0, "min_p": 0.001},
     "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.3},
     "logit_bias": {"temperature": 1.0, "logit_bias": {5: 3.0, 7: -100.0}, "top_p": 0.95},
     "allowed_token_ids": {"temperature": 1.0, "allowed_token_ids": list(range(4, MOST_ALLOWED))},
