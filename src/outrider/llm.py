@@ -20,7 +20,7 @@ from .errors import ConfigError, ModelError, NumericalError, OutriderError, Requ
 from .models.families import Folder, find_folder, read_config
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import Message, TextCodec, differing_entries, has_tokenizer
-from .types import Counts, Event, Logprobs, Origin, Request, SamplingParams
+from .types import Counts, Event, Logprob, Logprobs, Origin, Request, SamplingParams
 
 logger = logging.getLogger("outrider")
 
@@ -265,6 +265,7 @@ class LLM:
         self.drafter = self.engine.spec
         logger.info("%s", self.engine.budget)
         self._requests = 0
+        self._words: dict[int, str] = {}  # of single tokens, as log probabilities show them
 
     def generate(
         self,
@@ -391,7 +392,10 @@ class LLM:
             return event
 
         def worded(found: Logprobs) -> Logprobs:
-            return {i: replace(p, decoded_token=self.decode([i])) for i, p in found.items()}
+            for id in found:
+                if id not in self._words:
+                    self._words[id] = self.decode([id])
+            return {i: Logprob(p.logprob, p.rank, self._words[i]) for i, p in found.items()}
 
         own, prompt = event.logprobs, event.prompt_logprobs
         return replace(
