@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import time
 import warnings
@@ -16,7 +15,14 @@ from tqdm import tqdm
 from .config import EngineConfig
 from .drafters.registry import DrafterSpec, find_drafter
 from .engine.engine import Engine
-from .errors import ConfigError, ModelError, NumericalError, OutriderError, RequestError
+from .errors import (
+    ConfigError,
+    ModelError,
+    NumericalError,
+    OutriderError,
+    RequestError,
+    no_option,
+)
 from .models.families import Folder, find_folder, read_config
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import Message, TextCodec, differing_entries, has_tokenizer
@@ -209,9 +215,7 @@ def _understand(options: dict[str, Any]) -> dict[str, Any]:
         elif name in OPTIONS:
             known[name] = value
         else:
-            near = difflib.get_close_matches(name, [*OPTIONS, *OLD_NAMES, "model", "drafter"], 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(OPTIONS)}."
-            raise ConfigError(f"LLM has no option {name!r}; {hint}")
+            raise no_option("LLM", name, OPTIONS, [*OLD_NAMES, "model", "drafter"])
     return known
 
 
