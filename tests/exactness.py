@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.config import EngineConfig
 from outrider.drafters.registry import DrafterSpec
 from outrider.engine.engine import Engine
-from outrider.sampling.noise import Noise
+from outrider.sampling.draws import Noise
 from outrider.types import Draft, Event, Request, SamplingParams, Scheduled, Verdict
 
 VOCABULARY = 211

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from outrider.sampling import oracle
-from outrider.sampling.acceptance import NOT_FINITE, NOTHING_LEFT, Coupled, draw, trouble
+from outrider.sampling.acceptance import NOT_FINITE, NOTHING_LEFT, Coupled, trouble
+from outrider.sampling.draws import SharedNoise
 from outrider.sampling.law import Laws, RequestLaw
-from outrider.sampling.noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams, Verdict
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def test_the_output_under_any_tree_is_the_output_under_none(greedy: bool) -> Non
     plain: list[int] = []
     for position in range(100, 108):
         z = law(tuple(plain))[None]
-        plain += draw(z, [_row(position, greedy)], SharedNoise(VOCABULARY, CPU))[0]
+        plain += SharedNoise(VOCABULARY, CPU).draw(z, [_row(position, greedy)])[0]
     for _ in range(200):
         nodes: list[int] = []
         parents: list[int] = []
@@ -72,8 +72,8 @@ def test_acceptance_meets_its_closed_form() -> None:
         zq = zp + torch.randn(VOCABULARY, generator=generator) * spread
         noise = SharedNoise(VOCABULARY, CPU)
         rows = [_row(i) for i in range(draws)]
-        y, _ = draw(zp.expand(draws, -1), rows, noise)
-        x, _ = draw(zq.expand(draws, -1), rows, noise)
+        y, _ = noise.draw(zp.expand(draws, -1), rows)
+        x, _ = noise.draw(zq.expand(draws, -1), rows)
         p, q = (torch.softmax(z.double(), -1).numpy() for z in (zp, zq))
         expected = oracle.coupled_acceptance(p, q)
         rate = np.mean(np.array(x) == np.array(y))
@@ -83,14 +83,14 @@ def test_acceptance_meets_its_closed_form() -> None:
 
 def test_a_draw_is_the_lowest_id_among_equals() -> None:
     z = torch.zeros(1, VOCABULARY)
-    assert draw(z, [_row(0, greedy=True)], SharedNoise(VOCABULARY, CPU))[0] == [0]
+    assert SharedNoise(VOCABULARY, CPU).draw(z, [_row(0, greedy=True)])[0] == [0]
 
 
 def test_greedy_and_sampled_rows_share_a_batch() -> None:
     z = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(0))
     noise = SharedNoise(VOCABULARY, CPU)
-    mixed, _ = draw(z, [_row(5), _row(6, greedy=True), _row(7)], noise)
-    alone = [draw(z[i : i + 1], [_row(5 + i, greedy=i == 1)], noise)[0][0] for i in range(3)]
+    mixed, _ = noise.draw(z, [_row(5), _row(6, greedy=True), _row(7)])
+    alone = [noise.draw(z[i : i + 1], [_row(5 + i, greedy=i == 1)])[0][0] for i in range(3)]
     assert mixed == alone
     assert mixed[1] == int(z[1].argmax())
 
@@ -100,7 +100,7 @@ def test_laws_that_are_not_numbers_are_reported() -> None:
     z[1, 7] = math.nan
     z[2] = -math.inf
     rows = [_row(i) for i in range(3)]
-    best = draw(z, rows, SharedNoise(VOCABULARY, CPU))[1]
+    best = SharedNoise(VOCABULARY, CPU).draw(z, rows)[1]
     assert [trouble(b) for b in best] == [None, NOT_FINITE, NOTHING_LEFT]
 
 

@@ -11,7 +11,7 @@ import torch
 from outrider.drafters.base import Drafter
 from outrider.drafters.ngram import NgramDrafter, NgramIndex
 from outrider.errors import ConfigError
-from outrider.sampling.noise import SharedNoise
+from outrider.sampling.draws import SharedNoise
 from outrider.types import Request, SamplingParams, Scheduled, Verdict
 from outrider.types import Sequence as Sample
 

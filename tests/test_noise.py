@@ -7,8 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from outrider.sampling import noise
-from outrider.sampling.noise import SharedNoise, gumbel, gumbel_of_words, gumbel_torch, philox
+from outrider.sampling import draws, noise
+from outrider.sampling.draws import SharedNoise
+from outrider.sampling.noise import gumbel, gumbel_of_words, gumbel_torch, philox
 from outrider.sampling.seeds import fresh_seed, request_seed
 
 CPU = torch.device("cpu")
@@ -270,7 +271,7 @@ def test_blocks_are_drawn_once_together_and_bounded(monkeypatch: pytest.MonkeyPa
         drawn.append(positions)
         return gumbel(seeds, samples, positions, vocab_size)
 
-    monkeypatch.setattr(noise, "gumbel", counting)
+    monkeypatch.setattr(draws, "gumbel", counting)
     shared = SharedNoise(64, CPU)
     a, b = ("a", 1, 0), ("b", 2, 0)
     shared.rows([a, b, b], [3, 40, 40])

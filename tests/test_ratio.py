@@ -22,8 +22,9 @@ from outrider.models.base import Model as Target
 from outrider.models.rows import Segment
 from outrider.sampling import fresh, oracle
 from outrider.sampling.acceptance import NOT_FINITE
+from outrider.sampling.draws import SharedNoise
 from outrider.sampling.law import Laws, RequestLaw
-from outrider.sampling.noise import SEED_STREAM, SHARED_STREAM, SharedNoise
+from outrider.sampling.noise import SEED_STREAM, SHARED_STREAM
 from outrider.sampling.oracle import Emissions, Model
 from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains, make_rule
 from outrider.types import Draft, Request, Row, SamplingParams

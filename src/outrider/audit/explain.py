@@ -15,8 +15,7 @@ import torch
 
 from ..errors import RequestError
 from ..llm import LLM, Prompt
-from ..sampling.acceptance import scores
-from ..sampling.noise import SharedNoise
+from ..sampling.draws import SharedNoise
 from ..types import Row
 from ..types import Sequence as Sample
 from .watch import Step, Watch, watch_step
@@ -242,11 +241,11 @@ class _View:
         )  # fmt: skip
         z = step.target[path]
         noise = SharedNoise(len(z), z.device)
-        target = _Law(z, scores(z[None], [row], noise)[0])
+        target = _Law(z, noise.scores(z[None], [row])[0])
         drafting = None
         if draft is not None and path in step.drafter:
             own = step.drafter[path]
-            drafting = _Law(own, scores(own[None], [row], noise)[0])
+            drafting = _Law(own, noise.scores(own[None], [row])[0])
         g = None if row.greedy else noise.of([row])[0]
         chosen = [target.drawn] if draft is None else [target.drawn, draft]
         ids = {*chosen, *target.top, *(drafting.top if drafting else ())}

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..engine.engine import Engine
+from ..sampling.draws import Noise, SharedNoise
 from ..sampling.fresh import DRAFTING, FreshNoise
-from ..sampling.history import History
-from ..sampling.law import SequenceLaw
-from ..sampling.noise import Noise, SharedNoise
 from ..sampling.ratio import Chains, Ratio, Rejection
-from ..types import Request, Row
+from ..types import Lawgiving, Request, Row
 
 THRESHOLD = 0.1
 
-Ids = Sequence[int]
 Odds = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -105,11 +103,23 @@ class Fault:
     spoil: Callable[[Engine], None] | None = None
 
 
-class StaleHistory(History):
-    """Penalises every row of a block by what stood before the block."""
+class _StaleLaw:
+    """Makes the law of every row of a block from what stood before the block."""
 
-    def penalise(self, logits: torch.Tensor, tokens: Ids, paths: Sequence[Ids]) -> None:
-        super().penalise(logits, tokens, [[] for _ in paths])
+    def __init__(self, law: Lawgiving) -> None:
+        self._law = law
+
+    @property
+    def error(self) -> str | None:
+        return self._law.error
+
+    def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
+        return self._law.apply(logits, tokens, [[] for _ in paths])
+
+    def fit(
+        self, tokens: list[int], nodes: list[int], parents: list[int], length: int
+    ) -> tuple[list[int], list[int]]:
+        return self._law.fit(tokens, nodes, parents, length)
 
 
 def stale_penalties(engine: Engine) -> None:
@@ -119,9 +129,8 @@ def stale_penalties(engine: Engine) -> None:
     def spoilt(request: Request) -> None:
         add(request)
         for sequence in engine.scheduler.sequences():
-            law = sequence.law
-            if sequence.request is request and isinstance(law, SequenceLaw) and law.history:
-                law.history = StaleHistory(request.params, request.prompt_token_ids)
+            if sequence.request is request and request.params.penalises:
+                sequence.law = _StaleLaw(sequence.law)
 
     engine.add = spoilt  # type: ignore[method-assign]
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from ..models.base import Model
 from ..models.rows import Segment
+from ..native.laws import sequence_law
 from ..sampling import oracle
 from ..sampling.law import NEVER, RequestLaw, SequenceLaw
 from ..sampling.oracle import Law
@@ -109,7 +110,7 @@ class _Asked:
     def of(tokens: Sequence[int], options: dict[str, Any], model: Model) -> _Asked:
         params = SamplingParams(top_k=TOP, **options)
         request = Request("audit", tuple(tokens[: -(-len(tokens) // 2)]), params, 0)
-        law = RequestLaw(request, model.shape.vocab_size, model.device).sequence()
+        law = sequence_law(RequestLaw(request, model.shape.vocab_size, model.device))
         return _Asked(params, list(tokens), law)
 
     def z(self, raw: torch.Tensor, path: Sequence[int]) -> torch.Tensor:

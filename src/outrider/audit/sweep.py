@@ -12,7 +12,7 @@ import torch
 from ..drafters.base import Drafter
 from ..errors import NumericalError
 from ..llm import LLM
-from ..sampling.noise import Noise
+from ..sampling.draws import Noise
 from ..types import Draft, SamplingParams, Scheduled, Verdict
 from .record import PENALTIES
 

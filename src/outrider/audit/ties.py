@@ -17,8 +17,8 @@ import torch
 from ..llm import LLM
 from ..models.base import Model
 from ..models.rows import Segment
-from ..sampling.acceptance import scores
-from ..sampling.noise import SharedNoise
+from ..native.laws import sequence_law
+from ..sampling.draws import SharedNoise
 from ..types import Request, Row, SamplingParams
 
 PAGE_SIZE = 16
@@ -111,10 +111,10 @@ def classify(
     context = [*request.prompt_token_ids, *output]
     ways = _ways(prompt, len(context), config.max_num_batched_tokens, draft)
     z = torch.stack([_logits(model, context, prompt, way, draft) for way in ways])
-    law = llm.engine.law_of(request).sequence()
+    law = sequence_law(llm.engine.law_of(request))
     law.apply(z, context, [[]] * len(ways))
     row = Row("", request.seed, sample_index, len(context), request.params.greedy, len(context))
-    score = scores(z, [row] * len(ways), SharedNoise(z.shape[1], z.device))
+    score = SharedNoise(z.shape[1], z.device).scores(z, [row] * len(ways))
     pair = torch.tensor(tokens, device=z.device)
     # How far each of the two is from being drawn: [ways, 2], infinite where it is masked.
     behind = score.amax(-1, keepdim=True) - score[:, pair]

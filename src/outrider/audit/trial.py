@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..sampling.acceptance import AcceptanceRule, draw
+from ..sampling.acceptance import AcceptanceRule
+from ..sampling.draws import SharedNoise
 from ..sampling.law import Laws
-from ..sampling.noise import SharedNoise
 from ..sampling.oracle import Law
 from ..types import Draft, Row
 from .record import WIDTH, Recorded
@@ -102,9 +102,9 @@ def emitted(
         laws = None
     else:
         z = context.drafter[0].expand(n, -1)
-        first = torch.tensor(draw(z, rows[0], noise)[0])
+        first = torch.tensor(noise.draw(z, rows[0])[0])
         z_q = torch.stack((z, context.drafter[1][first]), 1)
-        second = torch.tensor(draw(z_q[:, 1], rows[1], noise)[0])
+        second = torch.tensor(noise.draw(z_q[:, 1], rows[1])[0])
         laws = list(z_q.unbind())
     chains = Draft.chains(torch.stack((first, second), 1).tolist())
     draft = Draft(chains.tokens, chains.parents, laws)

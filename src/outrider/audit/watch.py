@@ -17,7 +17,7 @@ import torch
 from ..drafters.base import Drafter
 from ..errors import NumericalError, RequestError
 from ..llm import LLM, Prompt
-from ..sampling.noise import Noise
+from ..sampling.draws import Noise
 from ..types import Draft, Lawgiving, SamplingParams, Scheduled, Verdict
 from ..types import Sequence as Sample
 

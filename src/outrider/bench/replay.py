@@ -41,7 +41,8 @@ from ..llm import LLM
 from ..models.base import Model, Output, Store
 from ..models.families import Shape, read_config, read_shape
 from ..models.rows import Segment
-from ..sampling.noise import Noise, words
+from ..sampling.draws import Noise
+from ..sampling.noise import words
 from ..sampling.ratio import make_rule
 from ..types import Draft, Scheduled, depths
 

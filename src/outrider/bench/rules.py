@@ -21,8 +21,8 @@ import torch
 from ..engine.engine import Engine
 from ..llm import LLM
 from ..sampling.acceptance import AcceptanceRule
+from ..sampling.draws import Noise, SharedNoise
 from ..sampling.law import Laws
-from ..sampling.noise import Noise, SharedNoise
 from ..sampling.ratio import RULES, make_rule
 from ..types import Counts, Draft, SamplingParams, Verdict
 from .offline import available_cores

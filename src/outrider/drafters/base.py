@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..sampling.noise import Noise
+from ..sampling.draws import Noise
 from ..types import Draft, Scheduled, Verdict
 
 

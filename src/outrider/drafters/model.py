@@ -11,11 +11,12 @@ import torch.nn.functional as F
 
 from ..errors import RequestError
 from ..models.base import Model
+from ..models.native import NativeTransformer
 from ..models.rows import Segment
-from ..sampling.acceptance import draw
+from ..native.laws import NativeLaw, NativeNoise
+from ..sampling.draws import Noise
 from ..sampling.law import NEVER
-from ..sampling.noise import Noise
-from ..types import Draft, Row, Scheduled, Verdict
+from ..types import Draft, Lawgiving, Row, Scheduled, Verdict
 
 
 @dataclass
@@ -90,6 +91,9 @@ class ModelDrafter:
             draws = length > 0 and state.num_computed == len(tokens)
             if behind:
                 inputs.append(_Input(i, start, behind, draws))
+        if inputs and self._runs_whole(batch, inputs, noise):
+            self._run_whole(batch, inputs, drafts, lengths)
+            return Draft.chains(drafts)
         while inputs:
             drawing = [r.index for r in inputs if r.draws]
             tokens, z = self._run(batch, inputs, drafts, noise)
@@ -107,15 +111,41 @@ class ModelDrafter:
             draft = replace(draft, laws=[torch.stack(z) if z else None for z in laws])
         return draft
 
-    def _run(
+    def _runs_whole(self, batch: Sequence[Scheduled], inputs: list[_Input], noise: Noise) -> bool:
+        """Whether the native step can make all drafts without coming back."""
+        return (
+            isinstance(self.model, NativeTransformer)
+            and isinstance(noise, NativeNoise)
+            and not self._keeps_laws
+            and all(_is_static(batch[r.index].sequence.law) for r in inputs if r.draws)
+        )
+
+    def _run_whole(
         self,
         batch: Sequence[Scheduled],
         inputs: list[_Input],
         drafts: list[list[int]],
-        noise: Noise,
-    ) -> tuple[list[int], Sequence[torch.Tensor]]:
-        """Run the inputs' rows and draw a token for each input that wants one: tokens and laws."""
-        segments = [
+        lengths: Sequence[int],
+    ) -> None:
+        """Make all ``drafts`` in one call."""
+        assert isinstance(self.model, NativeTransformer)
+        drawing = [r.index for r in inputs if r.draws]
+        laws = []
+        for i in drawing:
+            law = batch[i].sequence.law
+            assert isinstance(law, NativeLaw)
+            law.know(batch[i].sequence.tokens)
+            laws.append(law)
+        sizes = [(len(batch[i].sequence.tokens), lengths[i]) for i in drawing]
+        pages = [batch[i].sequence.pages for i in drawing]
+        found = self.model.draft(self._segments(batch, inputs), self._store, laws, sizes, pages)
+        for i, tokens in zip(drawing, found, strict=True):
+            drafts[i] += tokens
+            self._states[batch[i].sequence.id].num_computed += max(0, len(tokens) - 1)
+
+    @staticmethod
+    def _segments(batch: Sequence[Scheduled], inputs: list[_Input]) -> list[Segment]:
+        return [
             Segment(
                 tokens=r.tokens,
                 start=r.start,
@@ -126,7 +156,16 @@ class ModelDrafter:
             )
             for r in inputs
         ]
-        logits = self.model.run(segments, self._store).logits
+
+    def _run(
+        self,
+        batch: Sequence[Scheduled],
+        inputs: list[_Input],
+        drafts: list[list[int]],
+        noise: Noise,
+    ) -> tuple[list[int], Sequence[torch.Tensor]]:
+        """Run the inputs' rows and draw a token for each input that wants one: tokens and laws."""
+        logits = self.model.run(self._segments(batch, inputs), self._store).logits
         if logits is None:
             return [], ()
         # Padded or cut to the target's vocabulary, which its options speak of.
@@ -141,7 +180,7 @@ class ModelDrafter:
             keys.append(
                 Row(sequence.id, request.seed, sequence.sample_index, base + ahead, greedy, base)
             )
-        return draw(z, keys, noise)[0], z.unbind()
+        return noise.draw(z, keys)[0], z.unbind()
 
     def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""
@@ -160,3 +199,7 @@ class ModelDrafter:
     def release(self, seq_id: str) -> None:
         self._states.pop(seq_id, None)
         self._store.release(seq_id)
+
+
+def _is_static(law: Lawgiving) -> bool:
+    return isinstance(law, NativeLaw) and law.static

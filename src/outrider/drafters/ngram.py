@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import ConfigError
-from ..sampling.noise import Noise
+from ..sampling.draws import Noise
 from ..types import Draft, Scheduled, Verdict
 
 Gram = tuple[int, ...]

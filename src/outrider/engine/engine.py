@@ -18,9 +18,9 @@ from ..errors import ConfigError, MemoryBudgetError, ModelError, RequestError
 from ..models.base import Model
 from ..models.families import read_config, read_shape
 from ..models.load import load_model
+from ..native.laws import sequence_law, shared_noise
 from ..sampling.grammar import Grammars
 from ..sampling.law import RequestLaw
-from ..sampling.noise import SharedNoise
 from ..sampling.ratio import make_rule
 from ..text.detokenize import Detokenizer
 from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence
@@ -158,7 +158,7 @@ class Engine:
                 f"{target}: a {shape.family!r} model has no native path, and without one cannot "
                 f"verify the trees of drafter {self.drafter.name!r}; use a drafter of chains."
             )
-        self.noise = SharedNoise(shape.vocab_size, device)
+        self.noise = shared_noise(shape.vocab_size, device)
         self.scheduler = Scheduler(
             PagePool(self.budget.pages, config.page_size),
             config.max_num_seqs,
@@ -215,7 +215,7 @@ class Engine:
                     params.stop or (),
                     params.include_stop_str_in_output,
                 ),
-                law=law.sequence(),
+                law=sequence_law(law, i),
                 tokens=list(prompt),
             )
             for i in range(params.n)

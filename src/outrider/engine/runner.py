@@ -10,9 +10,9 @@ from ..errors import RequestError
 from ..models.base import Model, Store
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
+from ..sampling.draws import SharedNoise
 from ..sampling.law import Laws
 from ..sampling.logprobs import logprobs
-from ..sampling.noise import SharedNoise
 from ..types import Draft, Logprobs, Row, Scheduled, Verdict
 from .scheduler import Plan
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from transformers import PretrainedConfig
 
 from ..errors import ModelError
+from ..native.laws import NativeLaw
 from ..native.library import DTYPES, TABLES, Config, Library
 from .base import Output, Store
 from .families import Architecture, read_architecture, read_config
@@ -191,19 +192,8 @@ class NativeTransformer:
         Raises:
             ModelError: a token, page, position or layer is out of range.
         """
-        words: list[int] = []
-        rows = wanted = 0
-        for segment in segments:
-            total = len(segment.tokens) + len(segment.nodes)
-            pages = segment.pages[: -(-(segment.start + total) // store.page_size)]
-            words += (len(segment.tokens), len(segment.nodes), segment.start)
-            words += (len(pages), segment.logits)
-            words += segment.tokens
-            words += segment.nodes
-            words += segment.parents
-            words += pages
-            rows += total
-            wanted += segment.logits
+        words, rows = _words(segments, store.page_size)
+        wanted = sum(segment.logits for segment in segments)
         s = self.shape
         logits = torch.empty(wanted, s.vocab_size)
         kept = torch.empty(len(hidden), rows, s.hidden_size)
@@ -211,3 +201,48 @@ class NativeTransformer:
         self.library.forward(self.handle, store.handle, words, run, hidden, logits, kept)
         states = dict(zip(hidden, kept.to(self.dtype), strict=True))
         return Output(logits if wanted else None, states)
+
+    def draft(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        laws: Sequence[NativeLaw],
+        sizes: Sequence[tuple[int, int]],
+        pages: Sequence[Sequence[int]],
+    ) -> list[list[int]]:
+        """Run ``segments`` and draft token by token behind those that want a row of logits.
+
+        Args:
+            segments: what of each sequence is to be run first.
+            store: this model's cache.
+            laws: of each sequence that drafts, with nothing in them that needs Python.
+            sizes: how many tokens come before its draft, and how many to draft.
+            pages: its page table, to the end of the draft.
+
+        Returns:
+            The drafts, in the order of ``laws``; shorter where a law leaves nothing to draw.
+
+        Raises:
+            ModelError: a token, page or position is out of range.
+        """
+        assert isinstance(store, NativeStore)
+        words, _ = _words(segments, store.page_size)
+        handles = [law.handle for law in laws]
+        return self.library.draft(self.handle, store.handle, words, handles, sizes, pages)
+
+
+def _words(segments: Sequence[Segment], page_size: int) -> tuple[list[int], int]:
+    """``segments`` as the library reads them, and how many rows they have."""
+    words: list[int] = []
+    rows = 0
+    for segment in segments:
+        total = len(segment.tokens) + len(segment.nodes)
+        pages = segment.pages[: -(-(segment.start + total) // page_size)]
+        words += (len(segment.tokens), len(segment.nodes), segment.start)
+        words += (len(pages), segment.logits)
+        words += segment.tokens
+        words += segment.nodes
+        words += segment.parents
+        words += pages
+        rows += total
+    return words, rows

@@ -6,11 +6,12 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import ModelError
 from . import __path__ as folders
@@ -18,7 +19,7 @@ from .threads import allowed_threads
 
 logger = logging.getLogger("outrider")
 
-ABI = 1
+ABI = 2
 ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 """Instruction sets, each with all that stand before it."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
@@ -43,6 +44,19 @@ class Config(ctypes.Structure):
     )
 
 
+class Options(ctypes.Structure):
+    """What of a request's options a law has; the layout is that of src/law.hpp."""
+
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("presence", ctypes.c_double),
+        *((name, ctypes.c_float) for name in ("temperature", "frequency", "repetition", "min_p")),
+        ("top_p", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("top_k", "vocabulary", "sample", "prompt_length")),
+        *((name, ctypes.c_int32) for name in ("min_tokens", "penalises")),
+    )
+
+
 _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "abi": (_Int, []),
     "cpu": (_Int, []),
@@ -62,6 +76,19 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
         _Text,
         [_Pointer, _Pointer, _Pointer, _Long, *[_Pointer, _Int] * 4],
     ),
+    "law": (
+        _Pointer,
+        [ctypes.POINTER(Options), _Pointer, _Pointer, _Int, _Pointer, _Int, _Int],
+    ),
+    "law_free": (None, [_Pointer]),
+    "law_count": (_Text, [_Pointer, _Pointer, _Int]),
+    "law_apply": (_Text, [_Pointer, _Pointer, _Int, _Int, _Pointer, _Long, _Int]),
+    "draw": (_Text, [_Pointer, _Int, _Long, _Int, *[_Pointer] * 4]),
+    "draft": (
+        _Text,
+        [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Long, _Int, _Int, *[_Pointer] * 2],
+    ),
+    "noise": (None, [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, _Long, _Pointer]),
 }
 
 
@@ -206,6 +233,134 @@ class Library:
                 kept.shape[1],
             )
         )
+
+    def new_law(
+        self,
+        options: Options,
+        banned: torch.Tensor | None,
+        ends: Sequence[int],
+        bias: Mapping[int, float],
+        prompt: Sequence[int],
+    ) -> int:
+        """A sequence's law; ``banned`` (bool [vocabulary]) must outlive it."""
+        ids = np.array([*ends, *bias, *prompt], dtype=np.int32)
+        by = np.array(list(bias.values()), dtype=np.float32)
+        made = self._c.outrider_law(
+            ctypes.byref(options),
+            None if banned is None else banned.data_ptr(),
+            ids.ctypes.data,
+            len(ends),
+            by.ctypes.data,
+            len(by),
+            len(prompt),
+        )
+        if not made:
+            raise ModelError("the native step has no law of these options.")
+        return int(made)
+
+    def free_law(self, law: int) -> None:
+        """Give a law's memory back."""
+        self._c.outrider_law_free(law)
+
+    def count(self, law: int, tokens: Sequence[int]) -> None:
+        """Tell a law which tokens of the output were committed since it was last told."""
+        ids = np.array(tokens, dtype=np.int32)
+        self._done(self._c.outrider_law_count(law, ids.ctypes.data, len(ids)))
+
+    def apply_law(
+        self, law: int, logits: torch.Tensor, output: int, paths: list[list[int]], late_only: bool
+    ) -> None:
+        """Make laws of ``logits``, fp32 [rows, the law's vocabulary], in place."""
+        words = np.array([i for path in paths for i in (len(path), *path)], dtype=np.int32)
+        self._done(
+            self._c.outrider_law_apply(
+                law,
+                logits.data_ptr(),
+                logits.shape[0],
+                output,
+                words.ctypes.data,
+                words.size,
+                late_only,
+            )
+        )
+
+    def draw(
+        self, z: torch.Tensor, keys: list[tuple[int, int, int, int]], greedy: list[bool]
+    ) -> tuple[list[int], list[float]]:
+        """The token of each row of ``z``, and its score.
+
+        Args:
+            z: fp32 [rows, vocabulary], its rows contiguous.
+            keys: seed (its low word, its high word), position and sample of each row.
+            greedy: rows without noise.
+        """
+        rows = z.shape[0]
+        words = np.array(keys, dtype=np.uint32)
+        plain = np.array(greedy, dtype=np.uint8)
+        tokens, scores = np.empty(rows, np.int32), np.empty(rows, np.float32)
+        self._done(
+            self._c.outrider_draw(
+                z.data_ptr(),
+                rows,
+                z.stride(0),
+                z.shape[1],
+                words.ctypes.data,
+                plain.ctypes.data,
+                tokens.ctypes.data,
+                scores.ctypes.data,
+            )
+        )
+        return tokens.tolist(), scores.tolist()
+
+    def draft(
+        self,
+        model: int,
+        store: int,
+        words: list[int],
+        laws: Sequence[int],
+        sizes: Sequence[tuple[int, int]],
+        pages: Sequence[Sequence[int]],
+    ) -> list[list[int]]:
+        """Run the segments in ``words`` and go on from those that want a row of logits.
+
+        Args:
+            model, store, words: as of ``forward``.
+            laws: of each sequence that drafts.
+            sizes: tokens before its draft, and how many to draft, 1 or more.
+            pages: its page table, to the end of the draft.
+
+        Returns:
+            What was drafted; less than asked for where a law leaves nothing to draw.
+        """
+        flat = np.array(words, dtype=np.int32)
+        handles = np.array(laws, dtype=np.uintp)
+        numbers = [n for (a, b), p in zip(sizes, pages, strict=True) for n in (a, b, len(p))]
+        table = np.array([*numbers, *(page for p in pages for page in p)], dtype=np.int32)
+        longest = max((length for _, length in sizes), default=0)
+        tokens = np.zeros((len(sizes), longest), np.int32)
+        drafted = np.zeros(len(sizes), np.int32)
+        self._done(
+            self._c.outrider_draft(
+                model,
+                store,
+                flat.ctypes.data,
+                flat.size,
+                handles.ctypes.data,
+                table.ctypes.data,
+                table.size,
+                len(sizes),
+                longest,
+                tokens.ctypes.data,
+                drafted.ctypes.data,
+            )
+        )
+        return [row[:n] for row, n in zip(tokens.tolist(), drafted.tolist(), strict=True)]
+
+    def noise(self, seed: int, position: int, sample: int, count: int) -> NDArray[np.float32]:
+        """The shared noise of ids below ``count`` at a position: the bits of ``noise.gumbel``."""
+        out = np.empty(count, np.float32)
+        self._c.outrider_noise(seed, position, sample, count, out.ctypes.data)
+        return out
 
 
 def _expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: int | None) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
-from ..types import Draft, Row, Verdict
+from ..types import Draft, Verdict
+from .draws import Noise, SharedNoise
 from .law import Laws
-from .noise import Noise, SharedNoise
 
 NOT_FINITE = "the model's logits are NaN or infinite; check the checkpoint, or try dtype='float32'."
 NOTHING_LEFT = (
@@ -35,33 +32,11 @@ class AcceptanceRule(Protocol):
     def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict: ...
 
 
-def scores(z: torch.Tensor, rows: Sequence[Row], noise: Noise) -> torch.Tensor:
-    """z + g where a row is sampled, z itself where it is greedy: fp32 [rows, vocabulary].
-
-    The argmax of a row is its token (Gumbel-max). ``z`` may be narrower than the noise.
-    """
-    drawn = [i for i, row in enumerate(rows) if not row.greedy]
-    if not drawn:
-        return z
-    g = noise.of([rows[i] for i in drawn])[:, : z.shape[1]]
-    if len(drawn) == len(rows):
-        return z + g
-    out = z.clone()
-    out[torch.tensor(drawn, device=z.device)] += g
-    return out
-
-
 def trouble(best: float) -> str | None:
     """What is wrong with a row whose highest score is ``best``: a sentence, None if nothing is."""
     if math.isfinite(best):
         return None
     return NOTHING_LEFT if best == -math.inf else NOT_FINITE
-
-
-def draw(z: torch.Tensor, rows: Sequence[Row], noise: Noise) -> tuple[list[int], list[float]]:
-    """The token of each row, the lowest id on a tie, and its score: finite if the law was."""
-    best, ids = scores(z, rows, noise).max(-1)
-    return ids.tolist(), best.tolist()
 
 
 class Coupled:
@@ -80,7 +55,7 @@ class Coupled:
         return noise
 
     def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict:
-        ids, best = draw(laws.z, laws.rows, noise) if laws.rows else ([], [])
+        ids, best = noise.draw(laws.z, laws.rows) if laws.rows else ([], [])
         verdict = Verdict([], [], [])
         for first, nodes, parents in zip(laws.first, draft.tokens, draft.parents, strict=True):
             tokens: list[int] = []

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from ..types import Row
+from .draws import Noise
 from .noise import gumbel, gumbel_torch, words
 
 DRAFTING, ACCEPTING, ENDING = range(3)
@@ -36,7 +37,7 @@ def streams(kind: int, rows: Sequence[Row]) -> list[int]:
     return [kind + 4 * (row.base + 1) for row in rows]
 
 
-class FreshNoise:
+class FreshNoise(Noise):
     """Gumbel noise keyed by seed, sample, position, base and ``kind``; nothing is kept."""
 
     def __init__(self, vocab_size: int, device: torch.device, kind: int) -> None:
@@ -53,9 +54,6 @@ class FreshNoise:
         if self.device.type == "cpu":
             return torch.from_numpy(gumbel(seeds, samples, positions, self.vocab_size, own))
         return gumbel_torch(seeds, samples, positions, self.vocab_size, self.device, own)
-
-    def release(self, seq_id: str) -> None:
-        return
 
 
 def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:

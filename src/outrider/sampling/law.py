@@ -46,6 +46,8 @@ class RequestLaw:
         grammar: Grammar | None = None,
     ) -> None:
         self.request = request
+        self.vocab_size = vocab_size
+        self.device = device
         self.params = params = request.params
         self.grammar = grammar
         bias, allowed = params.logit_bias or {}, params.allowed_token_ids or ()
@@ -93,10 +95,9 @@ class SequenceLaw:
         self._law = request
         self._prompt = request.request.prompt_token_ids
         self._grammar = grammar
-        params = request.params
+        self._history: History | None = None
         self.error: str | None = None
         """What a processor did wrong at rows that are NaN for it, of the last call of ``apply``."""
-        self.history = History(params, self._prompt) if params.penalises else None
 
     def apply(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
@@ -114,22 +115,43 @@ class SequenceLaw:
         Raises:
             RequestError: the grammar's parser gave up on the committed tokens.
         """
+        self._constrain(logits, tokens, paths)
+        self._ban_and_bias(logits, tokens, paths)
+        self._process(logits, tokens, paths)
+        return self._shape(logits, tokens, paths)
+
+    def _constrain(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
+        """Mask what the grammar and bad words of several tokens forbid."""
         self.error = None
-        law, params = self._law, self._law.params
         if self._grammar is not None:
             self._grammar.advance(tokens[len(self._prompt) :])
             self._grammar.restrict(logits, paths)
+        if self._law.bad_words:
+            self._ban_words(logits, tokens, paths)
+
+    def _ban_and_bias(
+        self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
+    ) -> None:
+        law = self._law
         if law.banned is not None:
             logits.masked_fill_(law.banned, NEVER)
-        if law.bad_words:
-            self._ban_words(logits, tokens, paths)
         self._keep_going(logits, len(tokens) - len(self._prompt), paths)
         if len(law.bias_ids):
             logits.index_add_(1, law.bias_ids, law.bias.expand(len(paths), -1))
-        for number, processor in enumerate(params.logits_processors or ()):
+
+    def _process(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
+        for number, processor in enumerate(self._law.params.logits_processors or ()):
             self._call(number, processor, logits, tokens, paths)
-        if self.history is not None:
-            self.history.penalise(logits, tokens, paths)
+
+    def _shape(
+        self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
+    ) -> torch.Tensor:
+        """Penalties, temperature and truncation."""
+        params = self._law.params
+        if self._history is None and params.penalises:
+            self._history = History(params, self._prompt)
+        if self._history is not None:
+            self._history.penalise(logits, tokens, paths)
         if params.greedy:
             return logits
         if params.temperature != 1:

@@ -41,13 +41,11 @@ below 1e-7 in absolute terms elsewhere; the tests hold it to that.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-
-from ..types import Row
 
 SHARED_STREAM = 0  # the noise that target and drafters share
 SEED_STREAM = 2**32 - 1  # seeds of requests; the numbers between are the ratio rules', see fresh.py
@@ -324,113 +322,3 @@ def gumbel_torch(
     out = torch.empty((len(rows), quarters, 4), dtype=torch.int64, device=device)
     numbers = torch.arange(quarters, dtype=torch.int64, device=device)[None]
     return gumbel_of_words(_words(rows, numbers, out)[:, :vocab_size])
-
-
-_Key = tuple[str, int, int]  # sequence id, seed, sample index
-
-
-class Noise(Protocol):
-    """Gumbel noise for rows; what is asked for decides only what is drawn when, never its bits."""
-
-    vocab_size: int
-
-    def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        """The noise of every row: fp32 [rows, vocab_size], not to be written into."""
-        ...
-
-    def release(self, seq_id: str) -> None:
-        """Forget what is kept for a sequence."""
-        ...
-
-
-class SharedNoise:
-    """Rows of shared noise, drawn once for whoever asks: the drafter, the target, a tree's nodes.
-
-    Noise is drawn in blocks of `block_size` consecutive positions and the two blocks used last are
-    kept per sequence, about 1 MiB together. What is asked for decides only what is drawn when,
-    never its bits.
-    """
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        """Noise for ids below `vocab_size` (at least 1), handed out on `device`."""
-        _quarters(vocab_size)
-        self.vocab_size = vocab_size
-        self.device = torch.device(device)
-        self.block_size = max(1, min(16, 2 * _CHUNK // vocab_size))  # positions
-        self._kept: dict[str, dict[tuple[_Key, int], torch.Tensor]] = {}  # last used comes last
-
-    def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        """The noise of every row, by sequence, seed, sample and position."""
-        keys = [(row.sequence_id, row.seed, row.sample_index) for row in rows]
-        return self.rows(keys, [row.position for row in rows])
-
-    def rows(self, keys: Sequence[_Key], positions: Sequence[int]) -> torch.Tensor:
-        """The noise of row i: sequence, seed and sample `keys[i]` at position `positions[i]`.
-
-        Returns:
-            float32 [n, vocab_size] on the device. Consecutive rows of one block are a view of it,
-            so do not write into the result.
-
-        Raises:
-            ValueError: a number out of range, or `keys` and `positions` of unequal length.
-        """
-        places = [
-            (key, *divmod(check("position", position, 32), self.block_size))
-            for key, position in zip(keys, positions, strict=True)
-        ]
-        blocks = self._blocks(list(dict.fromkeys((key, index) for key, index, _ in places)))
-        pieces = []
-        row = 0
-        while row < len(places):
-            key, index, first = places[row]
-            length = 1
-            while places[row + length : row + length + 1] == [(key, index, first + length)]:
-                length += 1
-            pieces.append(blocks[key, index][first : first + length])
-            row += length
-        if not pieces:
-            return torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def release(self, seq_id: str) -> None:
-        """Forget the blocks of a sequence; one that is not known is no error."""
-        self._kept.pop(seq_id, None)
-
-    def _blocks(self, wanted: list[tuple[_Key, int]]) -> dict[tuple[_Key, int], torch.Tensor]:
-        """The blocks `wanted` (without repetition), [<= block_size, vocab_size] each."""
-        blocks = {}
-        for block in wanted:
-            kept = self._kept.get(block[0][0], {})
-            if block in kept:
-                blocks[block] = kept[block]
-        missing = [block for block in wanted if block not in blocks]
-        if missing:
-            blocks.update(zip(missing, self._draw(missing), strict=True))
-        for block in wanted:
-            kept = self._kept.setdefault(block[0][0], {})
-            kept.pop(block, None)
-            kept[block] = blocks[block]
-            if len(kept) > 2:
-                del kept[next(iter(kept))]
-        return blocks
-
-    def _draw(self, wanted: list[tuple[_Key, int]]) -> list[torch.Tensor]:
-        """Blocks drawn in one call, each in memory of its own."""
-        seeds: list[int] = []
-        samples: list[int] = []
-        positions: list[int] = []
-        lengths = []
-        for (_, seed, sample), index in wanted:
-            start = index * self.block_size
-            length = min(self.block_size, 2**32 - start)  # the last block may be cut short
-            seeds += [seed] * length
-            samples += [sample] * length
-            positions += range(start, start + length)
-            lengths.append(length)
-        if self.device.type == "cpu":
-            noise = torch.from_numpy(gumbel(seeds, samples, positions, self.vocab_size))
-        else:
-            noise = gumbel_torch(seeds, samples, positions, self.vocab_size, self.device)
-        blocks = noise.split(lengths)
-        # A view would keep the noise of all sequences alive for as long as one of them is.
-        return list(blocks) if len(blocks) == 1 else [block.clone() for block in blocks]

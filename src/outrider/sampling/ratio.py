@@ -29,9 +29,9 @@ import torch.nn.functional as F
 
 from ..types import Draft, Row, Verdict
 from .acceptance import NOT_FINITE, NOTHING_LEFT, AcceptanceRule, Coupled
+from .draws import Noise, SharedNoise
 from .fresh import DRAFTING, ENDING, FreshNoise, uniforms
 from .law import NEVER, Laws
-from .noise import Noise, SharedNoise
 
 
 @dataclass(frozen=True)

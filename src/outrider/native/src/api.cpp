@@ -1,27 +1,13 @@
 // The C interface, read by native/library.py. Functions that can fail return a sentence, or null.
-#include <exception>
-
+#include "guard.hpp"
 #include "model.hpp"
 #include "pool.hpp"
-
-#define API extern "C" __attribute__((visibility("default")))
 
 namespace outrider {
 
 int cpu_level();
 
 namespace {
-
-template <class Work>
-const char* guarded(Work work) {
-    try {
-        return work();
-    } catch (const std::bad_alloc&) {
-        return "there is not enough memory";
-    } catch (const std::exception&) {
-        return "an unexpected error";
-    }
-}
 
 bool fits(const Config& c) {
     return (c.dtype == 0 || c.dtype == 1) && c.layers > 0 && c.hidden > 0 && c.inner > 0 &&
@@ -105,7 +91,7 @@ const char* with(Model* model, Work work) {
 
 using namespace outrider;
 
-API int outrider_abi() { return 1; }
+API int outrider_abi() { return 2; }
 
 API int outrider_cpu() { return cpu_level(); }
 

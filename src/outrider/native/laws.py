@@ -1,0 +1,105 @@
+"""Laws and draws by the native step: what sampling's do with torch, in one call for all rows."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from ..sampling.draws import SharedNoise
+from ..sampling.grammar import Grammar
+from ..sampling.law import RequestLaw, SequenceLaw
+from ..sampling.noise import WORD
+from ..types import Row
+from .library import Library, Options, library
+
+
+class NativeLaw(SequenceLaw):
+    """A sequence's law whose bans, biases, penalties, temperature and truncation run in C++.
+
+    Grammars, bad words of several tokens and custom processors come first, as in any law.
+    """
+
+    def __init__(
+        self, request: RequestLaw, grammar: Grammar | None, sample: int, step: Library
+    ) -> None:
+        super().__init__(request, grammar)
+        params = request.params
+        self.static = grammar is None and not request.bad_words and not params.logits_processors
+        """Whether nothing of it needs Python."""
+        self._late = bool(params.logits_processors)
+        self._step = step
+        self._known = len(self._prompt)
+        options = Options(
+            seed=request.request.seed,
+            presence=params.presence_penalty,
+            temperature=0 if params.greedy else params.temperature,
+            frequency=params.frequency_penalty,
+            repetition=params.repetition_penalty,
+            min_p=math.log(params.min_p) if params.min_p > 0 else -math.inf,
+            top_p=params.top_p,
+            top_k=max(0, params.top_k),
+            vocabulary=request.vocab_size,
+            sample=sample,
+            prompt_length=len(self._prompt),
+            min_tokens=params.min_tokens,
+            penalises=params.penalises,
+        )
+        self.handle = step.new_law(
+            options,
+            request.banned,
+            request.ends.tolist() if params.min_tokens else (),
+            params.logit_bias or {},
+            self._prompt if params.penalises else (),
+        )
+        weakref.finalize(self, step.free_law, self.handle)
+
+    def know(self, tokens: list[int]) -> None:
+        """Take in what was committed since the last call; ``tokens`` are prompt and output."""
+        if self._law.params.penalises and len(tokens) > self._known:
+            self._step.count(self.handle, tokens[self._known :])
+            self._known = len(tokens)
+
+    def apply(
+        self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
+    ) -> torch.Tensor:
+        """As ``SequenceLaw.apply``; ``logits`` are contiguous."""
+        self._constrain(logits, tokens, paths)
+        if self._late:
+            self._ban_and_bias(logits, tokens, paths)
+            self._process(logits, tokens, paths)
+        self.know(tokens)
+        output = len(tokens) - len(self._prompt)
+        self._step.apply_law(self.handle, logits, output, paths, self._late)
+        return logits
+
+
+class NativeNoise(SharedNoise):
+    """The shared noise, drawn where a token could win by it and never kept."""
+
+    def __init__(self, vocab_size: int, device: torch.device, step: Library) -> None:
+        super().__init__(vocab_size, device)
+        self._step = step
+
+    def draw(self, z: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
+        keys = [(r.seed & WORD, r.seed >> 32, r.position, r.sample_index) for r in rows]
+        return self._step.draw(z, keys, [r.greedy for r in rows])
+
+
+def sequence_law(request: RequestLaw, sample: int = 0) -> SequenceLaw:
+    """The law of the request's sample of that index, native where the logits are the CPU's."""
+    step = library() if request.device.type == "cpu" else None
+    if step is None:
+        return request.sequence()
+    grammar = None if request.grammar is None else request.grammar.copy()
+    return NativeLaw(request, grammar, sample, step)
+
+
+def shared_noise(vocab_size: int, device: torch.device) -> SharedNoise:
+    """The shared noise of an engine whose laws are on ``device``."""
+    step = library() if device.type == "cpu" else None
+    if step is None:
+        return SharedNoise(vocab_size, device)
+    return NativeNoise(vocab_size, device, step)

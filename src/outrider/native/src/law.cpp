@@ -1,0 +1,193 @@
+#include "law.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "isa.hpp"
+
+namespace outrider {
+namespace {
+
+constexpr float NEVER = -INFINITY;
+
+// The largest element; NaNs are passed over.
+float most(const float* z, int count) {
+    F16 best = splat(NEVER);
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) best = max(load(z + i), best);
+    float found = highest(best);
+    for (; i < count; ++i) found = z[i] > found ? z[i] : found;
+    return found;
+}
+
+void cut_below(float* z, int count, float least) {
+    for (int i = 0; i < count; ++i) z[i] = z[i] < least ? NEVER : z[i];
+}
+
+// The k-th largest element, 0 < k < count.
+float kth(const float* z, int count, int k) {
+    // k blocks reach the k-th largest of their maxima, and so do k elements at least.
+    constexpr int block = 64;
+    std::vector<float> some;
+    float least = NEVER;
+    if (k <= count / block) {
+        for (int i = 0; i + block <= count; i += block) some.push_back(most(z + i, block));
+        std::nth_element(some.begin(), some.begin() + k - 1, some.end(), std::greater<>());
+        least = some[k - 1];
+        some.clear();
+    }
+    for (int i = 0; i < count; ++i)
+        if (z[i] >= least) some.push_back(z[i]);
+    if (int(some.size()) < k) return NEVER;  // NaNs
+    std::nth_element(some.begin(), some.begin() + k - 1, some.end(), std::greater<>());
+    return some[k - 1];
+}
+
+// Leaves the fewest of the likeliest tokens whose mass reaches `share` of all.
+void cut_mass(float* z, int count, float share) {
+    const float top = most(z, count);
+    if (!std::isfinite(top)) return;
+    // Masses by how far z lies below the largest, so that only one bin has to be sorted.
+    constexpr int bins = 1024;
+    constexpr float fine = 16;
+    std::vector<float> mass(count);
+    double in_bin[bins] = {};
+    double whole = 0;
+    auto bin_of = [&](float x) {
+        const float down = (top - x) * fine;
+        return down < bins - 1 ? int(down) : bins - 1;
+    };
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) store(&mass[i], exp(load(z + i) - splat(top)));
+    for (; i < count; ++i) {
+        float one[LANES];
+        store(one, exp(splat(z[i] - top)));
+        mass[i] = one[0];
+    }
+    for (i = 0; i < count; ++i)
+        if (z[i] > NEVER) in_bin[bin_of(z[i])] += mass[i];
+    for (double m : in_bin) whole += m;
+    const double wanted = double(share) * whole;
+    double before = 0;
+    int edge = 0;
+    while (edge < bins - 1 && before + in_bin[edge] < wanted) before += in_bin[edge++];
+    std::vector<std::int32_t> sorted;
+    for (i = 0; i < count; ++i) {
+        if (!(z[i] > NEVER)) continue;
+        const int bin = bin_of(z[i]);
+        if (bin == edge) sorted.push_back(i);
+        if (bin > edge) z[i] = NEVER;
+    }
+    std::stable_sort(sorted.begin(), sorted.end(), [&](int a, int b) { return z[a] > z[b]; });
+    for (std::int32_t id : sorted) {
+        const float m = mass[id];
+        if (before >= wanted) z[id] = NEVER;
+        before += m;
+    }
+}
+
+}  // namespace
+
+void Law::count_prompt(const std::int32_t* ids, int count) {
+    for (int i = 0; i < count; ++i)
+        if (slots_.emplace(ids[i], int(ids_.size())).second) ids_.push_back(ids[i]);
+    times_.resize(ids_.size());
+    in_prompt_ = int(ids_.size());
+    known_ += count;
+}
+
+void Law::count_output(const std::int32_t* ids, int count) {
+    for (int i = 0; i < count; ++i) {
+        const auto [at, fresh] = slots_.emplace(ids[i], int(ids_.size()));
+        if (fresh) {
+            ids_.push_back(ids[i]);
+            times_.push_back(0);
+        }
+        ++times_[at->second];
+    }
+    known_ += count;
+}
+
+float Law::penalised(float z, int times, bool seen) const {
+    if (seen && o.repetition != 1) z = z > 0 ? z / o.repetition : z * o.repetition;
+    // Rounded as NumPy rounds it in sampling/history.py.
+    const double off = double(o.frequency * float(times)) + (times > 0 ? o.presence : 0.0);
+    return z - float(off);
+}
+
+void Law::penalise(float* z, Path path) const {
+    std::vector<std::pair<std::int32_t, float>> ahead;  // tokens of the path, as they will be
+    for (int i = 0; i < path.length; ++i) {
+        const std::int32_t id = path.ids[i];
+        const auto at = slots_.find(id);
+        int times = at == slots_.end() ? 0 : times_[at->second];
+        for (int j = 0; j < path.length; ++j) times += path.ids[j] == id;
+        ahead.emplace_back(id, penalised(z[id], times, true));
+    }
+    for (std::size_t slot = 0; slot < ids_.size(); ++slot) {
+        float& at = z[ids_[slot]];
+        at = penalised(at, times_[slot], true);
+    }
+    for (const auto& [id, value] : ahead) z[id] = value;
+}
+
+void Law::apply(float* z, int output, Path path, bool late_only) const {
+    const int count = o.vocabulary;
+    if (!late_only) {
+        if (banned_)
+            for (int i = 0; i < count; ++i) z[i] = banned_[i] ? NEVER : z[i];
+        if (output + path.length < o.min_tokens)
+            for (std::int32_t id : ends) z[id] = NEVER;
+        for (std::size_t i = 0; i < bias.size(); ++i) z[bias_ids[i]] += bias[i];
+    }
+    if (o.penalises) penalise(z, path);
+    if (o.temperature == 0) return;
+    if (o.temperature != 1)
+        for (int i = 0; i < count; ++i) z[i] = z[i] / o.temperature;
+    if (o.min_p > NEVER) cut_below(z, count, most(z, count) + o.min_p);
+    if (o.top_k && o.top_k < count) cut_below(z, count, kth(z, count, o.top_k));
+    if (o.top_p < 1) cut_mass(z, count, o.top_p);
+}
+
+namespace {
+
+bool any_nan(const float* z, int count) {
+    bool any = false;
+    for (int i = 0; i < count; ++i) any |= z[i] != z[i];
+    return any;
+}
+
+int index_of(const float* z, int count, float value) {
+    int at = 0;
+    while (at < count - 1 && z[at] != value) ++at;
+    return at;
+}
+
+}  // namespace
+
+Drawn draw(const float* z, int vocabulary, const NoiseKey* key) {
+    if (any_nan(z, vocabulary)) return {0, NAN};
+    const float top = most(z, vocabulary);
+    const int likeliest = index_of(z, vocabulary, top);
+    if (!key || !std::isfinite(top)) return {likeliest, top};
+    Drawn best{likeliest, NEVER};
+    auto look = [&](int first) {
+        const int count = std::min(NOISE_BLOCK, vocabulary - first);
+        // No noise lifts what lies further below; adding rounds upwards no more than the best.
+        if (most(z + first, count) + MOST_NOISE < best.score) return;
+        float scores[NOISE_BLOCK];
+        gumbel_block(*key, std::uint32_t(first), scores);
+        for (int i = 0; i < count; ++i) scores[i] += z[first + i];
+        const float here = most(scores, count);
+        if (here < best.score) return;
+        const int token = first + index_of(scores, count, here);
+        if (here > best.score || token < best.token) best = {token, here};
+    };
+    const int start = likeliest / NOISE_BLOCK * NOISE_BLOCK;  // sets the bar high
+    look(start);
+    for (int first = 0; first < vocabulary; first += NOISE_BLOCK)
+        if (first != start) look(first);
+    return best;
+}
+
+}  // namespace outrider

@@ -1,0 +1,76 @@
+// A sequence's law: what its options make of logits, as sampling/law.py says, and the draw.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "noise.hpp"
+
+namespace outrider {
+
+// The layout is that of native/laws.py's Options.
+struct Options {
+    std::uint64_t seed;
+    double presence;
+    float temperature;  // 0: greedy
+    float frequency, repetition;
+    float min_p;  // its logarithm; -inf where off
+    float top_p;
+    std::int32_t top_k;  // 0 where off
+    std::int32_t vocabulary, sample, prompt_length, min_tokens, penalises;
+};
+
+// The ids between the committed tokens and a row's position.
+struct Path {
+    const std::int32_t* ids;
+    int length;
+};
+
+class Law {
+public:
+    // `banned` [vocabulary] or null is its owner's and must outlive the law.
+    Law(const Options& options, const std::uint8_t* banned) : o(options), banned_(banned) {}
+
+    const Options o;
+    std::vector<std::int32_t> ends;  // masked before `min_tokens`
+    std::vector<std::int32_t> bias_ids;
+    std::vector<float> bias;
+
+    // Tokens of the prompt, then of the output, as they are committed; for penalties.
+    void count_prompt(const std::int32_t* ids, int count);
+    void count_output(const std::int32_t* ids, int count);
+    // How many tokens have been counted.
+    int known() const { return known_; }
+
+    // Makes z [vocabulary] of logits, in place; `output` tokens are committed beside the prompt.
+    // `masked_only` leaves out what comes before penalties, which the caller has done.
+    void apply(float* z, int output, Path path, bool late_only) const;
+
+    // Where the token at `position` gets its noise.
+    NoiseKey key(int position) const {
+        return {std::uint32_t(o.seed), std::uint32_t(o.seed >> 32), std::uint32_t(position),
+                std::uint32_t(o.sample)};
+    }
+
+private:
+    float penalised(float z, int times, bool seen) const;
+    void penalise(float* z, Path path) const;
+
+    const std::uint8_t* banned_;
+    std::unordered_map<std::int32_t, int> slots_;
+    std::vector<std::int32_t> ids_, times_;
+    int in_prompt_ = 0;
+    int known_ = 0;
+};
+
+// The token of a law and its score: NaN where an element of z is.
+struct Drawn {
+    std::int32_t token;
+    float score;
+};
+
+// argmax z + g; with no `key`, argmax z. The lowest id on a tie.
+Drawn draw(const float* z, int vocabulary, const NoiseKey* key);
+
+}  // namespace outrider

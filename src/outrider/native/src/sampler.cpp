@@ -1,0 +1,102 @@
+// The C interface of laws and draws, read by native/library.py.
+#include "sampler.hpp"
+
+#include <cmath>
+
+#include "guard.hpp"
+
+using namespace outrider;
+
+namespace {
+
+bool all_below(const std::int32_t* ids, std::int64_t count, std::int32_t vocabulary) {
+    for (std::int64_t i = 0; i < count; ++i)
+        if (ids[i] < 0 || ids[i] >= vocabulary) return false;
+    return true;
+}
+
+}  // namespace
+
+// `ids` are, one after the other: what ends the output, what has a bias, the prompt's tokens (where
+// penalties want them). `banned` [vocabulary] stays its owner's.
+API Law* outrider_law(const Options* options, const std::uint8_t* banned, const std::int32_t* ids,
+                      int ends, const float* bias, int biased, int prompt) {
+    Law* made = nullptr;
+    guarded([&]() -> const char* {
+        if (options->vocabulary < 1 || ends < 0 || biased < 0 || prompt < 0) return "";
+        if (!all_below(ids, std::int64_t(ends) + biased + prompt, options->vocabulary)) return "";
+        auto law = std::make_unique<Law>(*options, banned);
+        law->ends.assign(ids, ids + ends);
+        law->bias_ids.assign(ids + ends, ids + ends + biased);
+        law->bias.assign(bias, bias + biased);
+        law->count_prompt(ids + ends + biased, prompt);
+        made = law.release();
+        return nullptr;
+    });
+    return made;
+}
+
+API void outrider_law_free(Law* law) {
+    quiet_pool();
+    delete law;
+}
+
+// Tokens of the output that were committed since the last call.
+API const char* outrider_law_count(Law* law, const std::int32_t* ids, int count) {
+    return guarded([&]() -> const char* {
+        if (!all_below(ids, count, law->o.vocabulary)) return "a token id is past the vocabulary";
+        law->count_output(ids, count);
+        return nullptr;
+    });
+}
+
+// Makes laws of `rows` rows of logits, in place. `paths` are the rows' paths, each its length and
+// then its ids.
+API const char* outrider_law_apply(const Law* law, float* z, int rows, int output,
+                                   const std::int32_t* paths, std::int64_t count, int late_only) {
+    return guarded([&]() -> const char* {
+        const int width = law->o.vocabulary;
+        std::vector<Path> found;
+        for (std::int64_t at = 0; at < count;) {
+            const int length = paths[at++];
+            if (length < 0 || length > count - at) return "a path is cut short";
+            if (!all_below(paths + at, length, width)) return "a token id is past the vocabulary";
+            found.push_back({paths + at, length});
+            at += length;
+        }
+        if (int(found.size()) != rows) return "there are not as many paths as rows";
+        each_row(rows, width, [&](int r) {
+            law->apply(z + std::size_t(r) * width, output, found[r], late_only != 0);
+        });
+        return nullptr;
+    });
+}
+
+// The token and score of each row of z, `stride` apart. `keys` [rows, 4] are seed (low, high),
+// position and sample; where `greedy` there is no noise.
+API const char* outrider_draw(const float* z, int rows, std::int64_t stride, int vocabulary,
+                              const std::uint32_t* keys, const std::uint8_t* greedy,
+                              std::int32_t* tokens, float* scores) {
+    return guarded([&]() -> const char* {
+        if (vocabulary < 1 || stride < vocabulary) return "a row is shorter than the vocabulary";
+        each_row(rows, vocabulary, [&](int r) {
+            const std::uint32_t* k = keys + 4 * std::size_t(r);
+            const NoiseKey key{k[0], k[1], k[2], k[3]};
+            const Drawn drawn = draw(z + r * stride, vocabulary, greedy[r] ? nullptr : &key);
+            tokens[r] = drawn.token;
+            scores[r] = drawn.score;
+        });
+        return nullptr;
+    });
+}
+
+// Noise of `count` tokens from id 0 on, at one position: for the tests of its bits.
+API void outrider_noise(std::uint64_t seed, std::uint32_t position, std::uint32_t sample,
+                        std::int64_t count, float* out) {
+    const NoiseKey key{std::uint32_t(seed), std::uint32_t(seed >> 32), position, sample};
+    for (std::int64_t first = 0; first < count; first += NOISE_BLOCK) {
+        float g[NOISE_BLOCK];
+        gumbel_block(key, std::uint32_t(first), g);
+        for (int i = 0; i < NOISE_BLOCK && first + i < count; ++i) out[first + i] = g[i];
+    }
+}
