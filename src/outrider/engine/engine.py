@@ -18,7 +18,7 @@ from ..errors import ConfigError, MemoryBudgetError, ModelError, RequestError
 from ..models.base import Model
 from ..models.families import read_config, read_shape
 from ..models.load import load_model
-from ..native.laws import sequence_law, shared_noise
+from ..native.laws import measurer, sequence_law, shared_noise
 from ..sampling.grammar import Grammars
 from ..sampling.law import RequestLaw
 from ..sampling.ratio import make_rule
@@ -168,7 +168,7 @@ class Engine:
         store = self.model.new_store(self.budget.pages, config.page_size)
         self.draft_noise = rule.drafting(self.noise)
         raw = config.logprobs_mode == "raw_logprobs"
-        self.runner = Runner(self.model, store, rule, self.noise, raw)
+        self.runner = Runner(self.model, store, rule, self.noise, raw, measurer(device))
         self.counts = Counts()
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0

@@ -12,7 +12,7 @@ from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.draws import SharedNoise
 from ..sampling.law import Laws
-from ..sampling.logprobs import logprobs
+from ..sampling.logprobs import Measure, logprobs, measure
 from ..types import Draft, Logprobs, Row, Scheduled, Verdict
 from .scheduler import Plan
 
@@ -26,6 +26,7 @@ class Runner:
         rule: decides which draft tokens stand.
         noise: the shared noise.
         raw_logprobs: log probabilities are of the model's logits; else of the processed laws.
+        measure: measures them.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class Runner:
         rule: AcceptanceRule,
         noise: SharedNoise,
         raw_logprobs: bool = True,
+        measure: Measure = measure,
     ) -> None:
         self.model = model
         self.store = store
         self.noise = noise
         self.rule = rule
         self._raw_logprobs = raw_logprobs
+        self._measure = measure
 
     def verify(self, plan: Plan, draft: Draft) -> Verdict:
         """Run the plan's rows and the draft's, and decide the step.
@@ -65,7 +68,8 @@ class Runner:
         nothing = Verdict([[] for _ in range(count)], [[] for _ in range(count)], [None] * count)
         if logits is None:
             return nothing
-        step = _Step(_score_prompts(plan, segments, logits), [], [], self._raw_logprobs)
+        z = _score_prompts(plan, segments, logits, self._measure)
+        step = _Step(z, [], [], self._raw_logprobs)
         for i, item in enumerate(plan.batch):
             step.add(i, item, draft)
         if not step.rows:
@@ -76,7 +80,7 @@ class Runner:
         for i, item in enumerate(plan.batch):
             if verdict.errors[i] and item.sequence.law.error:
                 verdict.errors[i] = item.sequence.law.error
-        verdict.logprobs.extend(step.logprobs(plan, verdict))
+        verdict.logprobs.extend(step.logprobs(plan, verdict, self._measure))
         self._straighten(plan, verdict)
         return verdict
 
@@ -103,7 +107,9 @@ def _scored(item: Scheduled) -> int:
     return item.count if asked and max(1, known) < sequence.prompt_length else 0
 
 
-def _score_prompts(plan: Plan, segments: list[Segment], logits: torch.Tensor) -> torch.Tensor:
+def _score_prompts(
+    plan: Plan, segments: list[Segment], logits: torch.Tensor, measure: Measure
+) -> torch.Tensor:
     """Note the prompts' log probabilities where asked; return the rows that are left to decide."""
     if not any(map(_scored, plan.batch)):
         return logits
@@ -117,9 +123,10 @@ def _score_prompts(plan: Plan, segments: list[Segment], logits: torch.Tensor) ->
             # The row at position p speaks of the token at p + 1; after a preemption some are known.
             start = len(sequence.prompt_logprobs) - 1
             stop = min(item.start + item.count, sequence.prompt_length - 1)
-            rows = logits[first + start - item.start : first + stop - item.start]
+            rows = range(first + start - item.start, first + stop - item.start)
             count = sequence.request.params.prompt_logprobs or 0
-            sequence.prompt_logprobs += logprobs(rows, sequence.tokens[start + 1 : stop + 1], count)
+            ids = sequence.tokens[start + 1 : stop + 1]
+            sequence.prompt_logprobs += logprobs(logits, rows, ids, count, measure)
         kept += range(last - (1 + len(segment.nodes) if item.samples else 0), last)
         first = last
     return logits[kept]
@@ -149,7 +156,8 @@ class _Step:
         self.first.append(first)
         z = self.z[first : first + len(paths)]
         if params.logprobs is not None and self.raw_logprobs:
-            self.kept[index] = z.clone()
+            # By NumPy: copies of torch wake its threads, which then spin beside the step's.
+            self.kept[index] = torch.from_numpy(z.numpy().copy()) if z.is_cpu else z.clone()
         try:
             sequence.law.apply(z, sequence.tokens, paths)
         except RequestError as error:
@@ -162,7 +170,9 @@ class _Step:
             for path in paths
         )
 
-    def logprobs(self, plan: Plan, verdict: Verdict) -> list[list[Logprobs] | None]:
+    def logprobs(
+        self, plan: Plan, verdict: Verdict, measure: Measure
+    ) -> list[list[Logprobs] | None]:
         """Those of every sequence's tokens, where asked."""
         found: list[list[Logprobs] | None] = []
         for i, item in enumerate(plan.batch):
@@ -171,5 +181,5 @@ class _Step:
                 found.append(None)
                 continue
             rows = [0, *(1 + node for node in verdict.path[i])]
-            found.append(logprobs(self.kept[i][rows], tokens, count))
+            found.append(logprobs(self.kept[i], rows, tokens, count, measure))
         return found

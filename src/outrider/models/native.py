@@ -199,7 +199,7 @@ class NativeTransformer:
         kept = torch.empty(len(hidden), rows, s.hidden_size)
         run = range(s.num_layers) if layers is None else layers
         self.library.forward(self.handle, store.handle, words, run, hidden, logits, kept)
-        states = dict(zip(hidden, kept.to(self.dtype), strict=True))
+        states = dict(zip(hidden, kept.to(self.dtype), strict=True)) if hidden else {}
         return Output(logits if wanted else None, states)
 
     def draft(

@@ -11,6 +11,7 @@ import torch
 from ..sampling.draws import SharedNoise
 from ..sampling.grammar import Grammar
 from ..sampling.law import RequestLaw, SequenceLaw
+from ..sampling.logprobs import Measure, Measured, measure
 from ..sampling.noise import WORD
 from ..types import Row
 from .library import Library, Options, library
@@ -30,6 +31,15 @@ class NativeLaw(SequenceLaw):
         self.static = grammar is None and not request.bad_words and not params.logits_processors
         """Whether nothing of it needs Python."""
         self._late = bool(params.logits_processors)
+        # Raw logits are their own law.
+        self._changes = (
+            not (params.greedy or (params.temperature, params.top_p, params.min_p) == (1, 1, 0))
+            or params.penalises
+            or params.top_k > 0
+            or params.min_tokens > 0
+            or bool(params.logit_bias)
+            or request.banned is not None
+        )
         self._step = step
         self._known = len(self._prompt)
         options = Options(
@@ -67,6 +77,8 @@ class NativeLaw(SequenceLaw):
     ) -> torch.Tensor:
         """As ``SequenceLaw.apply``; ``logits`` are contiguous."""
         self._constrain(logits, tokens, paths)
+        if not self._changes and not self._late:
+            return logits
         if self._late:
             self._ban_and_bias(logits, tokens, paths)
             self._process(logits, tokens, paths)
@@ -86,6 +98,28 @@ class NativeNoise(SharedNoise):
     def draw(self, z: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
         keys = [(r.seed & WORD, r.seed >> 32, r.position, r.sample_index) for r in rows]
         return self._step.draw(z, keys, [r.greedy for r in rows])
+
+
+def measurer(device: torch.device) -> Measure:
+    """What measures log probabilities of laws on ``device``."""
+    step = library() if device.type == "cpu" else None
+    if step is None:
+        return measure
+
+    def measured(
+        z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
+    ) -> Measured:
+        count = min(count, z.shape[1])
+        own, ranks, ids, values = step.logprobs(z, rows, tokens, count)
+        places = range(0, count * len(tokens), count) if count else [0] * len(tokens)
+        return Measured(
+            own.tolist(),
+            ranks.tolist(),
+            [ids[i : i + count].tolist() for i in places],
+            [values[i : i + count].tolist() for i in places],
+        )
+
+    return measured
 
 
 def sequence_law(request: RequestLaw, sample: int = 0) -> SequenceLaw:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import logging
 import os
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -88,6 +89,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
         _Text,
         [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Long, _Int, _Int, *[_Pointer] * 2],
     ),
+    "logprobs": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, *[_Pointer] * 4]),
     "noise": (None, [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, _Long, _Pointer]),
 }
 
@@ -195,9 +197,10 @@ class Library:
 
     def move(self, store: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy entries between slots, in every layer."""
-        pairs = np.array([sources, targets], dtype=np.int32)
-        first = pairs.ctypes.data
-        self._done(self._c.outrider_move(store, first, first + pairs.strides[0], pairs.shape[1]))
+        count = len(sources)
+        pairs = array("i", [*sources, *targets])
+        first = _at(pairs)
+        self._done(self._c.outrider_move(store, first, first + 4 * count, count))
 
     def forward(
         self,
@@ -214,15 +217,15 @@ class Library:
         ``logits`` fp32 [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are
         written.
         """
-        flat = np.array(words, dtype=np.int32)
-        which = np.array([*layers, *hidden], dtype=np.int32)
-        first = which.ctypes.data
+        flat = array("i", words)
+        which = array("i", [*layers, *hidden])
+        first = _at(which)
         self._done(
             self._c.outrider_forward(
                 model,
                 store,
-                flat.ctypes.data,
-                flat.size,
+                _at(flat),
+                len(flat),
                 first,
                 len(layers),
                 first + 4 * len(layers),
@@ -243,14 +246,14 @@ class Library:
         prompt: Sequence[int],
     ) -> int:
         """A sequence's law; ``banned`` (bool [vocabulary]) must outlive it."""
-        ids = np.array([*ends, *bias, *prompt], dtype=np.int32)
-        by = np.array(list(bias.values()), dtype=np.float32)
+        ids = array("i", [*ends, *bias, *prompt])
+        by = array("f", bias.values())
         made = self._c.outrider_law(
             ctypes.byref(options),
             None if banned is None else banned.data_ptr(),
-            ids.ctypes.data,
+            _at(ids),
             len(ends),
-            by.ctypes.data,
+            _at(by),
             len(by),
             len(prompt),
         )
@@ -264,22 +267,22 @@ class Library:
 
     def count(self, law: int, tokens: Sequence[int]) -> None:
         """Tell a law which tokens of the output were committed since it was last told."""
-        ids = np.array(tokens, dtype=np.int32)
-        self._done(self._c.outrider_law_count(law, ids.ctypes.data, len(ids)))
+        ids = array("i", tokens)
+        self._done(self._c.outrider_law_count(law, _at(ids), len(ids)))
 
     def apply_law(
         self, law: int, logits: torch.Tensor, output: int, paths: list[list[int]], late_only: bool
     ) -> None:
         """Make laws of ``logits``, fp32 [rows, the law's vocabulary], in place."""
-        words = np.array([i for path in paths for i in (len(path), *path)], dtype=np.int32)
+        words = array("i", [i for path in paths for i in (len(path), *path)])
         self._done(
             self._c.outrider_law_apply(
                 law,
                 logits.data_ptr(),
                 logits.shape[0],
                 output,
-                words.ctypes.data,
-                words.size,
+                _at(words),
+                len(words),
                 late_only,
             )
         )
@@ -295,19 +298,19 @@ class Library:
             greedy: rows without noise.
         """
         rows = z.shape[0]
-        words = np.array(keys, dtype=np.uint32)
-        plain = np.array(greedy, dtype=np.uint8)
-        tokens, scores = np.empty(rows, np.int32), np.empty(rows, np.float32)
+        words = array("I", [word for key in keys for word in key])
+        plain = array("B", greedy)
+        tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
         self._done(
             self._c.outrider_draw(
                 z.data_ptr(),
                 rows,
                 z.stride(0),
                 z.shape[1],
-                words.ctypes.data,
-                plain.ctypes.data,
-                tokens.ctypes.data,
-                scores.ctypes.data,
+                _at(words),
+                _at(plain),
+                _at(tokens),
+                _at(scores),
             )
         )
         return tokens.tolist(), scores.tolist()
@@ -332,35 +335,64 @@ class Library:
         Returns:
             What was drafted; less than asked for where a law leaves nothing to draw.
         """
-        flat = np.array(words, dtype=np.int32)
-        handles = np.array(laws, dtype=np.uintp)
+        flat = array("i", words)
+        handles = array("Q", laws)
         numbers = [n for (a, b), p in zip(sizes, pages, strict=True) for n in (a, b, len(p))]
-        table = np.array([*numbers, *(page for p in pages for page in p)], dtype=np.int32)
+        table = array("i", [*numbers, *(page for p in pages for page in p)])
         longest = max((length for _, length in sizes), default=0)
-        tokens = np.zeros((len(sizes), longest), np.int32)
-        drafted = np.zeros(len(sizes), np.int32)
+        tokens = array("i", bytes(4 * len(sizes) * longest))
+        drafted = array("i", bytes(4 * len(sizes)))
         self._done(
             self._c.outrider_draft(
                 model,
                 store,
-                flat.ctypes.data,
-                flat.size,
-                handles.ctypes.data,
-                table.ctypes.data,
-                table.size,
+                _at(flat),
+                len(flat),
+                _at(handles),
+                _at(table),
+                len(table),
                 len(sizes),
                 longest,
-                tokens.ctypes.data,
-                drafted.ctypes.data,
+                _at(tokens),
+                _at(drafted),
             )
         )
-        return [row[:n] for row, n in zip(tokens.tolist(), drafted.tolist(), strict=True)]
+        return [tokens[i * longest : i * longest + n].tolist() for i, n in enumerate(drafted)]
+
+    def logprobs(
+        self, z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
+    ) -> tuple[array[float], array[int], array[int], array[float]]:
+        """What ``logprobs.Measured`` has, flat; ``z`` is fp32 [any, vocabulary], contiguous."""
+        which, ids = array("i", rows), array("i", tokens)
+        own, ranks = array("f", bytes(4 * len(ids))), array("i", bytes(4 * len(ids)))
+        room = bytes(4 * count * len(ids))
+        top, values = array("i", room), array("f", room)
+        self._done(
+            self._c.outrider_logprobs(
+                z.data_ptr(),
+                len(ids),
+                z.shape[1],
+                _at(which),
+                _at(ids),
+                count,
+                _at(own),
+                _at(ranks),
+                _at(top),
+                _at(values),
+            )
+        )
+        return own, ranks, top, values
 
     def noise(self, seed: int, position: int, sample: int, count: int) -> NDArray[np.float32]:
         """The shared noise of ids below ``count`` at a position: the bits of ``noise.gumbel``."""
         out = np.empty(count, np.float32)
         self._c.outrider_noise(seed, position, sample, count, out.ctypes.data)
         return out
+
+
+def _at(numbers: array[int] | array[float]) -> int:
+    """Where an array lies; NumPy's own way to say so takes longer than some calls."""
+    return numbers.buffer_info()[0]
 
 
 def _expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: int | None) -> None:

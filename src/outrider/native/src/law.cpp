@@ -149,6 +149,34 @@ void Law::apply(float* z, int output, Path path, bool late_only) const {
     if (o.top_p < 1) cut_mass(z, count, o.top_p);
 }
 
+Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int32_t* ids,
+                  float* values) {
+    const float top = most(z, vocabulary);
+    double mass = 0;
+    int rank = 1, i = 0;
+    for (; i + LANES <= vocabulary; i += LANES) mass += total(exp(load(z + i) - splat(top)));
+    for (; i < vocabulary; ++i) {
+        float one[LANES];
+        store(one, exp(splat(z[i] - top)));
+        mass += one[0];
+    }
+    for (i = 0; i < vocabulary; ++i) rank += z[i] > z[token];
+    const float whole = float(double(top) + std::log(mass));
+    std::vector<std::int32_t> best;
+    if (count > 0) {
+        const float least = count < vocabulary ? kth(z, vocabulary, count) : NEVER;
+        for (i = 0; i < vocabulary; ++i)
+            if (z[i] >= least) best.push_back(i);
+    }
+    std::stable_sort(best.begin(), best.end(), [&](int a, int b) { return z[a] > z[b]; });
+    const int found = std::min(count, int(best.size()));  // fewer where a row has NaNs
+    for (i = 0; i < count; ++i) {
+        ids[i] = i < found ? best[i] : i;
+        values[i] = z[ids[i]] - whole;
+    }
+    return {z[token] - whole, rank};
+}
+
 namespace {
 
 bool any_nan(const float* z, int count) {

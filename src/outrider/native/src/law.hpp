@@ -73,4 +73,12 @@ struct Drawn {
 // argmax z + g; with no `key`, argmax z. The lowest id on a tie.
 Drawn draw(const float* z, int vocabulary, const NoiseKey* key);
 
+// Of the law z: a token's log probability and rank, and the `count` likeliest ids with theirs.
+struct Logprobs {
+    float own;
+    std::int32_t rank;
+};
+Logprobs logprobs(const float* z, int vocabulary, int token, int count, std::int32_t* ids,
+                  float* values);
+
 }  // namespace outrider

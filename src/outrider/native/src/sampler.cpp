@@ -90,6 +90,25 @@ API const char* outrider_draw(const float* z, int rows, std::int64_t stride, int
     });
 }
 
+// Of `count` rows of z: see Logprobs; `ids` and `values` are [count, likeliest].
+API const char* outrider_logprobs(const float* z, int count, int vocabulary,
+                                  const std::int32_t* rows, const std::int32_t* tokens,
+                                  int likeliest, float* own, std::int32_t* ranks,
+                                  std::int32_t* ids, float* values) {
+    return guarded([&]() -> const char* {
+        if (likeliest < 0 || likeliest > vocabulary) return "more ids are wanted than there are";
+        if (!all_below(tokens, count, vocabulary)) return "a token id is past the vocabulary";
+        each_row(count, vocabulary, [&](int r) {
+            const std::size_t at = std::size_t(r) * likeliest;
+            const Logprobs found = logprobs(z + std::size_t(rows[r]) * vocabulary, vocabulary,
+                                            tokens[r], likeliest, ids + at, values + at);
+            own[r] = found.own;
+            ranks[r] = found.rank;
+        });
+        return nullptr;
+    });
+}
+
 // Noise of `count` tokens from id 0 on, at one position: for the tests of its bits.
 API void outrider_noise(std::uint64_t seed, std::uint32_t position, std::uint32_t sample,
                         std::int64_t count, float* out) {
