@@ -86,6 +86,8 @@ class ModelDrafter:
             state = self._states.setdefault(item.sequence.id, _State())
             start, stop = state.num_computed, item.start + item.count
             behind = tokens[start : min(stop, start + self._max_rows)]
+            if behind and max(behind) >= self.model.shape.vocab_size:
+                continue  # the target has said what this model has no embedding for
             state.num_computed = start + len(behind)
             state.base, state.drafted = len(tokens), drafts[i]
             draws = length > 0 and state.num_computed == len(tokens)

@@ -77,6 +77,22 @@ bool complete(const Weights<T>& m) {
     return all;
 }
 
+template <class T>
+void move_entries(const Store& store, const std::int32_t* from, const std::int32_t* to, int count) {
+    const Config& c = store.model->c;
+    for (int layer = 0; layer < c.layers; ++layer) {
+        const Cache<T> cache = cache_of<T>(store, layer);
+        const std::size_t width = cache.width;
+        std::vector<T> kept(2 * count * width);
+        for (int head = 0; head < c.kv_heads; ++head) {
+            for (int i = 0; i < count; ++i)
+                cache.get(from[i], head, &kept[2 * i * width], &kept[(2 * i + 1) * width]);
+            for (int i = 0; i < count; ++i)
+                cache.put(to[i], head, &kept[2 * i * width], &kept[(2 * i + 1) * width]);
+        }
+    }
+}
+
 // Calls `work` with the weights as what they are.
 template <class Work>
 const char* with(Model* model, Work work) {
@@ -150,8 +166,8 @@ API const char* outrider_check(Model* model) {
 // Bytes that a page of `page_size` positions takes.
 API std::int64_t outrider_page_bytes(const Model* model, int page_size) {
     const Config& c = model->c;
-    return std::int64_t(c.dtype == 0 ? 4 : 2) * c.layers * 2 * c.kv_heads * page_size *
-           padded(c.head_dim, IN_PAD);
+    return std::int64_t(c.dtype == 0 ? 4 : 2) * c.layers * 2 * c.kv_heads *
+           padded(page_size, BLOCK) * padded(c.head_dim, IN_PAD);
 }
 
 API Store* outrider_store(const Model* model, int pages, int page_size) {
@@ -164,7 +180,8 @@ API Store* outrider_store(const Model* model, int pages, int page_size) {
         store->model = model;
         store->pages = pages;
         store->page_size = page_size;
-        store->page_elements = std::size_t(2) * c.kv_heads * page_size * padded(c.head_dim, IN_PAD);
+        store->page_elements = std::size_t(2) * c.kv_heads * padded(page_size, BLOCK) *
+                               padded(c.head_dim, IN_PAD);
         store->layer_elements = store->page_elements * pages;
         store->harmed.resize(std::size_t(pages) * page_size);
         try {
@@ -193,24 +210,10 @@ API const char* outrider_move(Store* store, const std::int32_t* from, const std:
         for (int i = 0; i < count; ++i)
             if (from[i] < 0 || from[i] >= slots || to[i] < 0 || to[i] >= slots)
                 return "a slot is not of this store";
-        const Config& c = store->model->c;
-        const std::size_t item = c.dtype == 0 ? 4 : 2;
-        const std::size_t entry = item * padded(c.head_dim, IN_PAD);
-        const std::size_t plane = entry * store->page_size;
-        std::vector<char> kept(count * entry);
-        auto at = [&](int layer, int head, int slot) {
-            return store->data.data() +
-                   item * (layer * store->layer_elements +
-                           slot / store->page_size * store->page_elements) +
-                   head * plane + slot % store->page_size * entry;
-        };
-        for (int layer = 0; layer < c.layers; ++layer)
-            for (int head = 0; head < 2 * c.kv_heads; ++head) {
-                for (int i = 0; i < count; ++i)
-                    std::memcpy(kept.data() + i * entry, at(layer, head, from[i]), entry);
-                for (int i = 0; i < count; ++i)
-                    std::memcpy(at(layer, head, to[i]), kept.data() + i * entry, entry);
-            }
+        if (store->model->c.dtype == 0)
+            move_entries<float>(*store, from, to, count);
+        else
+            move_entries<bf16>(*store, from, to, count);
         std::vector<std::uint8_t> marks(count);
         for (int i = 0; i < count; ++i) marks[i] = store->harmed[from[i]];
         for (int i = 0; i < count; ++i) {

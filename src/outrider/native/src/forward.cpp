@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <atomic>
+
 #include "attention.hpp"
 #include "model.hpp"
 #include "pool.hpp"
@@ -5,6 +8,23 @@
 
 namespace outrider {
 namespace {
+
+// Rows of one segment that attention takes together: chains, and trees behind one prefix.
+std::vector<Tile> tiles_of(const Rows& all, int group) {
+    const int heads = std::min(group, QUERIES), rows = QUERIES / heads;
+    std::vector<Tile> tiles;
+    const auto& list = all.rows;
+    for (int first = 0, last; first < int(list.size()); first = last) {
+        const Row& row = list[first];
+        last = first + 1;
+        while (last < int(list.size()) && last - first < rows && list[last].pages == row.pages &&
+               (list[last].num_above > 0) == (row.num_above > 0))
+            ++last;
+        for (int head = 0; head < group; head += heads)
+            tiles.push_back({first, last, head, std::min(heads, group - head)});
+    }
+    return tiles;
+}
 
 // Rows that every worker normalises for itself rather than wait for the others.
 constexpr int ALONE = 16;
@@ -40,6 +60,7 @@ struct Forward : Work {
     const int qkv_width = padded(turned, LANES);
     const int out_width = padded(c.heads * c.head_dim, IN_PAD);
     const int head_pad = m.head_pad();
+    const std::vector<Tile> tiles = tiles_of(rows, c.heads / c.kv_heads);
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows, const Wanted& wanted,
             std::vector<int> scored)
@@ -56,7 +77,7 @@ struct Forward : Work {
         q = s.q.reserve(count * c.heads * head_pad);
         attended = s.attended.reserve(count * out_width);
         gated = s.gated.reserve(count * inner);
-        s.bad.resize(n);
+        s.bad.assign(n, 0);
         bad = s.bad.data();
     }
 
@@ -140,14 +161,22 @@ struct Forward : Work {
         for (int i = 0; i < head_pad; i += LANES) store(to + i, load(done + i));
     }
 
-    T* cache(int layer) const {
-        return reinterpret_cast<T*>(store_.data.data()) + layer * store_.layer_elements;
+    Cache<T> cache(int layer) const { return cache_of<T>(store_, layer); }
+
+    // A value that is no number would reach even those who give it no weight: it is noted instead.
+    void sanitise(T* value, int row) {
+        bool all = true;
+        for (int d = 0; d < c.head_dim; ++d) all = all && std::isfinite(widen(value[d]));
+        if (all) return;
+        std::memset(value, 0, c.head_dim * sizeof(T));
+        std::atomic_ref<std::uint8_t>(bad[row]).store(1, std::memory_order_relaxed);
     }
 
     // Queries to s.q, keys and values to their slots.
     void turn_all(int first, int last, int number, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads, half = c.head_dim / 2, d = c.head_dim;
-        const std::size_t plane = std::size_t(store_.page_size) * head_pad;
+        const Cache<T> to = cache(number);
+        alignas(64) T key[MAX_HEAD_DIM], value[MAX_HEAD_DIM];
         for (int task = first; task < last; ++task) {
             const int r = task / c.kv_heads, h = task % c.kv_heads;
             const Row& row = rows.rows[r];
@@ -157,33 +186,24 @@ struct Forward : Work {
             T* queries = q + std::size_t(r) * c.heads * head_pad;
             for (int g = h * group; g < (h + 1) * group; ++g)
                 turn(queries + g * head_pad, from + g * d, layer.q_norm.data(), cos, sin);
-            T* key = cache(number) + row.slot / store_.page_size * store_.page_elements +
-                     h * plane + std::size_t(row.slot % store_.page_size) * head_pad;
             turn(key, from + (c.heads + h) * d, layer.k_norm.data(), cos, sin);
-            turn(key + c.kv_heads * plane, from + (c.heads + c.kv_heads + h) * d, nullptr, nullptr,
-                 nullptr);
+            turn(value, from + (c.heads + c.kv_heads + h) * d, nullptr, nullptr, nullptr);
+            sanitise(value, r);
+            to.put(row.slot, h, key, value);
         }
     }
 
     void attention(int first_task, int last_task, int number, const Layer<T>& layer) {
-        const int group = c.heads / c.kv_heads;
-        const std::size_t plane = std::size_t(store_.page_size) * head_pad;
+        const int group = c.heads / c.kv_heads, count = int(tiles.size());
+        const Cache<T> from = cache(number);
+        Bench<T> bench;
         for (int task = first_task; task < last_task; ++task) {
             // A worker's part is of one key head, as far as there are as many heads as workers.
-            const int r = task % n, h = task / n;
-            const Row& row = rows.rows[r];
-            const Keys<T> keys{cache(number) + h * plane,       store_.page_elements,
-                               store_.page_size,                head_pad,
-                               rows.pages.data() + row.pages,   rows.above.data() + row.above,
-                               row.prefix};
-            const int length = row.prefix + row.num_above;
-            const int first = layer.window && length > layer.window ? length - layer.window : 0;
-            for (int g = 0; g < group; g += GROUP) {
-                const int head = h * group + g, heads = group - g < GROUP ? group - g : GROUP;
-                attend(keys, first, length, q + (std::size_t(r) * c.heads + head) * head_pad,
-                       attended + std::size_t(r) * out_width + head * c.head_dim, heads,
-                       c.head_dim, c.kv_heads * plane, c.scale);
-            }
+            const int h = task / count;
+            Attention<T>(from, rows, h, layer.window, c.scale, c.head_dim)
+                .run(bench, tiles[task % count], q + std::size_t(h) * group * head_pad,
+                     std::size_t(c.heads) * head_pad, attended + std::size_t(h) * group * c.head_dim,
+                     out_width);
         }
     }
 
@@ -206,7 +226,7 @@ struct Forward : Work {
                        .columns = qkv_width});
         team.share(n * c.kv_heads, 1,
                    [&](int first, int last) { turn_all(first, last, number, layer); });
-        team.share(n * c.kv_heads, 1,
+        team.share(int(tiles.size()) * c.kv_heads, 1,
                    [&](int first, int last) { attention(first, last, number, layer); });
         const End residual{.kind = End::add, .y = x, .stride = std::size_t(width),
                            .columns = width, .scale = c.residual_scale};
@@ -229,7 +249,7 @@ struct Forward : Work {
                 F16 zero = splat(0.0f);  // stays so unless an element is no number
                 for (int i = 0; i < width; i += LANES)
                     zero = fma(load(x + std::size_t(r) * width + i), splat(0.0f), zero);
-                bad[r] = !(total(zero) == 0);
+                bad[r] |= !(total(zero) == 0);
             }
         });
         if (scored.empty()) return;

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "cache.hpp"
 #include "memory.hpp"
 #include "product.hpp"
 
@@ -58,7 +59,7 @@ struct Weights : Model {
     int head_pad() const { return padded(c.head_dim, IN_PAD); }
 };
 
-// Keys and values: [layer][page][key heads, then value heads][slot][head_dim, padded].
+// Keys and values: [layer][page], see cache.hpp.
 struct Store {
     const Model* model;
     int pages, page_size;
@@ -67,6 +68,13 @@ struct Store {
     std::vector<std::uint8_t> harmed;  // slots whose row was not finite
     int num_harmed = 0;
 };
+
+template <class T>
+Cache<T> cache_of(const Store& store, int layer) {
+    const Config& c = store.model->c;
+    return {reinterpret_cast<T*>(store.data.data()) + layer * store.layer_elements,
+            store.page_elements, store.page_size, padded(c.head_dim, IN_PAD), c.kv_heads};
+}
 
 struct Row {
     std::int32_t token, position, slot;

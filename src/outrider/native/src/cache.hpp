@@ -1,0 +1,58 @@
+// Where keys and values lie: in blocks of 16 slots, as products want their weights.
+//
+// A page of a key head is its blocks of keys, [head_dim / pair][16 slots][pair], and behind all
+// heads' keys its blocks of values, [16 slots / pair][head_dim][pair]. Slots that pad a page to whole
+// blocks are never seen.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.hpp"
+#include "memory.hpp"
+
+namespace outrider {
+
+constexpr int BLOCK = LANES;  // slots of a block
+
+template <class T>
+struct Cache {
+    T* base;  // of a layer
+    std::size_t page_elements;
+    int page_size, width, heads;  // width: of a head, padded; heads: of keys
+
+    int blocks() const { return (page_size + BLOCK - 1) / BLOCK; }  // of a page
+    std::size_t plane() const { return std::size_t(blocks()) * BLOCK * width; }
+
+    T* keys(int page, int block, int head) const {
+        return base + page * page_elements + head * plane() + std::size_t(block) * BLOCK * width;
+    }
+    T* values(int page, int block, int head) const { return keys(page, block, heads + head); }
+
+    static constexpr int pair = PER_LANE<T>;
+    static T& key_at(T* block, int lane, int d) {
+        return block[std::size_t(d / pair) * BLOCK * pair + lane * pair + d % pair];
+    }
+    T& value_at(T* block, int lane, int d) const {
+        return block[std::size_t(lane / pair) * width * pair + d * pair + lane % pair];
+    }
+
+    void put(int slot, int head, const T* key, const T* value) const {
+        const int page = slot / page_size, lane = slot % page_size % BLOCK;
+        const int block = slot % page_size / BLOCK;
+        T* k = keys(page, block, head);
+        T* v = values(page, block, head);
+        for (int d = 0; d < width; d += pair)
+            std::memcpy(&key_at(k, lane, d), key + d, pair * sizeof(T));
+        for (int d = 0; d < width; ++d) value_at(v, lane, d) = value[d];
+    }
+    void get(int slot, int head, T* key, T* value) const {
+        const int page = slot / page_size, lane = slot % page_size % BLOCK;
+        const int block = slot % page_size / BLOCK;
+        T* k = keys(page, block, head);
+        T* v = values(page, block, head);
+        for (int d = 0; d < width; ++d) key[d] = key_at(k, lane, d);
+        for (int d = 0; d < width; ++d) value[d] = value_at(v, lane, d);
+    }
+};
+
+}  // namespace outrider

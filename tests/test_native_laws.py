@@ -1,0 +1,167 @@
+"""Laws, draws and drafts of the native step: those of sampling, on every instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import LLM
+from outrider.errors import ModelError
+from outrider.native import library as native
+from outrider.native.laws import NativeLaw, NativeNoise, measurer
+from outrider.sampling.draws import SharedNoise
+from outrider.sampling.law import RequestLaw
+from outrider.sampling.logprobs import measure
+from outrider.sampling.noise import gumbel
+from outrider.types import Request, Row, SamplingParams
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
+CPU = torch.device("cpu")
+HERE = native.ISAS[: native._level() + 1]
+WIDTH = 1003  # no multiple of a block
+PROMPT = (3, 5, 3, 900)
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "temperature": {"temperature": 0.7},
+    "greedy": {"temperature": 0.0, "top_k": 5, "presence_penalty": 1.0},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": -0.7, "frequency_penalty": 0.4},
+    "bans": {"allowed_token_ids": list(range(2, 900)), "min_tokens": 9, "stop_token_ids": [7, 8]},
+    "bias": {"logit_bias": {4: 3.5, 900: -100.0}, "min_p": 0.02},
+    "top": {"top_k": 40, "top_p": 0.83, "temperature": 1.4},
+    "wide": {"top_k": 1000, "min_p": 1e-9},
+    "mass": {"top_p": 0.1},
+}
+
+
+def step(isa: str) -> native.Library:
+    found = native.open_library(isa)
+    assert found is not None
+    if found.isa != isa:
+        pytest.skip(f"{isa} was not built")
+    return found
+
+
+def random_laws(rows: int, width: int = WIDTH, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, width, generator=generator) * 4
+
+
+@pytest.mark.parametrize("isa", HERE)
+def test_noise_has_the_specified_bits(isa: str) -> None:
+    for seed, position, sample in ((0, 0, 0), (2**64 - 1, 2**32 - 1, 2**32 - 1), (77, 5, 2)):
+        expected = gumbel([seed], [sample], [position], 70001)[0]
+        assert step(isa).noise(seed, position, sample, 70001).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_law_is_samplings(name: str) -> None:
+    params = SamplingParams(**OPTIONS[name])
+    law = RequestLaw(Request("r", PROMPT, params, 0, frozenset({2})), WIDTH, CPU)
+    tokens = [*PROMPT, 10, 11, 10]
+    paths = [[], [10], [10, 44], [10, 44, 44], [3], []]
+    expected = law.sequence().apply(random_laws(6), tokens, paths)
+    for isa in HERE:
+        mine = NativeLaw(law, None, 0, step(isa))
+        for length in (5, 7):  # committed bit by bit, and each token counted once
+            z = mine.apply(random_laws(6), tokens[:length], paths)
+        assert torch.equal(z, expected)
+
+
+def test_equals_at_the_edge_of_top_p_are_kept_by_id() -> None:
+    law = RequestLaw(Request("r", (1,), SamplingParams(top_p=0.45), 0), WIDTH, CPU)
+    z = torch.full((1, WIDTH), -30.0)
+    z[0, 100:110] = 2.0
+    for isa in HERE:
+        kept = NativeLaw(law, None, 0, step(isa)).apply(z.clone(), [1], [[]])[0].isfinite()
+        assert kept.nonzero()[:, 0].tolist() == list(range(100, 105))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
+def test_a_draw_is_the_argmax_over_all_noise(scale: float) -> None:
+    rows = [Row("s", 2**63 + i, i % 2, 1000 * i, i % 5 == 4, 0) for i in range(20)]
+    z = random_laws(20) * scale
+    z[3, 10:] = -torch.inf
+    z[5] = z[5].round()  # ties
+    expected = SharedNoise(WIDTH, CPU).draw(z, rows)
+    for isa in HERE:
+        assert NativeNoise(WIDTH, CPU, step(isa)).draw(z, rows) == expected
+
+
+def test_a_row_that_is_no_law_has_no_finite_score() -> None:
+    z = random_laws(3)
+    z[0, 999] = torch.nan
+    z[1] = -torch.inf
+    z[2, 4] = torch.inf
+    rows = [Row("s", 1, 0, i, greedy, 0) for i in range(3) for greedy in (False,)]
+    for isa in HERE:
+        scores = NativeNoise(WIDTH, CPU, step(isa)).draw(z, rows)[1]
+        assert np.isnan(scores[0])
+        assert scores[1:] == [-np.inf, np.inf]
+
+
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_log_probabilities_are_samplings(count: int) -> None:
+    z = random_laws(4)
+    z[2, 50:] = -torch.inf
+    rows, tokens = [0, 2, 3], [17, 3, 1002]
+    expected, mine = measure(z, rows, tokens, count), measurer(CPU)(z, rows, tokens, count)
+    assert (mine.ranks, mine.ids) == (expected.ranks, expected.ids)
+    np.testing.assert_allclose(mine.own, expected.own, atol=2e-6)
+    np.testing.assert_allclose(mine.values, expected.values, atol=2e-6)
+
+
+def test_ids_past_the_vocabulary_are_refused() -> None:
+    found = native.library()
+    assert found is not None
+    law = RequestLaw(Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), WIDTH, CPU)
+    mine = NativeLaw(law, None, 0, found)
+    with pytest.raises(ModelError, match="past the vocabulary"):
+        mine.apply(random_laws(1), list(PROMPT), [[WIDTH]])
+    with pytest.raises(ModelError, match="past the vocabulary"):
+        found.logprobs(random_laws(1), [0], [-1], 2)
+    narrow = RequestLaw(Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100, CPU)
+    with pytest.raises(ModelError, match="no law"):
+        NativeLaw(narrow, None, 0, found)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("vocabulary", [100, 128, 150])
+def test_a_draft_in_one_call_is_that_of_single_steps(
+    temperature: float,
+    vocabulary: int,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = make_checkpoint(tmp_path / "target", "llama")
+    small = make_checkpoint(
+        tmp_path / "drafter", "llama", num_hidden_layers=1, vocab_size=vocabulary
+    )
+    params = SamplingParams(
+        temperature=temperature, max_tokens=40, ignore_eos=True, seed=5, presence_penalty=0.3
+    )
+    prompts = [[1, 2, 3, 4], [9] * 30, [5]]
+
+    def texts() -> tuple[list[list[int]], list[int]]:
+        llm = LLM(target, drafter=str(small), dtype="float32", num_speculative_tokens=5)
+        drafted: list[int] = []
+        propose = llm.engine.drafter.propose
+
+        def kept(*args: Any) -> Any:
+            draft = propose(*args)
+            drafted.extend(t for tokens in draft.tokens for t in tokens)
+            return draft
+
+        llm.engine.drafter.propose = kept  # type: ignore[method-assign]
+        return [o.outputs[0].token_ids for o in llm.generate(prompts, params)], drafted
+
+    whole = texts()
+    monkeypatch.setattr("outrider.drafters.model._is_static", lambda law: False)
+    assert texts() == whole
+    assert whole[1]
