@@ -12,8 +12,9 @@ from tqdm import tqdm
 from transformers import PretrainedConfig
 
 from ..errors import ModelError
+from ..native.interface import DTYPES, TABLES, Config
 from ..native.laws import NativeLaw
-from ..native.library import DTYPES, TABLES, Config, Library
+from ..native.library import Library
 from .base import Output, Store
 from .families import Architecture, read_architecture, read_config
 from .rope import BY_LENGTH, Rope, rope_parameters

@@ -14,7 +14,8 @@ from ..sampling.law import RequestLaw, SequenceLaw
 from ..sampling.logprobs import Measure, Measured, measure
 from ..sampling.noise import WORD
 from ..types import Row
-from .library import Library, Options, library
+from .interface import Options
+from .library import Library, library
 
 
 class NativeLaw(SequenceLaw):

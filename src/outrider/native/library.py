@@ -16,82 +16,14 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError
 from . import __path__ as folders
+from .interface import ABI, DTYPES, FUNCTIONS, MATRICES, VECTORS, Config, Options
 from .threads import allowed_threads
 
 logger = logging.getLogger("outrider")
 
-ABI = 2
 ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 """Instruction sets, each with all that stand before it."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-MATRICES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4}
-VECTORS = {"input": 0, "mlp": 1, "final": 2, "q": 3, "k": 4, "cos": 5, "sin": 6}
-TABLES = 2
-"""Rotary tables that a model may have."""
-
-_Pointer, _Int, _Text, _Long = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64
-
-
-class Config(ctypes.Structure):
-    """What a model is; the layout is that of src/model.hpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("dtype", "layers", "hidden", "inner", "heads")),
-        *((name, ctypes.c_int32) for name in ("kv_heads", "head_dim", "vocabulary", "max_length")),
-        *((name, ctypes.c_float) for name in ("norm_eps", "scale", "embedding_scale")),
-        *((name, ctypes.c_float) for name in ("residual_scale", "logits_scale")),
-    )
-
-
-class Options(ctypes.Structure):
-    """What of a request's options a law has; the layout is that of src/law.hpp."""
-
-    _fields_ = (
-        ("seed", ctypes.c_uint64),
-        ("presence", ctypes.c_double),
-        *((name, ctypes.c_float) for name in ("temperature", "frequency", "repetition", "min_p")),
-        ("top_p", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("top_k", "vocabulary", "sample", "prompt_length")),
-        *((name, ctypes.c_int32) for name in ("min_tokens", "penalises")),
-    )
-
-
-_FUNCTIONS: dict[str, tuple[object, list[object]]] = {
-    "abi": (_Int, []),
-    "cpu": (_Int, []),
-    "start": (_Int, [_Int]),
-    "model": (_Pointer, [ctypes.POINTER(Config), _Pointer]),
-    "model_free": (None, [_Pointer]),
-    "matrix": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, _Int]),
-    "vector": (_Text, [_Pointer, _Int, _Int, _Pointer, _Long]),
-    "layer": (_Text, [_Pointer, _Int, _Int, _Int]),
-    "check": (_Text, [_Pointer]),
-    "page_bytes": (_Long, [_Pointer, _Int]),
-    "store": (_Pointer, [_Pointer, _Int, _Int]),
-    "store_free": (None, [_Pointer]),
-    "harmed": (_Int, [_Pointer]),
-    "move": (_Text, [_Pointer, _Pointer, _Pointer, _Int]),
-    "forward": (
-        _Text,
-        [_Pointer, _Pointer, _Pointer, _Long, *[_Pointer, _Int] * 4],
-    ),
-    "law": (
-        _Pointer,
-        [ctypes.POINTER(Options), _Pointer, _Pointer, _Int, _Pointer, _Int, _Int],
-    ),
-    "law_free": (None, [_Pointer]),
-    "law_count": (_Text, [_Pointer, _Pointer, _Int]),
-    "law_apply": (_Text, [_Pointer, _Pointer, _Int, _Int, _Pointer, _Long, _Int]),
-    "draw": (_Text, [_Pointer, _Int, _Long, _Int, *[_Pointer] * 4]),
-    "draft": (
-        _Text,
-        [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Long, _Int, _Int, *[_Pointer] * 2],
-    ),
-    "logprobs": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, *[_Pointer] * 4]),
-    "noise": (None, [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, _Long, _Pointer]),
-}
 
 
 class Library:
@@ -109,10 +41,10 @@ class Library:
         self.isa = isa
         self._c = loaded = ctypes.CDLL(str(file))
         try:
-            loaded.outrider_abi.restype = _Int
+            loaded.outrider_abi.restype = ctypes.c_int
             if loaded.outrider_abi() != ABI:
                 raise OSError(f"{file} was built from other sources; install Outrider again")
-            for name, (result, arguments) in _FUNCTIONS.items():
+            for name, (result, arguments) in FUNCTIONS.items():
                 function = getattr(loaded, f"outrider_{name}")
                 function.restype, function.argtypes = result, arguments
         except AttributeError as error:
