@@ -1,8 +1,7 @@
 // Where keys and values lie: in blocks of 16 slots, as products want their weights.
 //
-// A page of a key head is its blocks of keys, [head_dim / pair][16 slots][pair], and behind all
-// heads' keys its blocks of values, [16 slots / pair][head_dim][pair]. Slots that pad a page to whole
-// blocks are never seen.
+// A page is, head after head, blocks of keys, [head_dim / pair][16 slots][pair], and blocks of values,
+// [16 slots / pair][head_dim][pair]. Slots that pad a page to whole blocks are never seen.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +17,15 @@ template <class T>
 struct Cache {
     T* base;  // of a layer
     std::size_t page_elements;
-    int page_size, width, heads;  // width: of a head, padded; heads: of keys
+    int page_size, width;  // width: of a head, padded
 
     int blocks() const { return (page_size + BLOCK - 1) / BLOCK; }  // of a page
     std::size_t plane() const { return std::size_t(blocks()) * BLOCK * width; }
 
     T* keys(int page, int block, int head) const {
-        return base + page * page_elements + head * plane() + std::size_t(block) * BLOCK * width;
+        return base + page * page_elements + head * 2 * plane() + std::size_t(block) * BLOCK * width;
     }
-    T* values(int page, int block, int head) const { return keys(page, block, heads + head); }
+    T* values(int page, int block, int head) const { return keys(page, block, head) + plane(); }
 
     static constexpr int pair = PER_LANE<T>;
     static T& key_at(T* block, int lane, int d) {

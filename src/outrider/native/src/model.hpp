@@ -73,7 +73,7 @@ template <class T>
 Cache<T> cache_of(const Store& store, int layer) {
     const Config& c = store.model->c;
     return {reinterpret_cast<T*>(store.data.data()) + layer * store.layer_elements,
-            store.page_elements, store.page_size, padded(c.head_dim, IN_PAD), c.kv_heads};
+            store.page_elements, store.page_size, padded(c.head_dim, IN_PAD)};
 }
 
 struct Row {
