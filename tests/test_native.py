@@ -18,7 +18,6 @@ from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
 from outrider.native import library as native
-from outrider.native.threads import allowed_threads, cpu_quota
 
 CPU = torch.device("cpu")
 PAGE = 16
@@ -185,18 +184,3 @@ def test_without_a_library_torch_serves(
         assert "no C++ compiler" in caplog.text
     finally:
         native.open_library.cache_clear()
-
-
-def test_threads_respect_the_control_group(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
-    assert cpu_quota(tmp_path) == 2.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert cpu_quota(tmp_path) == 0.5
-    assert allowed_threads(tmp_path) == 1
