@@ -1,0 +1,40 @@
+"""The native step under the sanitizers of addresses and undefined behaviour (make slow)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+TESTS = ("test_native.py", "test_native_laws.py", "test_rows.py")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux" or not (shutil.which("cmake") and shutil.which("g++")),
+    reason="needs Linux, cmake and g++",
+)
+def test_no_address_or_number_is_out_of_bounds(tmp_path: Path) -> None:
+    configure = ["cmake", "-S", str(REPOSITORY), "-B", str(tmp_path), "-DSANITIZE=ON"]
+    subprocess.run(configure, check=True)
+    subprocess.run(["cmake", "--build", str(tmp_path)], check=True)
+    plugin = f"import outrider.native\noutrider.native.__path__.insert(0, {str(tmp_path)!r})\n"
+    (tmp_path / "sanitized.py").write_text(plugin)
+    runtime = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    )
+    environment = os.environ | {
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python and torch keep what they have
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    }
+    tests = [str(REPOSITORY / "tests" / name) for name in TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "sanitized"]
+    command += tests
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
