@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from ..errors import ModelError
+from .packed import FORMAT, METHOD
 from .rope import ROPE_TYPES, head_dim, rope_parameters, rotary_dim
 
 logger = logging.getLogger("outrider")
@@ -181,9 +182,9 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
             f"{folder}: model_type {kind!r} has an encoder, which reads both ways; only models "
             "that read left to right can be decoded."
         )
-    quantised = getattr(config, "quantization_config", None)
-    if quantised:
-        method = dict(quantised).get("quant_method", "an unnamed method")
+    quantised = dict(getattr(config, "quantization_config", None) or {})
+    if quantised and (quantised.get("quant_method"), quantised.get("format")) != (METHOD, FORMAT):
+        method = quantised.get("quant_method", "an unnamed method")
         raise ModelError(
             f"{folder}: weights quantised by {method!r} (quantization_config) are not supported; "
             "give the checkpoint in float32, bfloat16 or float16."

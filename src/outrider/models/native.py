@@ -111,7 +111,9 @@ class NativeTransformer:
             for index in tqdm(range(a.num_layers), "Packing weights", disable=quiet, leave=False):
                 self._load_layer(loader, index, kinds.index(a.kinds[index]))
             library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
-            library.set_matrix(self.handle, 0, "head", loader.head(self.embedding), None)
+            head = loader.head(self.embedding)
+            assert isinstance(head, torch.Tensor)
+            library.set_matrix(self.handle, 0, "head", head, None)
             library.check(self.handle)
 
     def _config(self, max_length: int) -> Config:
@@ -145,6 +147,7 @@ class NativeTransformer:
             ("gate_up", mlp.gate_up, mlp.gate_up_bias),
             ("down", mlp.down, mlp.down_bias),
         ):
+            assert isinstance(matrix, torch.Tensor)  # the loader was given no recipe
             library.set_matrix(model, index, kind, matrix, bias)
         library.set_layer(model, index, a.windows[index], table)
         # Norms stand twice, as torch's kernels want them.
