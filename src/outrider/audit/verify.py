@@ -22,9 +22,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from ..config import Recipe
 from ..drafters.model import ModelDrafter
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
+from ..models.export import plain_tensors
 from ..models.families import Folder, find_folder, read_config, read_shape
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import RULES, make_rule
@@ -78,6 +80,7 @@ class Audit:
         seed: everything drawn depends on it.
         fault: what is made wrong on purpose.
         progress: told what is under way.
+        weights: ``quantization`` and ``drafter_quantization`` as for ``LLM``.
 
     Raises:
         OutriderError: a checkpoint or an option cannot be used.
@@ -92,13 +95,15 @@ class Audit:
         seed: int,
         fault: Fault,
         progress: Progress,
+        **weights: str | None,
     ) -> None:
         self.folder = find_folder(model)
         self.size = size
         self.fault = fault
         self.progress = progress
         self._python, self._numpy = random.Random(seed), np.random.default_rng(seed)
-        self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32"}
+        self._recipe = weights.get("quantization")
+        self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **weights}
         context = read_shape(read_config(self.folder), self.folder).context
         longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
         self._options["max_model_len"] = longest
@@ -131,7 +136,7 @@ class Audit:
         """(a): teacher-forced, so that one forward of theirs judges all tokens of a prompt."""
         self.progress("plain decoding against transformers")
         check = Check("greedy", "plain greedy decoding says what transformers says, fp32")
-        theirs = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+        theirs = self._theirs()
         params = SamplingParams(temperature=0, max_tokens=self.size.tokens, ignore_eos=True)
         for prompt in self.prompts:
             ids = self.plain.generate([prompt], params)[0].outputs[0].token_ids
@@ -147,6 +152,19 @@ class Audit:
                     close = gap <= LARGEST_TIE
                     self._note(check, replace(found, gap=gap, is_tie=close), f"prompt {prompt[:3]}")
         return check
+
+    def _theirs(self) -> Any:
+        """The target as transformers runs it in fp32, with the same weights if quantised."""
+        config = read_config(self.folder)
+        if self._recipe is None and getattr(config, "quantization_config", None) is None:
+            load: Any = AutoModelForCausalLM.from_pretrained
+            return load(self.folder, dtype=torch.float32).eval()
+        tensors = plain_tensors(self.folder, Recipe.parse(self._recipe) if self._recipe else None)
+        config.quantization_config = None
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.load_state_dict(tensors, strict=False)
+        model.tie_weights()
+        return model.eval()
 
     def equality(self) -> Check:
         """(b): every mix against plain decoding of one request at a time."""
@@ -287,6 +305,7 @@ def verify(
     seed: int | None = None,
     fault: Fault | None = None,
     progress: Progress = lambda _: None,
+    **weights: str | None,
 ) -> Report:
     """Audit a pair, see the module's docstring.
 
@@ -297,12 +316,13 @@ def verify(
         seed: 0 and up; None takes a fresh one. The report has it.
         fault: a wrong rule, to see whether the audit catches it.
         progress: called with a line whenever something new is under way.
+        weights: ``quantization`` and ``drafter_quantization`` as for ``LLM``.
 
     Raises:
         OutriderError: a checkpoint or an option cannot be used.
     """
     seed = fresh_seed() if seed is None else seed
-    audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress)
+    audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **weights)
     checks = [audit.against_transformers(), audit.equality(), audit.laws()]
     return Report(
         model=str(model),

@@ -47,6 +47,23 @@ Length = Annotated[
 Dtype = Annotated[
     str, typer.Option("--dtype", help="auto (the checkpoint's), float32, bfloat16 or float16.")
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        metavar="RECIPE",
+        help="Make the target's weights few-bit at load: int8 or int4, with -g32 (the default), "
+        "-g64, -g128 or -channel for the group, and -zp for zero points, as in int4-g64-zp.",
+    ),
+]
+DrafterQuantization = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter-quantization",
+        metavar="RECIPE",
+        help="The same for the drafter's weights, which stay as they are unless given.",
+    ),
+]
 
 
 def exit_code(error: OutriderError) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -128,6 +129,12 @@ class Checkpoint:
         """The tensor ``name``, which must be there, as it is stored."""
         tensor: torch.Tensor = self._where[name].get_tensor(name)
         return tensor
+
+    def described(self, name: str) -> tuple[list[int], int]:
+        """Shape of the tensor ``name``, which must be there, and bits of an element; not read."""
+        found = self._where[name].get_slice(name)
+        width = re.search(r"\d+", found.get_dtype())  # BF16, F8_E4M3, I64, BOOL
+        return found.get_shape(), int(width.group()) if width else 8
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor ``name`` of ``shape``, in ``dtype``."""
