@@ -17,7 +17,7 @@ from .bench import check_target, interval
 from .common import Dtype, model_folder, status, write
 
 DEFINITIONS = (
-    "bits: of a weight as stored, with scales and what is not quantised · loss: perplexity over the "
+    "bits: of a weight as stored, scales and what is not quantised too · loss: perplexity over the "
     "reference's, less 1 · agreement: positions with the same most likely next token · KL: "
     "divergence from the reference's law, nats · in brackets 95 % intervals over windows"
 )

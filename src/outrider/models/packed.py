@@ -40,12 +40,12 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     bytes_ = F.pad(codes, (0, spare))
     if bits == 4:
         bytes_ = bytes_[:, ::2] | bytes_[:, 1::2] << 4
-    return bytes_.contiguous().view(torch.int32).view(rows, -1)
+    return bytes_.flatten().view(torch.int32).view(rows, -1)
 
 
 def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """What ``pack`` was given: uint8 [rows, count] of int32 [rows, words]."""
-    codes = words.contiguous().view(torch.uint8)
+    codes = words.flatten().view(torch.uint8).view(len(words), -1)
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
     return codes[:, :count].contiguous()
@@ -112,12 +112,13 @@ class Schemes:
         A target that names modules comes before one that means all of a class.
         """
         module = name.removesuffix(".weight")
+        kind = "Embedding" if module.endswith("embed_tokens") else "Linear"
         if any(_means(target, module) for target in self._ignored):
             return None
         for named in (True, False):
             for targets, recipe in self._groups:
                 for target in targets:
-                    if _means(target, module) if named else target == "Linear":
+                    if _means(target, module) if named else target == kind:
                         return recipe
         return None
 

@@ -32,7 +32,7 @@ class Quantized:
 
     Args:
         codes: uint8 [out, in], each below 2**bits.
-        scales: fp32 [out, groups].
+        scales: fp32 [out, groups], of either sign.
         zeros: uint8 [out, groups]; None is 2**(bits - 1) everywhere: a symmetric recipe.
         bits: 4 or 8.
         group: inputs that share a scale, the last group may be short; a whole row at most
