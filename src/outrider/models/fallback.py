@@ -26,6 +26,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ..errors import ModelError
 from .base import Output, Store
 from .families import read_config, read_shape
+from .formats.base import REMEDY
 from .rope import BY_LENGTH
 from .rows import TILE, Segment, padded
 from .transformer import choose_dtype
@@ -102,7 +103,13 @@ class Fallback:
     trees = False
 
     def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
-        self.shape = read_shape(read_config(folder), folder)
+        config = read_config(folder)
+        self.shape = read_shape(config, folder)
+        if getattr(config, "quantization_config", None):
+            raise ModelError(
+                f"{folder}: quantised weights are read for native families only, and "
+                f"{config.model_type!r}, as configured, is none; {REMEDY}."
+            )
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
         self._model = _load(folder, self.dtype).to(device).eval()

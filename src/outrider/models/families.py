@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from ..errors import ModelError
+from .formats.registry import find_format
 from .rope import ROPE_TYPES, head_dim, rope_parameters, rotary_dim
 
 logger = logging.getLogger("outrider")
@@ -166,7 +167,7 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
 
     Raises:
         ModelError: transformers has no causal language model of this type, it does not read left
-            to right, or its weights are quantised.
+            to right, or its weights are quantised in a way that is not read.
     """
     text = config.get_text_config(decoder=True)
     kind = config.model_type
@@ -181,13 +182,7 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
             f"{folder}: model_type {kind!r} has an encoder, which reads both ways; only models "
             "that read left to right can be decoded."
         )
-    quantised = getattr(config, "quantization_config", None)
-    if quantised:
-        method = dict(quantised).get("quant_method", "an unnamed method")
-        raise ModelError(
-            f"{folder}: weights quantised by {method!r} (quantization_config) are not supported; "
-            "give the checkpoint in float32, bfloat16 or float16."
-        )
+    find_format(getattr(config, "quantization_config", None), folder)
     return Shape(
         family=kind,
         vocab_size=text.vocab_size,

@@ -13,7 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelError
-from .families import Architecture
+from .families import Architecture, read_config
+from .formats.base import PLAIN, REMEDY, Matrix, say
+from .formats.registry import find_format
+from .quantize import Quantized
 from .rope import half_split
 from .rows import TILE
 
@@ -80,11 +83,16 @@ class Checkpoint:
     """The tensors of a folder's safetensors files, by name, read when asked for.
 
     Raises:
-        ModelError: there are none, a file is damaged, or a tensor is missing or misshapen.
+        ModelError: there are none, a file is damaged, a tensor is missing or misshapen, or the
+            weights are quantised in a way that is not read.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
+        options = getattr(read_config(folder), "quantization_config", None)
+        self._format = find_format(options, folder)
+        if self._format is not None and self._format.note:
+            say(self._format.note)
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             try:
@@ -110,17 +118,50 @@ class Checkpoint:
             for name in handle.keys():  # noqa: SIM118  (a handle, not a dict)
                 self._where[name] = handle
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor ``name`` of ``shape``, in ``dtype``."""
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """The tensor ``name`` as it is stored, of ``shape`` if given."""
         if name not in self._where:
             raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
         tensor: torch.Tensor = self._where[name].get_tensor(name)
-        if tuple(tensor.shape) != shape:
+        if shape is not None and tuple(tensor.shape) != shape:
             raise ModelError(
                 f"{self.folder}: tensor {name!r} is {list(tensor.shape)}, but its config.json "
                 f"says {list(shape)}."
             )
+        return tensor
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The plain tensor ``name`` of ``shape``, in ``dtype``."""
+        tensor = self.raw(name, shape)
+        if tensor.dtype not in PLAIN:
+            raise ModelError(
+                f"{self.folder}: tensor {name!r} holds {tensor.dtype}, and its config.json does "
+                f"not say how to read that; {REMEDY}."
+            )
         return tensor.to(dtype)
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
+        if self._format is None:
+            return self.get(name, shape, dtype)
+        return self._format.matrix(self, name, shape, dtype)
+
+
+def plain(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+    """``matrix`` as a tensor."""
+    return matrix.dequantized(dtype) if isinstance(matrix, Quantized) else matrix
+
+
+def stacked(parts: list[Matrix], dtype: torch.dtype) -> Matrix:
+    """``parts`` on top of each other, dequantised to ``dtype`` unless quantised all alike."""
+    quantised = [p for p in parts if isinstance(p, Quantized)]
+    kinds = {(p.bits, p.group, p.zeros is None) for p in quantised}
+    if len(quantised) == len(parts) and len(kinds) == 1:
+        return Quantized.stacked(quantised)
+    return torch.cat([plain(p, dtype) for p in parts])
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
@@ -160,10 +201,20 @@ class Loader:
         self._a = architecture
         self._dtype = dtype
         self._device = device
+        self._embedding: Matrix | None = None
 
     def get(self, name: str, *size: int) -> torch.Tensor:
         """The tensor ``name``, of ``size``."""
         return self._source.get(name, size, self._dtype).to(self._device)
+
+    def matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
+        """The matrix ``name``, quantised or not."""
+        found = self._source.matrix(name, (outputs, inputs), self._dtype)
+        return found if isinstance(found, Quantized) else found.to(self._device)
+
+    def _ready(self, matrix: Matrix) -> torch.Tensor:
+        """What products with ``matrix`` want."""
+        return self._pack(plain(matrix, self._dtype).to(self._device))
 
     def norm(self, name: str, size: int | None = None) -> torch.Tensor:
         """A norm's weight, standing twice as ``transformer.rms_norm`` wants it."""
@@ -171,27 +222,36 @@ class Loader:
         weight = weight + 1 if self._a.gemma else weight
         return torch.cat((weight, weight))
 
-    def _stacked(self, prefix: str, parts: dict[str, int], suffix: str, *rest: int) -> torch.Tensor:
+    def _stacked(self, prefix: str, parts: dict[str, int], width: int) -> Matrix:
         """Several projections on top of each other, which fused checkpoints hold as one tensor."""
         if self._a.fused:
-            name = {"q": "qkv", "gate": "gate_up"}[next(iter(parts))]
-            return self.get(f"{prefix}{name}_proj.{suffix}", sum(parts.values()), *rest)
-        return torch.cat(
-            [self.get(f"{prefix}{p}_proj.{suffix}", n, *rest) for p, n in parts.items()]
-        )
+            return self.matrix(self._fused(prefix, parts, "weight"), sum(parts.values()), width)
+        names = {f"{prefix}{p}_proj.weight": rows for p, rows in parts.items()}
+        return stacked([self.matrix(name, n, width) for name, n in names.items()], self._dtype)
 
-    def _turnable(self, qkv: torch.Tensor) -> torch.Tensor:
-        """``qkv`` [rows, ...] with the elements of query and key heads as ``half_split`` has them.
+    def _biases(self, prefix: str, parts: dict[str, int]) -> torch.Tensor:
+        """The biases of several projections, one behind the other."""
+        if self._a.fused:
+            return self.get(self._fused(prefix, parts, "bias"), sum(parts.values()))
+        return torch.cat([self.get(f"{prefix}{p}_proj.bias", n) for p, n in parts.items()])
 
-        Products of queries and keys do not mind, and then all heads turn alike.
+    def _fused(self, prefix: str, parts: dict[str, int], suffix: str) -> str:
+        name = {"q": "qkv", "gate": "gate_up"}[next(iter(parts))]
+        return f"{prefix}{name}_proj.{suffix}"
+
+    def _turnable(self) -> torch.Tensor | None:
+        """The order of queries', keys' and values' rows in which heads are as ``half_split`` says.
+
+        None where they are so already. Products of queries and keys do not mind, and then all heads
+        turn alike.
         """
         a = self._a
         if a.rotary_dim == a.head_dim:
-            return qkv
-        heads = qkv.view(-1, a.head_dim, *qkv.shape[1:]).clone()
+            return None
         turning = a.num_heads + a.num_kv_heads
-        heads[:turning] = heads[:turning, half_split(a.head_dim, a.rotary_dim)]
-        return heads.view_as(qkv)
+        rows = torch.arange((turning + a.num_kv_heads) * a.head_dim).view(-1, a.head_dim)
+        rows[:turning] = rows[:turning, half_split(a.head_dim, a.rotary_dim)]
+        return rows.flatten()
 
     def layer(self, index: int) -> LayerWeights:
         """The weights of one layer."""
@@ -199,15 +259,20 @@ class Loader:
         attn, width = f"{base}self_attn.", a.hidden_size
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
         parts = {"q": queries, "k": keys, "v": keys}
-        bias = self._turnable(self._stacked(attn, parts, "bias")) if a.qkv_bias else None
+        qkv = self._stacked(attn, parts, width)
+        bias = self._biases(attn, parts) if a.qkv_bias else None
+        order = self._turnable()
+        if order is not None:
+            qkv = qkv.rows(order) if isinstance(qkv, Quantized) else qkv[order]
+            bias = None if bias is None else bias[order]
         behind = f"{base}post_attention_layernorm"
         return LayerWeights(
             input_norm=self.norm(f"{base}input_layernorm"),
-            qkv=self._pack(self._turnable(self._stacked(attn, parts, "weight", width))),
+            qkv=self._ready(qkv),
             qkv_bias=bias,
             q_norm=self.norm(f"{attn}q_norm", a.head_dim) if a.qk_norm else None,
             k_norm=self.norm(f"{attn}k_norm", a.head_dim) if a.qk_norm else None,
-            output=self._pack(self.get(f"{attn}o_proj.weight", width, queries)),
+            output=self._ready(self.matrix(f"{attn}o_proj.weight", width, queries)),
             output_bias=self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
             attention_norm=self.norm(behind) if a.gemma else None,
             mlp_norm=self.norm(f"{base}pre_feedforward_layernorm" if a.gemma else behind),
@@ -220,9 +285,9 @@ class Loader:
         inner, width = inner or a.intermediate_size, a.hidden_size
         gated = {"gate": inner, "up": inner}
         return Mlp(
-            gate_up=self._pack(self._stacked(prefix, gated, "weight", width)),
-            gate_up_bias=self._stacked(prefix, gated, "bias") if a.mlp_bias else None,
-            down=self._pack(self.get(f"{prefix}down_proj.weight", width, inner)),
+            gate_up=self._ready(self._stacked(prefix, gated, width)),
+            gate_up_bias=self._biases(prefix, gated) if a.mlp_bias else None,
+            down=self._ready(self.matrix(f"{prefix}down_proj.weight", width, inner)),
             down_bias=self.get(f"{prefix}down_proj.bias", width) if a.mlp_bias else None,
         )
 
@@ -230,19 +295,23 @@ class Loader:
         a = self._a
         each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
         return Experts(
-            router=self._pack(self.get(f"{prefix}gate.weight", a.num_experts, a.hidden_size)),
+            router=self._ready(self.matrix(f"{prefix}gate.weight", a.num_experts, a.hidden_size)),
             mlps=tuple(self._mlp(name, a.expert_size) for name in each),
         )
 
     def embedding(self) -> torch.Tensor:
         """[vocabulary, hidden_size]."""
-        return self.get("model.embed_tokens.weight", self._a.vocab_size, self._a.hidden_size)
+        a, name = self._a, "model.embed_tokens.weight"
+        self._embedding = self.matrix(name, a.vocab_size, a.hidden_size)
+        return plain(self._embedding, self._dtype).to(self._device)
 
     def head(self, embedding: torch.Tensor) -> torch.Tensor:
         """What makes logits of the last hidden states; tied checkpoints have but the embedding."""
-        if self._a.tied:
-            return self._pack(embedding)
-        return self._pack(self.get("lm_head.weight", self._a.vocab_size, self._a.hidden_size))
+        a = self._a
+        if a.tied:
+            kept = self._embedding
+            return self._ready(kept) if isinstance(kept, Quantized) else self._pack(embedding)
+        return self._ready(self.matrix("lm_head.weight", a.vocab_size, a.hidden_size))
 
 
 def load_weights(
