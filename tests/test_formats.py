@@ -130,11 +130,11 @@ def same(found: torch.Tensor | Quantized, expected: Quantized) -> None:
 
 def gptq(less: int = 1, index: Callable[[int, int], torch.Tensor] | None = None) -> Writer:
     def writer(name: str, m: Quantized) -> Tensors:
-        base, top = name.removesuffix("weight"), 1 << m.bits
+        base, ones = name.removesuffix("weight"), {4: 0x11111111, 8: 0x01010101}[m.bits]
         order = index or (lambda n, group: torch.arange(n) // group)
         return {
             f"{base}qweight": pack(m.codes, m.bits).T,
-            f"{base}qzeros": pack((middle(m).T - less) % top, m.bits),
+            f"{base}qzeros": pack(middle(m).T, m.bits) - less * ones,
             f"{base}scales": m.scales.T.half(),
             f"{base}g_idx": order(m.shape[1], m.group).int(),
         }

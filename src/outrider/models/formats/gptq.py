@@ -3,7 +3,7 @@
 Tensors of a matrix [out, in], with n = 32 / bits: ``qweight`` int32 [in / n, out], input i in bits
 (i mod n) * bits of word i / n; ``qzeros`` int32 [groups, out / n], packed alike along outputs;
 ``scales`` [groups, out]; ``g_idx`` int32 [in], the group of each input. In the format "gptq" a zero
-is stored as one less, modulo 2**bits; in "gptq_v2" as it is.
+is stored as one less, in "gptq_v2" as it is.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from .base import (
 )
 
 STORED_LESS = {"gptq": 1, "gptq_v2": 0}
+ONES = {4: 0x11111111, 8: 0x01010101}
+"""1 in each code of a word."""
 
 
 class Gptq:
@@ -75,7 +77,8 @@ class Gptq:
             raise misshapen(source, f"{base}scales", scales, shape)
         groups = scales.shape[0]
         zeros = words(source, f"{base}qzeros", (groups, words_for(outputs, bits)))
-        offsets = (unpack(zeros, bits)[:, :outputs].T + self._less) & ((1 << bits) - 1)
+        # Added to whole words, as GPTQModel subtracts it: a zero of 0 borrows from the next code.
+        offsets = unpack(zeros + self._less * ONES[bits], bits)[:, :outputs].T
         found = Quantized(
             unpack(packed.T, bits)[:, :inputs].contiguous(),
             scales.T.float().contiguous(),
