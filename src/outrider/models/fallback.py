@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import ModelError
+from ..gguf import is_gguf
 from .base import Output, Store
 from .families import read_config, read_shape
 from .formats.base import REMEDY
@@ -105,10 +106,10 @@ class Fallback:
     def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
         config = read_config(folder)
         self.shape = read_shape(config, folder)
-        if getattr(config, "quantization_config", None):
+        if getattr(config, "quantization_config", None) or is_gguf(folder):
             raise ModelError(
-                f"{folder}: quantised weights are read for native families only, and "
-                f"{config.model_type!r}, as configured, is none; {REMEDY}."
+                f"{folder}: quantised weights and GGUF files are read for native families only, "
+                f"and {config.model_type!r}, as configured, is none; {REMEDY}."
             )
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device

@@ -18,7 +18,7 @@ from .families import Architecture, read_architecture, read_config
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
 from .transformer import choose_dtype
-from .weights import Checkpoint, Loader, Mlp
+from .weights import Loader, Mlp, open_source
 
 LARGEST_HEAD = 256
 SLOW_TO_LOAD = 1 << 30
@@ -98,7 +98,7 @@ class NativeTransformer:
         self.library = library
         kinds = list(dict.fromkeys(a.kinds))
         with ExitStack() as stack:
-            source = Checkpoint(folder, stack)
+            source = open_source(folder, a, stack)
             loader = Loader(source, a, self.dtype, self.device, pack=torch.Tensor.contiguous)
             self.embedding = loader.embedding().contiguous()
             self.handle = library.new_model(self._config(max_length), self.embedding)

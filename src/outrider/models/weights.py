@@ -7,14 +7,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelError
+from ..gguf import is_gguf
 from .families import Architecture, read_config
 from .formats.base import PLAIN, REMEDY, Matrix, say
+from .formats.gguf import GGUFTensors
 from .formats.registry import find_format
 from .quantize import Quantized
 from .rope import half_split
@@ -77,6 +79,32 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
     head: torch.Tensor
+
+
+class Source(Protocol):
+    """Where weights come from, under the names of Hugging Face's models.
+
+    Both raise ModelError for what is missing, misshapen or not read.
+    """
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor ``name`` of ``shape``, in ``dtype``."""
+        ...
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
+        ...
+
+
+def open_source(folder: Path, architecture: Architecture, stack: ExitStack) -> Source:
+    """The weights of the checkpoint in ``folder``, open while ``stack`` is.
+
+    Raises:
+        ModelError: its files are missing or damaged.
+    """
+    if is_gguf(folder):
+        return GGUFTensors(folder, architecture.head_dim)
+    return Checkpoint(folder, stack)
 
 
 class Checkpoint:
@@ -190,7 +218,7 @@ class Loader:
 
     def __init__(
         self,
-        source: Checkpoint,
+        source: Source,
         architecture: Architecture,
         dtype: torch.dtype,
         device: torch.device,
@@ -323,7 +351,8 @@ def load_weights(
         ModelError: see ``Checkpoint``.
     """
     with ExitStack() as stack:
-        loader = Loader(Checkpoint(folder, stack), architecture, dtype, device)
+        source = open_source(folder, architecture, stack)
+        loader = Loader(source, architecture, dtype, device)
         layers = tuple(loader.layer(i) for i in range(architecture.num_layers))
         embedding = loader.embedding()
         return Weights(embedding, layers, loader.norm("model.norm"), loader.head(embedding))
