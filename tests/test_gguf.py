@@ -20,6 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PretrainedConfig
 
 from outrider import LLM, SamplingParams
+from outrider.audit.reference import transformers_model
 from outrider.errors import ModelError
 from outrider.gguf import open_gguf
 from outrider.models.families import read_config, read_shape
@@ -300,6 +301,15 @@ def test_a_file_speaks_as_its_checkpoint(make_checkpoint: MakeCheckpoint, tmp_pa
     talk = [{"role": "user", "content": "hello"}]
     assert len({llm.chat(talk, params)[0].outputs[0].text for llm in runs}) == 1
     assert runs[1].engine.model.shape.eos_token_ids == {0}
+
+
+def test_the_audit_reads_a_file(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+    path, plain = convert(source, tmp_path / "a.gguf", Kind.Q4_0)
+    ids = torch.tensor([[(7 * i) % 120 + 3 for i in range(100)]])
+    with torch.inference_mode():
+        mine, theirs = (transformers_model(p)(ids).logits for p in (path, plain))
+    assert torch.equal(mine, theirs)
 
 
 def encodings(path: Path) -> list[list[int]]:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 from ..drafters.model import ModelDrafter
 from ..errors import ConfigError, RequestError
@@ -33,6 +32,7 @@ from ..text.template import TextCodec, has_tokenizer
 from ..types import Request, SamplingParams
 from .faults import Fault
 from .record import LAW_ERROR, record
+from .reference import transformers_model
 from .report import Check, Report, visible_error
 from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Ask, Mix, asks, decode, open_mix
 from .ties import Difference, compare
@@ -131,7 +131,7 @@ class Audit:
         """(a): teacher-forced, so that one forward of theirs judges all tokens of a prompt."""
         self.progress("plain decoding against transformers")
         check = Check("greedy", "plain greedy decoding says what transformers says, fp32")
-        theirs = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+        theirs = transformers_model(self.folder)
         params = SamplingParams(temperature=0, max_tokens=self.size.tokens, ignore_eos=True)
         for prompt in self.prompts:
             ids = self.plain.generate([prompt], params)[0].outputs[0].token_ids
