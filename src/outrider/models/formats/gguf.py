@@ -23,7 +23,7 @@ from .gguf_config import interleaves
 GROUP = 32
 EXACT = (Kind.Q8_0, Kind.Q4_0)
 PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
-CHUNK = 1 << 24
+CHUNK = 1 << 20
 """Elements that are dequantised at a time, in fp32."""
 
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}

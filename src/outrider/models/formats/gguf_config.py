@@ -44,7 +44,7 @@ def read_gguf_config(path: Path) -> PretrainedConfig:
         )
     try:
         config: PretrainedConfig = AutoConfig.for_model(family, **_options(file, family))
-    except (ValueError, TypeError, StrictDataclassError) as error:
+    except (ValueError, TypeError, ArithmeticError, StrictDataclassError) as error:
         reason = " ".join(str(error).strip().split("\n\n")[0].split())
         raise ModelError(f"{path}: its metadata cannot be used: {reason}") from None
     return config
@@ -53,11 +53,17 @@ def read_gguf_config(path: Path) -> PretrainedConfig:
 def _options(file: GGUF, family: str) -> dict[str, Any]:
     known, tensors = file.metadata, file.tensors
 
-    def need(name: str) -> Any:
-        found = known.get(f"{family}.{name}")
-        if found is None or isinstance(found, list):
-            kind = "one for each layer of" if isinstance(found, list) else "no"
-            raise ModelError(f"{file.path}: its metadata have {kind} '{family}.{name}'.")
+    def need(name: str, otherwise: Any = None) -> Any:
+        found = known.get(f"{family}.{name}", otherwise)
+        if isinstance(found, list):  # one for each layer
+            if len(set(found)) != 1:
+                raise ModelError(
+                    f"{file.path}: layers that differ in '{family}.{name}' are not read; give the "
+                    "model as a Hugging Face checkpoint."
+                )
+            found = found[0]
+        if found is None:
+            raise ModelError(f"{file.path}: its metadata have no '{family}.{name}'.")
         return found
 
     if known.get(f"{family}.expert_count"):
@@ -82,7 +88,7 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
         "intermediate_size": need("feed_forward_length"),
         "num_hidden_layers": need("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": known.get(f"{family}.attention.head_count_kv", heads),
+        "num_key_value_heads": need("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": need("context_length"),
         "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
