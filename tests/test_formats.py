@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
-from outrider.models.families import read_config, read_shape
+from outrider.models.families import read_architecture, read_config, read_shape
 from outrider.models.load import load_model
 from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
-from outrider.models.weights import Checkpoint
+from outrider.models.weights import Checkpoint, Loader
 
 MakeCheckpoint = Callable[..., Path]
 Tensors = dict[str, torch.Tensor]
@@ -269,6 +269,35 @@ def test_the_order_of_activations_is_dequantised(
             assert torch.equal(found, expected)
     said = [r.message for r in caplog.records if "order of activations" in r.message]
     assert len(said) == 1
+
+
+def test_a_scheme_that_names_a_matrix_gives_its_groups(llama: Path, tmp_path: Path) -> None:
+    """Where the number of groups alone would do for two sizes; zeros of one part are the middle."""
+    options = compressed_options("pack-quantized", 4, 24)
+    named = compressed_options("pack-quantized", 4, 16)["config_groups"]["group_0"]
+    options["config_groups"]["group_1"] = {**named, "targets": ["re:.*self_attn.*"]}
+    folder, plain, matrices = write(
+        llama,
+        tmp_path,
+        options,
+        packed,
+        lambda out, width, seed: quantised(
+            out, width, 4, 16 if width == 32 and out < 64 else 24, seed % 2 > 0, seed
+        ),
+    )
+    attention = {name: m for name, m in matrices.items() if "self_attn" in name}
+    for name, matrix in attention.items():
+        same(read(folder, name, matrix.shape), matrix)
+    assert {m.zeros is None for m in attention.values()} == {True, False}
+    with ExitStack() as stack:
+        architecture = read_architecture(read_config(folder), folder)
+        assert architecture is not None
+        loader = Loader(Checkpoint(folder, stack), architecture, torch.float32, torch.device("cpu"))
+        stack_of_three = loader._stacked(
+            "model.layers.0.self_attn.", {"q": 32, "k": 16, "v": 16}, 32
+        )
+    assert isinstance(stack_of_three, Quantized)
+    assert torch.equal(logits(folder), logits(plain))
 
 
 def eighths(out: int, width: int, seed: int) -> torch.Tensor:

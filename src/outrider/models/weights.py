@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -183,11 +183,20 @@ def plain(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
     return matrix.dequantized(dtype) if isinstance(matrix, Quantized) else matrix
 
 
+def with_zeros(matrix: Quantized) -> Quantized:
+    """``matrix``, its zeros written out."""
+    if matrix.zeros is not None:
+        return matrix
+    zeros = torch.full(matrix.scales.shape, 1 << (matrix.bits - 1), dtype=torch.uint8)
+    return replace(matrix, zeros=zeros)
+
+
 def stacked(parts: list[Matrix], dtype: torch.dtype) -> Matrix:
     """``parts`` on top of each other, dequantised to ``dtype`` unless quantised all alike."""
     quantised = [p for p in parts if isinstance(p, Quantized)]
-    kinds = {(p.bits, p.group, p.zeros is None) for p in quantised}
-    if len(quantised) == len(parts) and len(kinds) == 1:
+    if len(quantised) == len(parts) and len({(p.bits, p.group) for p in quantised}) == 1:
+        if any(p.zeros is not None for p in quantised):
+            quantised = [with_zeros(p) for p in quantised]
         return Quantized.stacked(quantised)
     return torch.cat([plain(p, dtype) for p in parts])
 

@@ -9,6 +9,7 @@ and ``weight_zero_point`` int8. Only weights are quantised here, whatever is ask
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,14 @@ class Compressed:
             activations = any(group.get("input_activations") for group in groups)
             sparsity = dict(options.get("sparsity_config") or {}).get("format", "dense")
             transforms = dict(options.get("transform_config") or {}).get("config_groups")
-            self._sizes = [int(w["group_size"]) for w in weights if w.get("group_size")]
+            self._sizes = [
+                ([str(target) for target in group.get("targets") or ()], int(size))
+                for group in groups
+                if (size := (group.get("weights") or {}).get("group_size"))
+            ]
             blocks = [w["block_structure"] for w in weights if w.get("block_structure")]
             self._block = (int(blocks[0][0]), int(blocks[0][1])) if blocks else None
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, re.error):
             raise ModelError(
                 f"{where}: its config.json has a damaged quantization_config; fetch it again."
             ) from None
@@ -89,7 +94,9 @@ class Compressed:
         found = source.raw(name, shape)
         if found.dtype in PLAIN:
             return found.to(dtype)
-        scales, group = read_scales(source, f"{name}_scale", shape, self._sizes, self._block)
+        scales, group = read_scales(
+            source, f"{name}_scale", shape, self._sizes_of(name), self._block
+        )
         if found.dtype in FLOAT8:
             wide = scales.repeat_interleave(group, 1)[:, : shape[1]]
             return (found.float() * wide).to(dtype)
@@ -100,6 +107,17 @@ class Compressed:
             )
         zeros = self._zeros(source, name, scales.shape, 8)
         return Quantized((found.int() + 128).to(torch.uint8), scales, zeros, 8, group)
+
+    def _sizes_of(self, name: str) -> list[int]:
+        """Group sizes that the matrix ``name`` may have, that of a scheme that names it first."""
+        module = name.removesuffix(".weight")
+
+        def names(target: str) -> bool:
+            found = re.match(target[3:], module) if target.startswith("re:") else target == module
+            return bool(found)
+
+        ordered = sorted(self._sizes, key=lambda entry: not any(map(names, entry[0])))
+        return [size for _, size in ordered]
 
     def _packed(
         self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
@@ -112,7 +130,9 @@ class Compressed:
         bits = fitting[0]
         if f"{name}_shape" in source and source.raw(f"{name}_shape").tolist() != list(shape):
             raise misshapen(source, f"{name}_shape", packed, shape)
-        scales, group = read_scales(source, f"{name}_scale", shape, self._sizes, self._block)
+        scales, group = read_scales(
+            source, f"{name}_scale", shape, self._sizes_of(name), self._block
+        )
         zeros = self._zeros(source, name, scales.shape, bits)
         codes = unpack(packed, bits)[:, :inputs].contiguous()
         found = Quantized(codes, scales, zeros, bits, group)
