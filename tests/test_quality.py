@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 from exactness import planted_pair
-from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner, Result
 
 from outrider import LLM, SamplingParams
 from outrider.audit.faults import Fault
+from outrider.audit.reference import transformers_model
 from outrider.audit.verify import Audit, Size
 from outrider.bench.quality import Tally, cut, interval, quality
 from outrider.cli import app
 from outrider.config import Recipe
 from outrider.errors import ConfigError
-from outrider.models.export import export, plain_tensors
+from outrider.models.export import export
 from outrider.text.template import TextCodec
 
 TEXT = " ".join(f"def f{i}(fox): return the_dog[{i * i % 97}]\n" for i in range(400))
@@ -30,11 +30,9 @@ def outrider(*args: object) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
-def oracle(folder: Path, tensors: dict[str, torch.Tensor], windows: list[list[int]]) -> Any:
+def oracle(folder: Path, recipe: Recipe | None, windows: list[list[int]]) -> Any:
     """Log laws as transformers computes them: fp32 [windows, tokens - 1, vocabulary]."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.load_state_dict(tensors, strict=False)
-    model.tie_weights()
+    model = transformers_model(folder, recipe)
     with torch.inference_mode():
         return model(torch.tensor(windows)).logits[:, :-1].log_softmax(-1)
 
@@ -43,8 +41,8 @@ def test_figures_are_those_of_transformers(tiny_llama: Path) -> None:
     recipe = Recipe.parse("int4")
     found = quality(tiny_llama, [TEXT], ["int4"], 9, "float32")
     windows = cut([TEXT], TextCodec(tiny_llama), 256, 9)
-    exact = oracle(tiny_llama, plain_tensors(tiny_llama, None), windows)
-    few = oracle(tiny_llama, plain_tensors(tiny_llama, recipe), windows)
+    exact = oracle(tiny_llama, None, windows)
+    few = oracle(tiny_llama, recipe, windows)
     after = torch.tensor(windows)[:, 1:, None]
     losses = [-law.gather(-1, after).mean().item() for law in (exact, few)]
     (run,) = found["runs"]

@@ -236,10 +236,10 @@ class LLM:
     """A target model, a drafter, and the engine that runs them.
 
     Args:
-        model: a checkpoint's folder, or its name on the Hugging Face hub.
+        model: a checkpoint's folder or .gguf file, or its name on the Hugging Face hub.
         drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram; nothing
             for a model whose state cannot go back), None or "none", "ngram", or a checkpoint's
-            folder.
+            folder or .gguf file.
         num_speculative_tokens: the draft length K; 4 unless given.
         acceptance_rule: "coupled" unless given, "rejection" or "block", see ``EngineConfig``.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.

@@ -20,13 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 from ..config import Recipe
 from ..drafters.model import ModelDrafter
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
-from ..models.export import plain_tensors
 from ..models.families import Folder, find_folder, read_config, read_shape
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import RULES, make_rule
@@ -35,6 +33,7 @@ from ..text.template import TextCodec, has_tokenizer
 from ..types import Request, SamplingParams
 from .faults import Fault
 from .record import LAW_ERROR, record
+from .reference import transformers_model
 from .report import Check, Report, visible_error
 from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Ask, Mix, asks, decode, open_mix
 from .ties import Difference, compare
@@ -102,7 +101,8 @@ class Audit:
         self.fault = fault
         self.progress = progress
         self._python, self._numpy = random.Random(seed), np.random.default_rng(seed)
-        self._recipe = weights.get("quantization")
+        asked = weights.get("quantization")
+        self._recipe = None if asked is None else Recipe.parse(asked)
         self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **weights}
         context = read_shape(read_config(self.folder), self.folder).context
         longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
@@ -136,7 +136,7 @@ class Audit:
         """(a): teacher-forced, so that one forward of theirs judges all tokens of a prompt."""
         self.progress("plain decoding against transformers")
         check = Check("greedy", "plain greedy decoding says what transformers says, fp32")
-        theirs = self._theirs()
+        theirs = transformers_model(self.folder, self._recipe)
         params = SamplingParams(temperature=0, max_tokens=self.size.tokens, ignore_eos=True)
         for prompt in self.prompts:
             ids = self.plain.generate([prompt], params)[0].outputs[0].token_ids
@@ -152,19 +152,6 @@ class Audit:
                     close = gap <= LARGEST_TIE
                     self._note(check, replace(found, gap=gap, is_tie=close), f"prompt {prompt[:3]}")
         return check
-
-    def _theirs(self) -> Any:
-        """The target as transformers runs it in fp32, with the same weights if quantised."""
-        config = read_config(self.folder)
-        if self._recipe is None and getattr(config, "quantization_config", None) is None:
-            load: Any = AutoModelForCausalLM.from_pretrained
-            return load(self.folder, dtype=torch.float32).eval()
-        tensors = plain_tensors(self.folder, Recipe.parse(self._recipe) if self._recipe else None)
-        config.quantization_config = None
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        model.load_state_dict(tensors, strict=False)
-        model.tie_weights()
-        return model.eval()
 
     def equality(self) -> Check:
         """(b): every mix against plain decoding of one request at a time."""

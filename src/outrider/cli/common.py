@@ -34,11 +34,12 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="PATH",
-        help="The target: a checkpoint's folder or hub name. The bundled pocket pair unless given.",
+        help="The target: a checkpoint's folder, .gguf file or hub name. "
+        "The bundled pocket pair unless given.",
     ),
 ]
 Drafter = Annotated[
-    str, typer.Option("--drafter", help="auto, ngram, none, or a checkpoint's folder.")
+    str, typer.Option("--drafter", help="auto, ngram, none, or a checkpoint's folder or file.")
 ]
 Length = Annotated[
     int,

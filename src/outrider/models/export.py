@@ -18,7 +18,7 @@ from ..config import Recipe
 from ..errors import ConfigError, ModelError
 from .families import read_architecture, read_config
 from .packed import as_tensors, quantization_config
-from .weights import Checkpoint
+from .weights import Checkpoint, quantized
 
 SHARD = 5 * 10**9
 """Bytes of a file at most."""
@@ -86,30 +86,6 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     return bits / count
 
 
-def plain_tensors(folder: Path, recipe: Recipe | None) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint in fp32, dequantised if it is, or as ``recipe`` makes it."""
-    config = read_config(folder)
-    architecture = read_architecture(config, folder)
-    tied = architecture is not None and architecture.tied
-    found = {}
-    with ExitStack() as stack:
-        source = Checkpoint(folder, stack)
-        for name in source.names():
-            made = recipe_of(name, recipe, tied)
-            if name.endswith("_packed"):
-                name = name.removesuffix("_packed")
-                rows, inputs = source.raw(f"{name}_shape").tolist()
-                stored = source.quantized(name, (rows, inputs))
-                assert stored is not None
-                found[name] = stored.dequantized(torch.float32)
-            elif made is not None:
-                rows, inputs = source.described(name)[0]
-                found[name] = source.quantize(name, (rows, inputs), made).dequantized(torch.float32)
-            elif not name.endswith(PARTS):
-                found[name] = source.raw(name).float()
-    return found
-
-
 def _tensors(
     source: Checkpoint, recipe: Recipe, tied: bool
 ) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
@@ -121,7 +97,7 @@ def _tensors(
             yield {name: tensor}, tensor.numel()
         else:
             rows, inputs = tensor.shape
-            yield as_tensors(name, source.quantize(name, (rows, inputs), made)), tensor.numel()
+            yield as_tensors(name, quantized(source, name, (rows, inputs), made)), tensor.numel()
 
 
 def _write(

@@ -8,6 +8,7 @@ import torch
 
 from ..config import Recipe
 from ..errors import ConfigError, ModelError
+from ..gguf import is_gguf
 from ..native.library import library
 from .base import Model
 from .fallback import Fallback
@@ -27,29 +28,28 @@ def load_model(
 
     Raises:
         ConfigError: ``quantization`` is no recipe, or given for a checkpoint that is quantised.
-        ModelError: transformers runs the model, and it is, or is to be, quantised.
+        ModelError: transformers runs the model, and it is to be quantised.
     """
     config = read_config(folder)
     architecture = read_architecture(config, folder)
     recipe = None if quantization is None else Recipe.parse(quantization)
-    stored = getattr(config, "quantization_config", None) is not None
+    stored = is_gguf(folder) or getattr(config, "quantization_config", None) is not None
     if recipe and stored:
         raise ConfigError(
             f"quantization is {quantization!r}, but the weights in {folder} are quantised already; "
             "leave it out, or give the checkpoint they were made from."
         )
     if architecture is None:
-        if recipe or stored:
+        if recipe:
             raise ModelError(
                 f"{folder}: a {config.model_type!r} model as configured runs through transformers, "
-                "and only native models run with quantised weights; give it in float32, bfloat16 "
-                "or float16, and no quantization."
+                "and only native models can be quantised; leave quantization out."
             )
         return Fallback(folder, dtype, device)
     if device.type == "cpu" and covers(
         config, architecture, choose_dtype(dtype, architecture.dtype)
     ):
         step = library()
-        if step is not None and not recipe and not stored:
-            return NativeTransformer(step, folder, dtype, max_length)
+        if step is not None:
+            return NativeTransformer(step, folder, dtype, max_length, recipe)
     return Transformer(folder, dtype, device, max_length, recipe)

@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 from transformers import PretrainedConfig
 
+from ..config import Recipe
 from ..errors import ModelError
 from ..native.library import DTYPES, TABLES, Config, Library
 from .base import Output, Store
@@ -18,7 +19,7 @@ from .families import Architecture, read_architecture, read_config
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
 from .transformer import choose_dtype
-from .weights import Checkpoint, Loader, Mlp
+from .weights import Loader, Mlp, open_source
 
 LARGEST_HEAD = 256
 SLOW_TO_LOAD = 1 << 30
@@ -77,6 +78,7 @@ class NativeTransformer:
         folder: a Hugging Face checkpoint.
         dtype: of weights and cache, see ``choose_dtype``; sums are fp32.
         max_length: rotary tables reach this far.
+        recipe: makes the weights few-bit.
 
     Raises:
         ModelError: the checkpoint is missing or damaged, or not covered.
@@ -86,7 +88,14 @@ class NativeTransformer:
     truncates = True
     device = torch.device("cpu")
 
-    def __init__(self, library: Library, folder: Path, dtype: str, max_length: int) -> None:
+    def __init__(
+        self,
+        library: Library,
+        folder: Path,
+        dtype: str,
+        max_length: int,
+        recipe: Recipe | None = None,
+    ) -> None:
         config = read_config(folder)
         architecture = read_architecture(config, folder)
         self.dtype = choose_dtype(
@@ -98,8 +107,10 @@ class NativeTransformer:
         self.library = library
         kinds = list(dict.fromkeys(a.kinds))
         with ExitStack() as stack:
-            source = Checkpoint(folder, stack)
-            loader = Loader(source, a, self.dtype, self.device, pack=torch.Tensor.contiguous)
+            source = open_source(folder, a, stack)
+            loader = Loader(
+                source, a, self.dtype, self.device, torch.Tensor.contiguous, recipe=recipe
+            )
             self.embedding = loader.embedding().contiguous()
             self.handle = library.new_model(self._config(max_length), self.embedding)
             weakref.finalize(self, library.free_model, self.handle)
