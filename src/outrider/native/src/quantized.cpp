@@ -47,8 +47,9 @@ std::size_t place(const Packed& m, int lane, int k) {
 const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
                  const std::uint8_t* zeros, const float* bias, int out, int in, int bits, int group,
                  int parts) {
-    if ((bits != 4 && bits != 8) || group < 1 || group > in)
-        return "a quantised matrix has bits other than 4 and 8, or a group that is no part of a row";
+    if ((bits != 4 && bits != 8) || group < 1)
+        return "a quantised matrix has bits other than 4 and 8, or groups of no inputs";
+    group = group < in ? group : in;
     Packed m;
     const int rows = out / parts;
     m.in = in;
