@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from .threads import allowed_threads
 
 logger = logging.getLogger("outrider")
 
-ABI = 1
+ABI = 2
 ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 """Instruction sets, each with all that stand before it."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
@@ -43,6 +44,30 @@ class Config(ctypes.Structure):
     )
 
 
+class QuantizedData(ctypes.Structure):
+    """A quantised matrix; the layout is that of src/api.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros")),
+        *((name, ctypes.c_int32) for name in ("bits", "group")),
+    )
+
+
+class QuantizedMatrix(Protocol):
+    """What ``models.quantize.Quantized`` is, as this side sees it."""
+
+    @property
+    def codes(self) -> torch.Tensor: ...
+    @property
+    def scales(self) -> torch.Tensor: ...
+    @property
+    def zeros(self) -> torch.Tensor | None: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+
+
 _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "abi": (_Int, []),
     "cpu": (_Int, []),
@@ -50,6 +75,10 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "model": (_Pointer, [ctypes.POINTER(Config), _Pointer]),
     "model_free": (None, [_Pointer]),
     "matrix": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, _Int]),
+    "quantized": (
+        _Text,
+        [_Pointer, _Int, _Int, ctypes.POINTER(QuantizedData), _Pointer, _Int, _Int],
+    ),
     "vector": (_Text, [_Pointer, _Int, _Int, _Pointer, _Long]),
     "layer": (_Text, [_Pointer, _Int, _Int, _Int]),
     "check": (_Text, [_Pointer]),
@@ -101,10 +130,17 @@ class Library:
         """Start the pool, at the first call only; how many threads it has."""
         return int(self._c.outrider_start(threads))
 
-    def new_model(self, config: Config, embedding: torch.Tensor) -> int:
-        """A model without weights; ``embedding`` [vocabulary, hidden] must outlive it."""
-        _expect(embedding, (config.vocabulary, config.hidden), config.dtype)
-        made = self._c.outrider_model(ctypes.byref(config), embedding.data_ptr())
+    def new_model(self, config: Config, embedding: torch.Tensor | None) -> int:
+        """A model without weights; ``embedding`` [vocabulary, hidden] must outlive it.
+
+        None where embeddings are tied: tokens are looked up in the head.
+        """
+        if embedding is not None:
+            dtype = next((d for d, number in DTYPES.items() if number == config.dtype), None)
+            _expect(embedding, (config.vocabulary, config.hidden), dtype)
+        made = self._c.outrider_model(
+            ctypes.byref(config), None if embedding is None else embedding.data_ptr()
+        )
         if not made:
             raise ModelError("the native step has no model of these sizes.")
         return int(made)
@@ -117,10 +153,8 @@ class Library:
         self, model: int, layer: int, kind: str, data: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         """Pack ``data`` [out, in], in the model's dtype, with ``bias`` [out]."""
-        _expect(data, tuple(data.shape), DTYPES.get(data.dtype))
-        wide = None if bias is None else bias.float().contiguous()
-        if wide is not None:
-            _expect(wide, (data.shape[0],), 0)
+        _expect(data, tuple(data.shape), data.dtype if data.dtype in DTYPES else None)
+        wide = _wide_bias(bias, data.shape[0])
         self._done(
             self._c.outrider_matrix(
                 model,
@@ -129,6 +163,46 @@ class Library:
                 data.data_ptr(),
                 None if wide is None else wide.data_ptr(),
                 *data.shape,
+            )
+        )
+
+    def set_quantized(
+        self, model: int, layer: int, kind: str, data: QuantizedMatrix, bias: torch.Tensor | None
+    ) -> None:
+        """Pack ``data`` [out, in] in place of a matrix of the model's dtype, with ``bias`` [out].
+
+        Scales are kept as fp16 times one power of two, which is exact for what was fp16 or bf16
+        and within 2^28 of the largest.
+
+        Raises:
+            ModelError: shapes or dtypes do not fit together, a scale is not finite, or a code or
+                zero has more bits than ``data.bits``.
+        """
+        out, width = data.codes.shape
+        groups = -(-width // max(1, data.group))
+        codes, scales = data.codes.contiguous(), data.scales.contiguous()
+        zeros = None if data.zeros is None else data.zeros.contiguous()
+        _expect(codes, (out, width), torch.uint8)
+        _expect(scales, (out, groups), torch.float32)
+        if zeros is not None:
+            _expect(zeros, (out, groups), torch.uint8)
+        wide = _wide_bias(bias, out)
+        given = QuantizedData(
+            codes=codes.data_ptr(),
+            scales=scales.data_ptr(),
+            zeros=None if zeros is None else zeros.data_ptr(),
+            bits=data.bits,
+            group=data.group,
+        )
+        self._done(
+            self._c.outrider_quantized(
+                model,
+                layer,
+                MATRICES[kind],
+                ctypes.byref(given),
+                None if wide is None else wide.data_ptr(),
+                out,
+                width,
             )
         )
 
@@ -208,10 +282,18 @@ class Library:
         )
 
 
-def _expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: int | None) -> None:
+def _expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
     fits = tuple(tensor.shape) == shape and tensor.is_contiguous() and tensor.device.type == "cpu"
-    if not fits or dtype is None or DTYPES.get(tensor.dtype) != dtype:
+    if not fits or tensor.dtype != dtype:
         raise ModelError(f"the native step cannot read a tensor of {list(tensor.shape)}.")
+
+
+def _wide_bias(bias: torch.Tensor | None, out: int) -> torch.Tensor | None:
+    if bias is None:
+        return None
+    wide = bias.float().contiguous()
+    _expect(wide, (out,), torch.float32)
+    return wide
 
 
 def _file(isa: str) -> Path | None:
