@@ -132,8 +132,7 @@ def quality(
     Args:
         model: a checkpoint, not quantised.
         texts: what is read.
-        recipes: what ``LLM(quantization=...)`` takes, or folders of checkpoints with the same
-            tokenizer.
+        recipes: what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer.
         windows: how many windows of ``WINDOW`` tokens are read at most.
         dtype: of the reference, and of what is not quantised.
         progress: told (windows read, windows in all).
@@ -149,7 +148,7 @@ def quality(
     folder = find_folder(model)
     chosen: dict[str, tuple[Path, str | None]] = {}
     for name in dict.fromkeys(recipes):
-        stored = Path(name).is_dir()
+        stored = Path(name).exists()
         chosen[name] = (Path(name), None) if stored else (folder, str(Recipe.parse(name)))
 
     def open_model(where: Path, recipe: str | None = None) -> Model:

@@ -78,8 +78,8 @@ def quality(
         str,
         typer.Option(
             metavar="RECIPES",
-            help="What to measure, with commas: recipes as generate takes them, or folders of "
-            "quantised checkpoints with the same tokenizer.",
+            help="What to measure, with commas: recipes as generate takes them, or quantised "
+            "checkpoints with the same tokenizer.",
         ),
     ] = "int8,int4",
     text: Annotated[

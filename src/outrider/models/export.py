@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from ..config import Recipe
 from ..errors import ConfigError, ModelError
+from ..gguf import is_gguf, open_gguf
 from .families import read_architecture, read_config
 from .packed import as_tensors, quantization_config
 from .weights import Checkpoint, quantized
@@ -131,6 +132,9 @@ def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
     Raises:
         ModelError: the checkpoint cannot be read.
     """
+    if is_gguf(folder):
+        stored = open_gguf(folder).tensors.values()
+        return 8 * sum(t.data.nbytes for t in stored) / sum(math.prod(t.shape) for t in stored)
     config = read_config(folder)
     architecture = read_architecture(config, folder)
     tied = architecture is not None and architecture.tied
