@@ -379,6 +379,13 @@ def test_other_activations_are_said_once(
             "'transforms' are not read",
         ),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": 3}}, "damaged"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"targets": ["re:("], "weights": {"group_size": 32}}},
+            },
+            "damaged quantization_config",
+        ),
         ({**FP8, "weight_block_size": [128]}, "damaged quantization_config"),
     ],
 )

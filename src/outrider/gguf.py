@@ -1,7 +1,7 @@
 """GGUF files: metadata, and where each tensor lies.
 
 The layout is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. The header is read here
-because the ``gguf`` package's reader takes some ten seconds for a vocabulary of 128k; types of
+because the ``gguf`` package's reader takes several seconds for a vocabulary of 128k; types of
 tensors and what they mean are that package's.
 """
 

@@ -153,7 +153,9 @@ def read_config(folder: Path) -> PretrainedConfig:
             f"model {str(folder)!r} is not a folder; give one with a config.json, or a .gguf file."
         )
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json; give a Hugging Face checkpoint's folder.")
+        raise ModelError(
+            f"{folder} has no config.json; give a Hugging Face checkpoint's folder or a .gguf file."
+        )
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (*UNREADABLE, StrictDataclassError) as error:

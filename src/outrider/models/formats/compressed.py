@@ -27,6 +27,7 @@ from .base import (
     in_order,
     misshapen,
     read_scales,
+    say,
     unpack,
     without_symmetry,
     words,
@@ -59,7 +60,7 @@ class Compressed:
             sparsity = dict(options.get("sparsity_config") or {}).get("format", "dense")
             transforms = dict(options.get("transform_config") or {}).get("config_groups")
             self._sizes = [
-                ([str(target) for target in group.get("targets") or ()], int(size))
+                ([_expression(str(target)) for target in group.get("targets") or ()], int(size))
                 for group in groups
                 if (size := (group.get("weights") or {}).get("group_size"))
             ]
@@ -98,6 +99,7 @@ class Compressed:
             source, f"{name}_scale", shape, self._sizes_of(name), self._block
         )
         if found.dtype in FLOAT8:
+            say(f"{source.folder}: FP8 weights are dequantised at load.")
             wide = scales.repeat_interleave(group, 1)[:, : shape[1]]
             return (found.float() * wide).to(dtype)
         if found.dtype != torch.int8:
@@ -111,12 +113,7 @@ class Compressed:
     def _sizes_of(self, name: str) -> list[int]:
         """Group sizes that the matrix ``name`` may have, that of a scheme that names it first."""
         module = name.removesuffix(".weight")
-
-        def names(target: str) -> bool:
-            found = re.match(target[3:], module) if target.startswith("re:") else target == module
-            return bool(found)
-
-        ordered = sorted(self._sizes, key=lambda entry: not any(map(names, entry[0])))
+        ordered = sorted(self._sizes, key=lambda e: not any(t.match(module) for t in e[0]))
         return [size for _, size in ordered]
 
     def _packed(
@@ -158,3 +155,8 @@ class Compressed:
         if tuple(signed.shape) != (outputs, groups):
             raise misshapen(source, full, found, (outputs, groups))
         return without_symmetry((signed.int() + (1 << bits - 1)).to(torch.uint8), bits)
+
+
+def _expression(target: str) -> re.Pattern[str]:
+    """What finds the modules that ``target`` names: an expression behind "re:", else a name."""
+    return re.compile(target[3:] if target.startswith("re:") else re.escape(target) + r"\Z")
