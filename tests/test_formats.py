@@ -20,6 +20,7 @@ from outrider.models.families import read_architecture, read_config, read_shape
 from outrider.models.load import load_model
 from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
+from outrider.models.transformer import Transformer
 from outrider.models.weights import Checkpoint, Loader
 
 MakeCheckpoint = Callable[..., Path]
@@ -102,7 +103,8 @@ def write(
 
 
 def logits(folder: Path) -> torch.Tensor:
-    model = load_model(folder, "float32", torch.device("cpu"), 64)
+    # Torch runs dequantised weights, as plain ones are run; the native step has its own kernels.
+    model = Transformer(folder, "float32", torch.device("cpu"), 64)
     out = model.run([Segment(PROMPT, 0, [1, 2], len(PROMPT), len(PROMPT))], model.new_store(3, 16))
     assert out.logits is not None
     return out.logits
