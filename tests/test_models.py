@@ -388,8 +388,8 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, copy: Path) -> None:
     [
         (
             "llama",
-            {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}},
-            "quantised by 'gptq'.*not supported; give the checkpoint in float32, bfloat16",
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+            "quantised by 'bitsandbytes'.*not read, only by gptq.*checkpoint in float32, bfloat16",
         ),
         ("vit", {}, "model_type 'vit' is not supported: transformers has no causal language"),
         ("t5", {}, "model_type 't5' is not supported: transformers has no causal language"),

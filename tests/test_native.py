@@ -17,7 +17,8 @@ from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
-from outrider.native import library as native
+from outrider.native import choice as native
+from outrider.native.library import Library
 
 CPU = torch.device("cpu")
 PAGE = 16
@@ -35,7 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def step(isa: str) -> native.Library:
+def step(isa: str) -> Library:
     found = native.open_library(isa)
     assert found is not None
     if found.isa != isa:

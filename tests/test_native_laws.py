@@ -12,8 +12,9 @@ import torch
 
 from outrider import LLM
 from outrider.errors import ModelError
-from outrider.native import library as native
+from outrider.native import choice as native
 from outrider.native.laws import NativeLaw, NativeNoise, measurer
+from outrider.native.library import Library
 from outrider.sampling.draws import SharedNoise
 from outrider.sampling.law import RequestLaw
 from outrider.sampling.logprobs import measure
@@ -39,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def step(isa: str) -> native.Library:
+def step(isa: str) -> Library:
     found = native.open_library(isa)
     assert found is not None
     if found.isa != isa:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.native import library as native
+from outrider.native import choice as native
 from outrider.native.threads import GROUPS, allowed_threads, cpu_quota
 
 POCKET = Path(__file__).parent.parent / "src/outrider/pocket/model"
@@ -21,7 +21,7 @@ PROMPTS = [[5, 6, 7, 8] * 9, [40, 41]]
 ALONE = """
 import json, sys
 from outrider import LLM, SamplingParams
-from outrider.native import library
+from outrider.native.choice import library
 from outrider.native.threads import allowed_threads
 params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
 found = LLM(sys.argv[1]).generate(json.loads(sys.argv[2]), params)

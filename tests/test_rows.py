@@ -16,7 +16,7 @@ from outrider.models.native import NativeStore, NativeTransformer
 from outrider.models.rows import LANES, TILE, Segment, build_rows
 from outrider.models.transformer import Output, Transformer, row_unit
 from outrider.models.weights import bf16_kernels
-from outrider.native.library import library
+from outrider.native.choice import library
 
 CPU = torch.device("cpu")
 PAGE = 8

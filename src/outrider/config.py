@@ -58,6 +58,57 @@ def parse_memory(value: int | float | str | None) -> int | None:
     )
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How weights are quantised: what every matrix but the head is made to.
+
+    Args:
+        bits: 4 or 8.
+        group: inputs that share a scale; None is a whole row ("per channel").
+        zeros: whether a group has a zero point of its own.
+    """
+
+    bits: int
+    group: int | None
+    zeros: bool = False
+
+    @staticmethod
+    def parse(text: object) -> Recipe:
+        """A recipe from its text: int4 or int8, then -g32, -g64, -g128 or -channel, then -zp.
+
+        Without a group it is 32.
+
+        Raises:
+            ConfigError: the text is no recipe.
+        """
+        found = re.fullmatch(r"int([48])(?:-(?:g(32|64|128)|(channel)))?(-zp)?", str(text))
+        if found is None:
+            raise ConfigError(
+                f"quantization is {text!r}; give int4 or int8, behind it the group (-g32, -g64, "
+                "-g128 or -channel) and -zp for zero points where wanted, as in int4-g64-zp. A "
+                "checkpoint whose weights are quantised already needs none."
+            )
+        bits, group, channel, zeros = found.groups()
+        return Recipe(int(bits), None if channel else int(group or 32), zeros is not None)
+
+    @property
+    def head(self) -> Recipe:
+        """What the head is made to, and an embedding that is the head as well: 8 bits.
+
+        At 4 the head of the pocket target costs as much perplexity as all else together.
+        """
+        return self if self.bits == 8 else Recipe(8, None if self.group is None else 128)
+
+    def bits_per_weight(self, inputs: int) -> float:
+        """Bits of a weight in a matrix of so many ``inputs``, its share of scales and zeros too."""
+        groups = 1 if self.group is None else -(-inputs // self.group)
+        return self.bits + groups * (16 + self.bits * self.zeros) / inputs
+
+    def __str__(self) -> str:
+        group = "-channel" if self.group is None else "" if self.group == 32 else f"-g{self.group}"
+        return f"int{self.bits}{group}{'-zp' if self.zeros else ''}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Limits and budgets of one engine.
@@ -65,6 +116,9 @@ class EngineConfig:
     Args:
         dtype: "auto" (the checkpoint's, or float32 where the CPU has no bfloat16 arithmetic),
             "float32", "bfloat16" or "float16".
+        quantization: makes the target's weights few-bit at load, see ``Recipe.parse``; None leaves
+            them as the checkpoint has them.
+        drafter_quantization: the same for the drafter's, where it has weights.
         max_model_len: longest prompt plus output, in tokens; None takes the target's context.
         max_num_seqs: sequences decoded together at most.
         max_num_batched_tokens: committed rows of one step at most: the prefill chunk.
@@ -82,6 +136,8 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
+    quantization: str | None = None
+    drafter_quantization: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
@@ -123,6 +179,9 @@ class EngineConfig:
         ):
             raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to 2^64 - 1.")
         parse_memory(self.memory)
+        for recipe in (self.quantization, self.drafter_quantization):
+            if recipe is not None:
+                Recipe.parse(recipe)
 
     def model_length(self, context: int) -> int:
         """The longest sequence, given the target's ``context``; checks what depends on it.

@@ -40,9 +40,9 @@ OLD_NAMES = {
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "lora_request")
 IGNORED = ("use_v2_block_manager",)
 OPTIONS = (
-    "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "memory", "seed",
-    "num_speculative_tokens", "acceptance_rule", "prompt_lookup_min", "prompt_lookup_max",
-    "logprobs_mode",
+    "dtype", "quantization", "drafter_quantization", "max_model_len", "max_num_seqs",
+    "max_num_batched_tokens", "memory", "seed", "num_speculative_tokens", "acceptance_rule",
+    "prompt_lookup_min", "prompt_lookup_max", "logprobs_mode",
 )  # fmt: skip
 
 
@@ -236,16 +236,17 @@ class LLM:
     """A target model, a drafter, and the engine that runs them.
 
     Args:
-        model: a checkpoint's folder, or its name on the Hugging Face hub.
+        model: a checkpoint's folder or .gguf file, or its name on the Hugging Face hub.
         drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram; nothing
             for a model whose state cannot go back), None or "none", "ngram", or a checkpoint's
-            folder.
+            folder or .gguf file.
         num_speculative_tokens: the draft length K; 4 unless given.
         acceptance_rule: "coupled" unless given, "rejection" or "block", see ``EngineConfig``.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
-        dtype, max_model_len, max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode: see
-            ``EngineConfig``. ``gpu_memory_utilization`` is ``memory`` as a share. With ``seed``
-            the i-th request since the start gets a seed of its own that depends on both.
+        dtype, quantization, drafter_quantization, max_model_len, max_num_seqs,
+            max_num_batched_tokens, memory, seed, logprobs_mode: see ``EngineConfig``.
+            ``gpu_memory_utilization`` is ``memory`` as a share. With ``seed`` the i-th request
+            since the start gets a seed of its own that depends on both.
 
     Raises:
         ConfigError: an option is wrong.

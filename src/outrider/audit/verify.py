@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
+from ..config import Recipe
 from ..drafters.model import ModelDrafter
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
@@ -33,6 +33,7 @@ from ..text.template import TextCodec, has_tokenizer
 from ..types import Request, SamplingParams
 from .faults import Fault
 from .record import LAW_ERROR, record
+from .reference import transformers_model
 from .report import Check, Report, visible_error
 from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Ask, Mix, asks, decode, open_mix
 from .ties import Difference, compare
@@ -78,6 +79,7 @@ class Audit:
         seed: everything drawn depends on it.
         fault: what is made wrong on purpose.
         progress: told what is under way.
+        weights: ``quantization`` and ``drafter_quantization`` as for ``LLM``.
 
     Raises:
         OutriderError: a checkpoint or an option cannot be used.
@@ -92,13 +94,16 @@ class Audit:
         seed: int,
         fault: Fault,
         progress: Progress,
+        **weights: str | None,
     ) -> None:
         self.folder = find_folder(model)
         self.size = size
         self.fault = fault
         self.progress = progress
         self._python, self._numpy = random.Random(seed), np.random.default_rng(seed)
-        self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32"}
+        asked = weights.get("quantization")
+        self._recipe = None if asked is None else Recipe.parse(asked)
+        self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **weights}
         context = read_shape(read_config(self.folder), self.folder).context
         longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
         self._options["max_model_len"] = longest
@@ -131,7 +136,7 @@ class Audit:
         """(a): teacher-forced, so that one forward of theirs judges all tokens of a prompt."""
         self.progress("plain decoding against transformers")
         check = Check("greedy", "plain greedy decoding says what transformers says, fp32")
-        theirs = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+        theirs = transformers_model(self.folder, self._recipe)
         params = SamplingParams(temperature=0, max_tokens=self.size.tokens, ignore_eos=True)
         for prompt in self.prompts:
             ids = self.plain.generate([prompt], params)[0].outputs[0].token_ids
@@ -287,6 +292,7 @@ def verify(
     seed: int | None = None,
     fault: Fault | None = None,
     progress: Progress = lambda _: None,
+    **weights: str | None,
 ) -> Report:
     """Audit a pair, see the module's docstring.
 
@@ -297,12 +303,13 @@ def verify(
         seed: 0 and up; None takes a fresh one. The report has it.
         fault: a wrong rule, to see whether the audit catches it.
         progress: called with a line whenever something new is under way.
+        weights: ``quantization`` and ``drafter_quantization`` as for ``LLM``.
 
     Raises:
         OutriderError: a checkpoint or an option cannot be used.
     """
     seed = fresh_seed() if seed is None else seed
-    audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress)
+    audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **weights)
     checks = [audit.against_transformers(), audit.equality(), audit.laws()]
     return Report(
         model=str(model),

@@ -40,7 +40,7 @@ class Options:
         temperatures: 0 or above.
         max_tokens: output tokens of each prompt, 2 or more; EOS is ignored. A replay target ends
             with the recorded answer, and an item with a schema when its JSON is complete.
-        dtype: see ``LLM``.
+        dtype, quantization, drafter_quantization: see ``LLM``.
         batch_sizes: how many prompts run together.
         rounds: how often everything is run.
 
@@ -58,6 +58,8 @@ class Options:
     dtype: str = "auto"
     batch_sizes: tuple[int, ...] = (1,)
     rounds: int = 7
+    quantization: str | None = None
+    drafter_quantization: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("lengths", "temperatures", "drafters", "batch_sizes"):
@@ -233,6 +235,8 @@ class Bench:
         given: dict[str, Any] = {
             "num_speculative_tokens": max(options.lengths),
             "dtype": options.dtype,
+            "quantization": options.quantization,
+            "drafter_quantization": options.drafter_quantization,
             "max_num_seqs": max(options.batch_sizes),
         }
         if self.replay is not None:

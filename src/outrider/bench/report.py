@@ -36,6 +36,8 @@ def machine(bench: Bench) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "dtype": str(bench.plain.engine.model.dtype).removeprefix("torch."),
+        "quantization": bench.options.quantization,
+        "drafter_quantization": bench.options.drafter_quantization,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -147,7 +149,10 @@ def heading(report: dict[str, Any]) -> list[str]:
     """What ran where, in lines: what stands above every table and figure, replay targets named."""
     run, machine = report["runs"][0], report["machine"]
     workload = run["workload"] + (" (held to JSON schemas)" if run["structured_outputs"] else "")
-    where = f"{machine['dtype']} · {machine['cpu']}, {machine['cores']} cores"
+    weights = machine["dtype"]
+    for whose, name in (("", "quantization"), ("drafter ", "drafter_quantization")):
+        weights += f", {whose}{machine[name]}" if machine[name] else ""
+    where = f"{weights} · {machine['cpu']}, {machine['cores']} cores"
     lines = [f"{run['target']} · workload {workload} · {where}"]
     return [*lines, f"replay: {run['replay']['what']}"] if run["replay"] else lines
 

@@ -16,7 +16,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import Dtype, Model, bars, model_folder, status, write
+from .common import (
+    DrafterQuantization,
+    Dtype,
+    Model,
+    Quantization,
+    bars,
+    model_folder,
+    status,
+    write,
+)
 
 if TYPE_CHECKING:
     from ..bench.offline import Bench as Engines
@@ -166,7 +175,18 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
         console.print(line)
 
 
+def refuse_options(ctx: typer.Context) -> None:
+    """Options before a sub-command belong to nothing: say so rather than pass over them."""
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"{param.opts[0]} stands before {ctx.invoked_subcommand}; put it behind."
+            )
+
+
 def bench(
+    ctx: typer.Context,
     model: Model = None,
     replay: Annotated[
         str | None,
@@ -211,6 +231,8 @@ def bench(
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    drafter_quantization: DrafterQuantization = None,
     rounds: Annotated[
         int, typer.Option(min=LEAST_ROUNDS, help="Interleaved rounds.")
     ] = LEAST_ROUNDS,
@@ -226,6 +248,9 @@ def bench(
     ] = None,
 ) -> None:
     """Measure plain decoding against drafters, and check that their outputs are the same."""
+    if ctx.invoked_subcommand is not None:
+        refuse_options(ctx)
+        return
     check_target("--json", None if json_ == "-" else json_)
     check_target("--plot", plot)
     if plot is not None and Path(plot).suffix.lower() != ".png":
@@ -246,7 +271,8 @@ def bench(
             target=f"replay-{replay}" if replay else model or "pocket",
             drafters=tuple(dict.fromkeys(drafters)) if drafter else None,
             lengths=lengths, temperatures=temperatures, max_tokens=max_tokens, dtype=dtype,
-            batch_sizes=batch_sizes, rounds=rounds,
+            batch_sizes=batch_sizes, rounds=rounds, quantization=quantization,
+            drafter_quantization=drafter_quantization,
         )  # fmt: skip
         engines = Bench(options, asked)
         if plot and len(engines.engines) == 1:

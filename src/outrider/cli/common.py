@@ -34,11 +34,12 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="PATH",
-        help="The target: a checkpoint's folder or hub name. The bundled pocket pair unless given.",
+        help="The target: a checkpoint's folder, .gguf file or hub name. "
+        "The bundled pocket pair unless given.",
     ),
 ]
 Drafter = Annotated[
-    str, typer.Option("--drafter", help="auto, ngram, none, or a checkpoint's folder.")
+    str, typer.Option("--drafter", help="auto, ngram, none, or a checkpoint's folder or file.")
 ]
 Length = Annotated[
     int,
@@ -46,6 +47,23 @@ Length = Annotated[
 ]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="auto (the checkpoint's), float32, bfloat16 or float16.")
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        metavar="RECIPE",
+        help="Make the target's weights few-bit at load: int8 or int4, with -g32 (the default), "
+        "-g64, -g128 or -channel for the group, and -zp for zero points, as in int4-g64-zp.",
+    ),
+]
+DrafterQuantization = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter-quantization",
+        metavar="RECIPE",
+        help="The same for the drafter's weights, which stay as they are unless given.",
+    ),
 ]
 
 

@@ -16,7 +16,19 @@ from rich.console import Console
 
 from ..errors import NumericalError
 from ..types import Counts, Event, Origin, SamplingParams
-from .common import SIGNS, Drafter, Dtype, Length, Model, bars, model_folder, open_llm, write
+from .common import (
+    SIGNS,
+    Drafter,
+    DrafterQuantization,
+    Dtype,
+    Length,
+    Model,
+    Quantization,
+    bars,
+    model_folder,
+    open_llm,
+    write,
+)
 
 if TYPE_CHECKING:
     from ..llm import LLM, RequestOutput
@@ -261,6 +273,8 @@ def generate(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    drafter_quantization: DrafterQuantization = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt plus output, in tokens.")
     ] = None,
@@ -283,7 +297,8 @@ def generate(
     text = read_prompt(prompt, file)
     llm = open_llm(
         model_folder(model), drafter=drafter, num_speculative_tokens=num_speculative_tokens,
-        dtype=dtype, max_model_len=max_model_len, memory=memory,
+        dtype=dtype, quantization=quantization, drafter_quantization=drafter_quantization,
+        max_model_len=max_model_len, memory=memory,
     )  # fmt: skip
     if json_:
         write(json.dumps(as_json(llm.generate(text, params)[0])) + "\n")

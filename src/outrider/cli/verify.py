@@ -15,7 +15,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import Drafter, Model, model_folder, status, write
+from .common import (
+    Drafter,
+    DrafterQuantization,
+    Model,
+    Quantization,
+    model_folder,
+    status,
+    write,
+)
 
 if TYPE_CHECKING:
     from ..audit.report import Check, Report
@@ -83,6 +91,8 @@ def encoded(file: str, folder: str | Path) -> list[list[int]]:
 def verify(
     model: Model = None,
     drafter: Drafter = "auto",
+    quantization: Quantization = None,
+    drafter_quantization: DrafterQuantization = None,
     thorough: Annotated[
         bool,
         typer.Option(
@@ -128,7 +138,10 @@ def verify(
     texts = pocket.prompts() if prompts is None else encoded(prompts, folder)
     with console.status("verifying") if console.is_terminal else nullcontext() as shown:
         progress = shown.update if shown else lambda _: None
-        report = audit(folder, texts, drafter, size, seed, wrong, progress)
+        report = audit(
+            folder, texts, drafter, size, seed, wrong, progress,
+            quantization=quantization, drafter_quantization=drafter_quantization,
+        )  # fmt: skip
     if json_:
         write(json.dumps(report.as_json(), indent=1) + "\n")
     else:

@@ -132,12 +132,16 @@ class Engine:
         self.config = config
         shape = read_shape(read_config(target), target)
         self.max_model_len = config.model_length(shape.context)
-        self.model = load_model(target, config.dtype, device, self.max_model_len)
+        self.model = load_model(
+            target, config.dtype, device, self.max_model_len, config.quantization
+        )
         self.spec = drafter = fitting_drafter(drafter, target, self.model)
         drafting = None
         if drafter.folder is not None:
             dtype = str(self.model.dtype).removeprefix("torch.")
-            drafting = load_model(drafter.folder, dtype, device, self.max_model_len)
+            drafting = load_model(
+                drafter.folder, dtype, device, self.max_model_len, config.drafter_quantization
+            )
             if not drafting.truncates:
                 why = _cannot_go_back(drafter.folder, drafting)
                 raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")

@@ -24,8 +24,10 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import ModelError
+from ..gguf import is_gguf
 from .base import Output, Store
 from .families import read_config, read_shape
+from .formats.base import REMEDY
 from .rope import BY_LENGTH
 from .rows import TILE, Segment, padded
 from .transformer import choose_dtype
@@ -102,7 +104,13 @@ class Fallback:
     trees = False
 
     def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
-        self.shape = read_shape(read_config(folder), folder)
+        config = read_config(folder)
+        self.shape = read_shape(config, folder)
+        if getattr(config, "quantization_config", None) or is_gguf(folder):
+            raise ModelError(
+                f"{folder}: quantised weights and GGUF files are read for native families only, "
+                f"and {config.model_type!r}, as configured, is none; {REMEDY}."
+            )
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
         self._model = _load(folder, self.dtype).to(device).eval()

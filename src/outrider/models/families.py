@@ -21,11 +21,14 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from ..errors import ModelError
+from ..gguf import is_gguf
+from .formats.gguf_config import read_gguf_config
+from .formats.registry import find_format
 from .rope import ROPE_TYPES, head_dim, rope_parameters, rotary_dim
 
 logger = logging.getLogger("outrider")
 
-Folder = str | Path
+Folder = str | Path  # of a checkpoint; a GGUF file will do as well
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OSError)
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 UNBOUNDED = 32768
@@ -119,11 +122,13 @@ class Architecture(Shape):
 def find_folder(model: Folder) -> Path:
     """The folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
+    A GGUF file stands for itself.
+
     Raises:
         ModelError: it is neither a folder nor a name that the hub (or its cache) knows.
     """
     path = Path(model).expanduser()
-    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(model)):
+    if path.exists() or is_gguf(path) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(model)):
         return path
     try:
         patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
@@ -136,15 +141,21 @@ def find_folder(model: Folder) -> Path:
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The checkpoint's config.json.
+    """The checkpoint's config.json, or what a GGUF file's metadata say.
 
     Raises:
         ModelError: there is no such folder, no config.json, or it cannot be read.
     """
+    if is_gguf(folder):
+        return read_gguf_config(folder)
     if not folder.is_dir():
-        raise ModelError(f"model {str(folder)!r} is not a folder; give one with a config.json.")
+        raise ModelError(
+            f"model {str(folder)!r} is not a folder; give one with a config.json, or a .gguf file."
+        )
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json; give a Hugging Face checkpoint's folder.")
+        raise ModelError(
+            f"{folder} has no config.json; give a Hugging Face checkpoint's folder or a .gguf file."
+        )
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (*UNREADABLE, StrictDataclassError) as error:
@@ -166,7 +177,7 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
 
     Raises:
         ModelError: transformers has no causal language model of this type, it does not read left
-            to right, or its weights are quantised.
+            to right, or its weights are quantised in a way that is not read.
     """
     text = config.get_text_config(decoder=True)
     kind = config.model_type
@@ -181,13 +192,7 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
             f"{folder}: model_type {kind!r} has an encoder, which reads both ways; only models "
             "that read left to right can be decoded."
         )
-    quantised = getattr(config, "quantization_config", None)
-    if quantised:
-        method = dict(quantised).get("quant_method", "an unnamed method")
-        raise ModelError(
-            f"{folder}: weights quantised by {method!r} (quantization_config) are not supported; "
-            "give the checkpoint in float32, bfloat16 or float16."
-        )
+    find_format(getattr(config, "quantization_config", None), folder)
     return Shape(
         family=kind,
         vocab_size=text.vocab_size,

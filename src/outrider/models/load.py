@@ -6,7 +6,10 @@ from pathlib import Path
 
 import torch
 
-from ..native.library import library
+from ..config import Recipe
+from ..errors import ConfigError, ModelError
+from ..gguf import is_gguf
+from ..native.choice import library
 from .base import Model
 from .fallback import Fallback
 from .families import read_architecture, read_config
@@ -14,20 +17,39 @@ from .native import NativeTransformer, covers
 from .transformer import Transformer, choose_dtype
 
 
-def load_model(folder: Path, dtype: str, device: torch.device, max_length: int) -> Model:
+def load_model(
+    folder: Path, dtype: str, device: torch.device, max_length: int, quantization: str | None = None
+) -> Model:
     """The checkpoint in ``folder``, ready to run.
 
     By the native step where that covers its family and options and was built, else by the torch
-    path, else by transformers. Arguments and errors are those of ``Transformer`` and ``Fallback``.
+    path, else by transformers. Arguments and errors are those of ``Transformer`` and ``Fallback``;
+    ``quantization`` is a recipe's text.
+
+    Raises:
+        ConfigError: ``quantization`` is no recipe, or given for a checkpoint that is quantised.
+        ModelError: transformers runs the model, and it is to be quantised.
     """
     config = read_config(folder)
     architecture = read_architecture(config, folder)
+    recipe = None if quantization is None else Recipe.parse(quantization)
+    stored = is_gguf(folder) or getattr(config, "quantization_config", None) is not None
+    if recipe and stored:
+        raise ConfigError(
+            f"quantization is {quantization!r}, but the weights in {folder} are quantised already; "
+            "leave it out, or give the checkpoint they were made from."
+        )
     if architecture is None:
+        if recipe:
+            raise ModelError(
+                f"{folder}: a {config.model_type!r} model as configured runs through transformers, "
+                "and only native models can be quantised; leave quantization out."
+            )
         return Fallback(folder, dtype, device)
     if device.type == "cpu" and covers(
         config, architecture, choose_dtype(dtype, architecture.dtype)
     ):
         step = library()
         if step is not None:
-            return NativeTransformer(step, folder, dtype, max_length)
-    return Transformer(folder, dtype, device, max_length)
+            return NativeTransformer(step, folder, dtype, max_length, recipe)
+    return Transformer(folder, dtype, device, max_length, recipe)

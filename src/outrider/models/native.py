@@ -11,16 +11,18 @@ import torch
 from tqdm import tqdm
 from transformers import PretrainedConfig
 
+from ..config import Recipe
 from ..errors import ModelError
 from ..native.interface import DTYPES, TABLES, Config
 from ..native.laws import NativeLaw
 from ..native.library import Library
 from .base import Output, Store
 from .families import Architecture, read_architecture, read_config
+from .quantize import Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
 from .transformer import choose_dtype
-from .weights import Checkpoint, Loader, Mlp
+from .weights import SLOW_TO_QUANTISE, Loader, Mlp, open_source
 
 LARGEST_HEAD = 256
 SLOW_TO_LOAD = 1 << 30
@@ -79,6 +81,7 @@ class NativeTransformer:
         folder: a Hugging Face checkpoint.
         dtype: of weights and cache, see ``choose_dtype``; sums are fp32.
         max_length: rotary tables reach this far.
+        recipe: makes the weights few-bit.
 
     Raises:
         ModelError: the checkpoint is missing or damaged, or not covered.
@@ -88,7 +91,14 @@ class NativeTransformer:
     truncates = True
     device = torch.device("cpu")
 
-    def __init__(self, library: Library, folder: Path, dtype: str, max_length: int) -> None:
+    def __init__(
+        self,
+        library: Library,
+        folder: Path,
+        dtype: str,
+        max_length: int,
+        recipe: Recipe | None = None,
+    ) -> None:
         config = read_config(folder)
         architecture = read_architecture(config, folder)
         self.dtype = choose_dtype(
@@ -100,20 +110,25 @@ class NativeTransformer:
         self.library = library
         kinds = list(dict.fromkeys(a.kinds))
         with ExitStack() as stack:
-            source = Checkpoint(folder, stack)
-            loader = Loader(source, a, self.dtype, self.device, pack=torch.Tensor.contiguous)
-            self.embedding = loader.embedding().contiguous()
+            source = open_source(folder, a, stack)
+            loader = Loader(
+                source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe
+            )
+            embedding = loader.embedding().contiguous()
+            # Tied, the head is the only copy, and tokens are looked up in it.
+            self.embedding = None if a.tied else embedding
             self.handle = library.new_model(self._config(max_length), self.embedding)
             weakref.finalize(self, library.free_model, self.handle)
             for number, kind in enumerate(kinds):
                 rope = Rope(config, max_length, torch.float32, self.device, kind)
                 for name, table in zip(("cos", "sin"), rope.halves(), strict=True):
                     library.set_vector(self.handle, number, name, table)
-            quiet = a.num_layers * a.hidden_size * a.intermediate_size < SLOW_TO_LOAD
+            slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
+            quiet = a.num_layers * a.hidden_size * a.intermediate_size < slow
             for index in tqdm(range(a.num_layers), "Packing weights", disable=quiet, leave=False):
                 self._load_layer(loader, index, kinds.index(a.kinds[index]))
             library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
-            library.set_matrix(self.handle, 0, "head", loader.head(self.embedding), None)
+            self._set(0, "head", loader.head(embedding), None)
             library.check(self.handle)
 
     def _config(self, max_length: int) -> Config:
@@ -147,7 +162,7 @@ class NativeTransformer:
             ("gate_up", mlp.gate_up, mlp.gate_up_bias),
             ("down", mlp.down, mlp.down_bias),
         ):
-            library.set_matrix(model, index, kind, matrix, bias)
+            self._set(index, kind, matrix, bias)
         library.set_layer(model, index, a.windows[index], table)
         # Norms stand twice, as torch's kernels want them.
         library.set_vector(model, index, "input", weights.input_norm[: a.hidden_size])
@@ -155,6 +170,14 @@ class NativeTransformer:
         if weights.q_norm is not None and weights.k_norm is not None:
             library.set_vector(model, index, "q", weights.q_norm[: a.head_dim])
             library.set_vector(model, index, "k", weights.k_norm[: a.head_dim])
+
+    def _set(
+        self, index: int, kind: str, matrix: torch.Tensor | Quantized, bias: torch.Tensor | None
+    ) -> None:
+        if isinstance(matrix, Quantized):
+            self.library.set_quantized(self.handle, index, kind, matrix, bias)
+        else:
+            self.library.set_matrix(self.handle, index, kind, matrix, bias)
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page of this model takes."""

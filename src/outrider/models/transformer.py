@@ -11,16 +11,18 @@ import torch
 import torch.nn.functional as F
 
 from ..cache.store import KVStore, Writer, page_bytes
+from ..config import Recipe
 from ..errors import ModelError
 from .attention import Attention
 from .base import Output, Store
 from .families import read_architecture, read_config
+from .quantize import Matrix
 from .rope import Rope
 from .rows import TILE, Rows, Segment, build_rows, padded
 from .weights import PACKED_LINEAR, Experts, LayerWeights, Mlp, Weights, load_weights
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [padded rows, in] times weight [out, in], plus bias, in tiles of ``TILE`` rows in fp32.
 
     Libraries choose another kernel, with another order of summation, for another number of rows.
@@ -29,6 +31,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     order for up to 32 rows, and beyond that for most shapes; ``numerical_ties`` reports where that
     is not enough.
     """
+    assert isinstance(weight, torch.Tensor)  # ``load_weights`` makes plain what is quantised
     if weight.is_mkldnn:
         out: torch.Tensor = PACKED_LINEAR(x, weight, bias, "none", [], "")
         return out
@@ -118,6 +121,7 @@ class Transformer:
         dtype: of weights, cache and arithmetic, see ``choose_dtype``.
         device: where it lives.
         max_length: rotary tables reach this far.
+        recipe: makes the weights few-bit.
 
     Raises:
         ModelError: the checkpoint is missing, damaged or of a family without a native path.
@@ -126,7 +130,14 @@ class Transformer:
     trees = True
     truncates = True
 
-    def __init__(self, folder: Path, dtype: str, device: torch.device, max_length: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        device: torch.device,
+        max_length: int,
+        recipe: Recipe | None = None,
+    ) -> None:
         config = read_config(folder)
         architecture = read_architecture(config, folder)
         if architecture is None:
@@ -134,7 +145,7 @@ class Transformer:
         self.shape = architecture
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
-        self.weights = load_weights(folder, self.shape, self.dtype, device)
+        self.weights = load_weights(folder, self.shape, self.dtype, device, recipe)
         with torch.inference_mode():
             self._unit = TILE if self.dtype == torch.float32 else row_unit(self.weights)
         kinds = set(architecture.kinds)

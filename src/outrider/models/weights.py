@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
+from tqdm import tqdm
 
+from ..config import Recipe
 from ..errors import ModelError
-from .families import Architecture
+from ..gguf import is_gguf
+from .families import Architecture, read_config
+from .formats.base import PLAIN, REMEDY, Matrix, say
+from .formats.gguf import GGUFTensors
+from .formats.registry import find_format
+from .quantize import Quantized, quantize
 from .rope import half_split
 from .rows import TILE
 
+SLOW_TO_QUANTISE = 1 << 26
+"""Matrices of this many elements and more are quantised under a progress bar."""
 # The product with a ``packed`` weight; None in a torch built without oneDNN.
 PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
@@ -25,9 +35,9 @@ PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None
 class Mlp:
     """A gated MLP; ``gate_up`` stacks gate and up."""
 
-    gate_up: torch.Tensor
+    gate_up: Matrix
     gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
+    down: Matrix
     down_bias: torch.Tensor | None
 
 
@@ -35,7 +45,7 @@ class Mlp:
 class Experts:
     """A mixture of MLPs, and the router that scores them."""
 
-    router: torch.Tensor
+    router: Matrix
     mlps: tuple[Mlp, ...]
 
 
@@ -48,18 +58,18 @@ class LayerWeights:
     """
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Matrix
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    output: torch.Tensor
+    output: Matrix
     output_bias: torch.Tensor | None
     attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
     mlp: Mlp | Experts
     output_norm: torch.Tensor | None
 
-    def products(self) -> list[torch.Tensor]:
+    def products(self) -> list[Matrix]:
         """The matrices that all rows go through."""
         mlp = self.mlp
         inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down]
@@ -73,18 +83,49 @@ class Weights:
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: Matrix
+
+
+class Source(Protocol):
+    """Where weights come from, under the names of Hugging Face's models.
+
+    Both raise ModelError for what is missing, misshapen or not read.
+    """
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor ``name`` of ``shape``, in ``dtype``."""
+        ...
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
+        ...
+
+
+def open_source(folder: Path, architecture: Architecture, stack: ExitStack) -> Source:
+    """The weights of the checkpoint in ``folder``, open while ``stack`` is.
+
+    Raises:
+        ModelError: its files are missing or damaged.
+    """
+    if is_gguf(folder):
+        return GGUFTensors(folder, architecture.head_dim)
+    return Checkpoint(folder, stack)
 
 
 class Checkpoint:
     """The tensors of a folder's safetensors files, by name, read when asked for.
 
     Raises:
-        ModelError: there are none, a file is damaged, or a tensor is missing or misshapen.
+        ModelError: there are none, a file is damaged, a tensor is missing or misshapen, or the
+            weights are quantised in a way that is not read.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
+        options = getattr(read_config(folder), "quantization_config", None)
+        self._format = find_format(options, folder)
+        if self._format is not None and self._format.note:
+            say(self._format.note)
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             try:
@@ -110,17 +151,81 @@ class Checkpoint:
             for name in handle.keys():  # noqa: SIM118  (a handle, not a dict)
                 self._where[name] = handle
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor ``name`` of ``shape``, in ``dtype``."""
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def names(self) -> list[str]:
+        """Of all tensors, in order."""
+        return sorted(self._where)
+
+    def described(self, name: str) -> tuple[list[int], int]:
+        """Shape of the tensor ``name``, which must be there, and bits of an element; not read."""
+        found = self._where[name].get_slice(name)
+        width = re.search(r"\d+", found.get_dtype())  # BF16, F8_E4M3, I64, BOOL
+        return found.get_shape(), int(width.group()) if width else 8
+
+    def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """The tensor ``name`` as it is stored, of ``shape`` if given."""
         if name not in self._where:
             raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
         tensor: torch.Tensor = self._where[name].get_tensor(name)
-        if tuple(tensor.shape) != shape:
+        if shape is not None and tuple(tensor.shape) != shape:
             raise ModelError(
                 f"{self.folder}: tensor {name!r} is {list(tensor.shape)}, but its config.json "
                 f"says {list(shape)}."
             )
+        return tensor
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The plain tensor ``name`` of ``shape``, in ``dtype``."""
+        tensor = self.raw(name, shape)
+        if tensor.dtype not in PLAIN:
+            raise ModelError(
+                f"{self.folder}: tensor {name!r} holds {tensor.dtype}, and its config.json does "
+                f"not say how to read that; {REMEDY}."
+            )
         return tensor.to(dtype)
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
+        if self._format is None:
+            return self.get(name, shape, dtype)
+        return self._format.matrix(self, name, shape, dtype)
+
+
+def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
+    """The matrix ``name`` of ``shape`` (out, in), quantised by ``recipe`` from what is stored.
+
+    Raises:
+        ModelError: it holds what is no number, or see ``Source``.
+    """
+    try:
+        return quantize(source.get(name, shape, torch.float32), recipe)
+    except ValueError as error:
+        raise ModelError(f"tensor {name!r} cannot be quantised: {error}.") from None
+
+
+def plain(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+    """``matrix`` as a tensor."""
+    return matrix.dequantized(dtype) if isinstance(matrix, Quantized) else matrix
+
+
+def with_zeros(matrix: Quantized) -> Quantized:
+    """``matrix``, its zeros written out."""
+    if matrix.zeros is not None:
+        return matrix
+    zeros = torch.full(matrix.scales.shape, 1 << (matrix.bits - 1), dtype=torch.uint8)
+    return replace(matrix, zeros=zeros)
+
+
+def stacked(parts: list[Matrix], dtype: torch.dtype) -> Matrix:
+    """``parts`` on top of each other, dequantised to ``dtype`` unless quantised all alike."""
+    quantised = [p for p in parts if isinstance(p, Quantized)]
+    if len(quantised) == len(parts) and len({(p.bits, p.group) for p in quantised}) == 1:
+        if any(p.zeros is not None for p in quantised):
+            quantised = [with_zeros(p) for p in quantised]
+        return Quantized.stacked(quantised)
+    return torch.cat([plain(p, dtype) for p in parts])
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
@@ -144,26 +249,47 @@ def bf16_kernels() -> bool:
 class Loader:
     """Reads what ``architecture`` says of a checkpoint, layer by layer.
 
-    ``pack`` makes of every matrix what its products want.
+    ``pack`` makes of every matrix what its products want. Quantised ones are dequantised before,
+    or with ``keeps`` handed on as they are. With a ``recipe`` matrices are quantised as they are
+    read; routers, norms, biases and an embedding of its own are not.
     """
 
     def __init__(
         self,
-        source: Checkpoint,
+        source: Source,
         architecture: Architecture,
         dtype: torch.dtype,
         device: torch.device,
         pack: Callable[[torch.Tensor], torch.Tensor] = packed,
+        keeps: bool = False,
+        recipe: Recipe | None = None,
     ) -> None:
         self._source = source
+        self._keeps = keeps
+        self._recipe = recipe
+        self._head_recipe = recipe.head if recipe else None
         self._pack = pack
         self._a = architecture
         self._dtype = dtype
         self._device = device
+        self._embedding: Matrix | None = None
 
     def get(self, name: str, *size: int) -> torch.Tensor:
         """The tensor ``name``, of ``size``."""
         return self._source.get(name, size, self._dtype).to(self._device)
+
+    def matrix(self, name: str, outputs: int, inputs: int, recipe: Recipe | None) -> Matrix:
+        """The matrix ``name``, quantised by ``recipe`` if given, else as it is stored."""
+        if recipe is not None:
+            return quantized(self._source, name, (outputs, inputs), recipe)
+        found = self._source.matrix(name, (outputs, inputs), self._dtype)
+        return found if isinstance(found, Quantized) else found.to(self._device)
+
+    def _ready(self, matrix: Matrix) -> Matrix:
+        """What products with ``matrix`` want."""
+        if self._keeps and isinstance(matrix, Quantized):
+            return matrix
+        return self._pack(plain(matrix, self._dtype).to(self._device))
 
     def norm(self, name: str, size: int | None = None) -> torch.Tensor:
         """A norm's weight, standing twice as ``transformer.rms_norm`` wants it."""
@@ -171,27 +297,38 @@ class Loader:
         weight = weight + 1 if self._a.gemma else weight
         return torch.cat((weight, weight))
 
-    def _stacked(self, prefix: str, parts: dict[str, int], suffix: str, *rest: int) -> torch.Tensor:
+    def _stacked(self, prefix: str, parts: dict[str, int], width: int) -> Matrix:
         """Several projections on top of each other, which fused checkpoints hold as one tensor."""
         if self._a.fused:
-            name = {"q": "qkv", "gate": "gate_up"}[next(iter(parts))]
-            return self.get(f"{prefix}{name}_proj.{suffix}", sum(parts.values()), *rest)
-        return torch.cat(
-            [self.get(f"{prefix}{p}_proj.{suffix}", n, *rest) for p, n in parts.items()]
-        )
+            name = self._fused(prefix, parts, "weight")
+            return self.matrix(name, sum(parts.values()), width, self._recipe)
+        names = {f"{prefix}{p}_proj.weight": rows for p, rows in parts.items()}
+        found = [self.matrix(name, n, width, self._recipe) for name, n in names.items()]
+        return stacked(found, self._dtype)
 
-    def _turnable(self, qkv: torch.Tensor) -> torch.Tensor:
-        """``qkv`` [rows, ...] with the elements of query and key heads as ``half_split`` has them.
+    def _biases(self, prefix: str, parts: dict[str, int]) -> torch.Tensor:
+        """The biases of several projections, one behind the other."""
+        if self._a.fused:
+            return self.get(self._fused(prefix, parts, "bias"), sum(parts.values()))
+        return torch.cat([self.get(f"{prefix}{p}_proj.bias", n) for p, n in parts.items()])
 
-        Products of queries and keys do not mind, and then all heads turn alike.
+    def _fused(self, prefix: str, parts: dict[str, int], suffix: str) -> str:
+        name = {"q": "qkv", "gate": "gate_up"}[next(iter(parts))]
+        return f"{prefix}{name}_proj.{suffix}"
+
+    def _turnable(self) -> torch.Tensor | None:
+        """The order of queries', keys' and values' rows in which heads are as ``half_split`` says.
+
+        None where they are so already. Products of queries and keys do not mind, and then all heads
+        turn alike.
         """
         a = self._a
         if a.rotary_dim == a.head_dim:
-            return qkv
-        heads = qkv.view(-1, a.head_dim, *qkv.shape[1:]).clone()
+            return None
         turning = a.num_heads + a.num_kv_heads
-        heads[:turning] = heads[:turning, half_split(a.head_dim, a.rotary_dim)]
-        return heads.view_as(qkv)
+        rows = torch.arange((turning + a.num_kv_heads) * a.head_dim).view(-1, a.head_dim)
+        rows[:turning] = rows[:turning, half_split(a.head_dim, a.rotary_dim)]
+        return rows.flatten()
 
     def layer(self, index: int) -> LayerWeights:
         """The weights of one layer."""
@@ -199,15 +336,20 @@ class Loader:
         attn, width = f"{base}self_attn.", a.hidden_size
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
         parts = {"q": queries, "k": keys, "v": keys}
-        bias = self._turnable(self._stacked(attn, parts, "bias")) if a.qkv_bias else None
+        qkv = self._stacked(attn, parts, width)
+        bias = self._biases(attn, parts) if a.qkv_bias else None
+        order = self._turnable()
+        if order is not None:
+            qkv = qkv.rows(order) if isinstance(qkv, Quantized) else qkv[order]
+            bias = None if bias is None else bias[order]
         behind = f"{base}post_attention_layernorm"
         return LayerWeights(
             input_norm=self.norm(f"{base}input_layernorm"),
-            qkv=self._pack(self._turnable(self._stacked(attn, parts, "weight", width))),
+            qkv=self._ready(qkv),
             qkv_bias=bias,
             q_norm=self.norm(f"{attn}q_norm", a.head_dim) if a.qk_norm else None,
             k_norm=self.norm(f"{attn}k_norm", a.head_dim) if a.qk_norm else None,
-            output=self._pack(self.get(f"{attn}o_proj.weight", width, queries)),
+            output=self._ready(self.matrix(f"{attn}o_proj.weight", width, queries, self._recipe)),
             output_bias=self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
             attention_norm=self.norm(behind) if a.gemma else None,
             mlp_norm=self.norm(f"{base}pre_feedforward_layernorm" if a.gemma else behind),
@@ -220,41 +362,59 @@ class Loader:
         inner, width = inner or a.intermediate_size, a.hidden_size
         gated = {"gate": inner, "up": inner}
         return Mlp(
-            gate_up=self._pack(self._stacked(prefix, gated, "weight", width)),
-            gate_up_bias=self._stacked(prefix, gated, "bias") if a.mlp_bias else None,
-            down=self._pack(self.get(f"{prefix}down_proj.weight", width, inner)),
+            gate_up=self._ready(self._stacked(prefix, gated, width)),
+            gate_up_bias=self._biases(prefix, gated) if a.mlp_bias else None,
+            down=self._ready(self.matrix(f"{prefix}down_proj.weight", width, inner, self._recipe)),
             down_bias=self.get(f"{prefix}down_proj.bias", width) if a.mlp_bias else None,
         )
 
     def _experts(self, prefix: str) -> Experts:
         a = self._a
         each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
+        router = self.matrix(f"{prefix}gate.weight", a.num_experts, a.hidden_size, None)
         return Experts(
-            router=self._pack(self.get(f"{prefix}gate.weight", a.num_experts, a.hidden_size)),
+            router=self._ready(router),
             mlps=tuple(self._mlp(name, a.expert_size) for name in each),
         )
 
     def embedding(self) -> torch.Tensor:
         """[vocabulary, hidden_size]."""
-        return self.get("model.embed_tokens.weight", self._a.vocab_size, self._a.hidden_size)
+        a, name = self._a, "model.embed_tokens.weight"
+        recipe = self._head_recipe if a.tied else None
+        self._embedding = self.matrix(name, a.vocab_size, a.hidden_size, recipe)
+        return plain(self._embedding, self._dtype).to(self._device)
 
-    def head(self, embedding: torch.Tensor) -> torch.Tensor:
+    def head(self, embedding: torch.Tensor) -> Matrix:
         """What makes logits of the last hidden states; tied checkpoints have but the embedding."""
-        if self._a.tied:
-            return self._pack(embedding)
-        return self._pack(self.get("lm_head.weight", self._a.vocab_size, self._a.hidden_size))
+        a = self._a
+        if a.tied:
+            kept = self._embedding
+            return self._ready(kept) if isinstance(kept, Quantized) else self._pack(embedding)
+        name = "lm_head.weight"
+        return self._ready(self.matrix(name, a.vocab_size, a.hidden_size, self._head_recipe))
 
 
 def load_weights(
-    folder: Path, architecture: Architecture, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    recipe: Recipe | None = None,
 ) -> Weights:
     """Read the checkpoint in ``folder`` as ``architecture`` says, into ``dtype`` on ``device``.
+
+    Torch has no products with quantised matrices: they are rounded to ``dtype`` once more.
 
     Raises:
         ModelError: see ``Checkpoint``.
     """
     with ExitStack() as stack:
-        loader = Loader(Checkpoint(folder, stack), architecture, dtype, device)
-        layers = tuple(loader.layer(i) for i in range(architecture.num_layers))
+        source = open_source(folder, architecture, stack)
+        loader = Loader(source, architecture, dtype, device, recipe=recipe)
+        count = architecture.num_layers
+        size = count * architecture.hidden_size * architecture.intermediate_size
+        quiet = recipe is None or size < SLOW_TO_QUANTISE
+        numbers = tqdm(range(count), "Quantising weights", disable=quiet, leave=False)
+        layers = tuple(loader.layer(i) for i in numbers)
         embedding = loader.embedding()
         return Weights(embedding, layers, loader.norm("model.norm"), loader.head(embedding))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Protocol
 
 import torch
 
-ABI = 2
+ABI = 3
 """What the library's ``outrider_abi`` answers; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -42,6 +43,30 @@ class Options(ctypes.Structure):
     )
 
 
+class QuantizedData(ctypes.Structure):
+    """A quantised matrix; the layout is that of src/api.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros")),
+        *((name, ctypes.c_int32) for name in ("bits", "group")),
+    )
+
+
+class QuantizedMatrix(Protocol):
+    """What ``models.quantize.Quantized`` is, as this side sees it."""
+
+    @property
+    def codes(self) -> torch.Tensor: ...
+    @property
+    def scales(self) -> torch.Tensor: ...
+    @property
+    def zeros(self) -> torch.Tensor | None: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+
+
 FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "abi": (_Int, []),
     "cpu": (_Int, []),
@@ -49,6 +74,10 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "model": (_Pointer, [ctypes.POINTER(Config), _Pointer]),
     "model_free": (None, [_Pointer]),
     "matrix": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, _Int]),
+    "quantized": (
+        _Text,
+        [_Pointer, _Int, _Int, ctypes.POINTER(QuantizedData), _Pointer, _Int, _Int],
+    ),
     "vector": (_Text, [_Pointer, _Int, _Int, _Pointer, _Long]),
     "layer": (_Text, [_Pointer, _Int, _Int, _Int]),
     "check": (_Text, [_Pointer]),

@@ -14,8 +14,9 @@ from ..sampling.law import RequestLaw, SequenceLaw
 from ..sampling.logprobs import Measure, Measured, measure
 from ..sampling.noise import WORD
 from ..types import Row
+from .choice import library
 from .interface import Options
-from .library import Library, library
+from .library import Library
 
 
 class NativeLaw(SequenceLaw):

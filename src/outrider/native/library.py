@@ -1,11 +1,8 @@
-"""The native libraries: which one serves this CPU, and its functions over ctypes."""
+"""One native library: its functions over ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-import os
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from . import __path__ as folders
-from .interface import ABI, DTYPES, FUNCTIONS, MATRICES, VECTORS, Config, Options
-from .threads import allowed_threads
-
-logger = logging.getLogger("outrider")
-
-ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
-"""Instruction sets, each with all that stand before it."""
-VARIABLE = "OUTRIDER_NATIVE_ISA"
+from .interface import (
+    ABI,
+    DTYPES,
+    FUNCTIONS,
+    MATRICES,
+    VECTORS,
+    Config,
+    Options,
+    QuantizedData,
+    QuantizedMatrix,
+)
 
 
 class Library:
@@ -62,10 +61,17 @@ class Library:
         """Start the pool, at the first call only; how many threads it has."""
         return int(self._c.outrider_start(threads))
 
-    def new_model(self, config: Config, embedding: torch.Tensor) -> int:
-        """A model without weights; ``embedding`` [vocabulary, hidden] must outlive it."""
-        _expect(embedding, (config.vocabulary, config.hidden), config.dtype)
-        made = self._c.outrider_model(ctypes.byref(config), embedding.data_ptr())
+    def new_model(self, config: Config, embedding: torch.Tensor | None) -> int:
+        """A model without weights; ``embedding`` [vocabulary, hidden] must outlive it.
+
+        None where embeddings are tied: tokens are looked up in the head.
+        """
+        if embedding is not None:
+            dtype = next((d for d, number in DTYPES.items() if number == config.dtype), None)
+            _expect(embedding, (config.vocabulary, config.hidden), dtype)
+        made = self._c.outrider_model(
+            ctypes.byref(config), None if embedding is None else embedding.data_ptr()
+        )
         if not made:
             raise ModelError("the native step has no model of these sizes.")
         return int(made)
@@ -78,10 +84,8 @@ class Library:
         self, model: int, layer: int, kind: str, data: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         """Pack ``data`` [out, in], in the model's dtype, with ``bias`` [out]."""
-        _expect(data, tuple(data.shape), DTYPES.get(data.dtype))
-        wide = None if bias is None else bias.float().contiguous()
-        if wide is not None:
-            _expect(wide, (data.shape[0],), 0)
+        _expect(data, tuple(data.shape), data.dtype if data.dtype in DTYPES else None)
+        wide = _wide_bias(bias, data.shape[0])
         self._done(
             self._c.outrider_matrix(
                 model,
@@ -90,6 +94,46 @@ class Library:
                 data.data_ptr(),
                 None if wide is None else wide.data_ptr(),
                 *data.shape,
+            )
+        )
+
+    def set_quantized(
+        self, model: int, layer: int, kind: str, data: QuantizedMatrix, bias: torch.Tensor | None
+    ) -> None:
+        """Pack ``data`` [out, in] in place of a matrix of the model's dtype, with ``bias`` [out].
+
+        Scales are kept as fp16 times one power of two, which is exact for what was fp16 or bf16
+        and within 2^28 of the largest.
+
+        Raises:
+            ModelError: shapes or dtypes do not fit together, a scale is not finite, or a code or
+                zero has more bits than ``data.bits``.
+        """
+        out, width = data.codes.shape
+        groups = -(-width // max(1, data.group))
+        codes, scales = data.codes.contiguous(), data.scales.contiguous()
+        zeros = None if data.zeros is None else data.zeros.contiguous()
+        _expect(codes, (out, width), torch.uint8)
+        _expect(scales, (out, groups), torch.float32)
+        if zeros is not None:
+            _expect(zeros, (out, groups), torch.uint8)
+        wide = _wide_bias(bias, out)
+        given = QuantizedData(
+            codes=codes.data_ptr(),
+            scales=scales.data_ptr(),
+            zeros=None if zeros is None else zeros.data_ptr(),
+            bits=data.bits,
+            group=data.group,
+        )
+        self._done(
+            self._c.outrider_quantized(
+                model,
+                layer,
+                MATRICES[kind],
+                ctypes.byref(given),
+                None if wide is None else wide.data_ptr(),
+                out,
+                width,
             )
         )
 
@@ -327,66 +371,15 @@ def _at(numbers: array[int] | array[float]) -> int:
     return numbers.buffer_info()[0]
 
 
-def _expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: int | None) -> None:
+def _expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
     fits = tuple(tensor.shape) == shape and tensor.is_contiguous() and tensor.device.type == "cpu"
-    if not fits or dtype is None or DTYPES.get(tensor.dtype) != dtype:
+    if not fits or tensor.dtype != dtype:
         raise ModelError(f"the native step cannot read a tensor of {list(tensor.shape)}.")
 
 
-def _file(isa: str) -> Path | None:
-    files = (Path(folder) / f"liboutrider_{isa}.so" for folder in folders)
-    return next((file for file in files if file.is_file()), None)
-
-
-def _find(isa: str) -> Library:
-    found = _file(isa)
-    if found is None:
-        raise OSError("it was not built: there was no C++ compiler when Outrider was installed")
-    return Library(isa, found)
-
-
-@functools.lru_cache(len(ISAS))
-def open_library(isa: str) -> Library | None:
-    """The library for ``isa``, else the next lower one that is there; None and a line if none is.
-
-    The pool of threads is started.
-    """
-    try:
-        best = ISAS.index(isa)
-        while best and _file(ISAS[best]) is None:
-            best -= 1
-        library = _find(ISAS[best])
-        if library.level() < best:  # this also has the kernel grant what the library needs
-            raise OSError(f"this CPU does not run {ISAS[best]}")
-    except OSError as error:
-        logger.warning("The native step is not used (%s); torch runs the models.", error)
+def _wide_bias(bias: torch.Tensor | None, out: int) -> torch.Tensor | None:
+    if bias is None:
         return None
-    library.start(allowed_threads())
-    return library
-
-
-def library() -> Library | None:
-    """The library of this process: the best that the CPU runs, or what ``VARIABLE`` says.
-
-    None where it says "off", or there is none.
-
-    Raises:
-        ModelError: the variable names no instruction set, or one that this CPU lacks.
-    """
-    asked = os.environ.get(VARIABLE, "").strip().lower()
-    if asked == "off":
-        return None
-    if asked and asked not in ISAS:
-        raise ModelError(f"{VARIABLE} is {asked!r}; give one of {', '.join(ISAS)}, off.")
-    level = _level()
-    if asked and ISAS.index(asked) > level:
-        raise ModelError(f"{VARIABLE} is {asked!r}, but this CPU runs {ISAS[level]} at most.")
-    return open_library(asked or ISAS[level])
-
-
-@functools.cache
-def _level() -> int:
-    try:
-        return _find("portable").level()
-    except OSError:
-        return 0
+    wide = bias.float().contiguous()
+    _expect(wide, (out,), torch.float32)
+    return wide

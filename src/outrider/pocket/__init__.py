@@ -11,6 +11,13 @@ PATH = Path(__file__).parent / "model"
 """The bundled target; its drafter is in the sub-folder ``drafter``."""
 
 
+def held_out() -> list[str]:
+    """Modules of this interpreter's standard library that the pair was never trained on."""
+    from .corpus import standard_library
+
+    return [module.text for module in standard_library() if module.held_out]
+
+
 def prompts() -> list[str]:
     """Beginnings of code that the pair was never trained on.
 

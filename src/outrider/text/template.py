@@ -7,9 +7,11 @@ from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ModelError, RequestError
+from ..gguf import is_gguf, open_gguf
+from .gguf import gguf_tokenizer
 
 Message = dict[str, Any]
 
@@ -18,16 +20,22 @@ class TextCodec:
     """Encodes prompts and chats as the checkpoint's own tokenizer does.
 
     Args:
-        folder: the checkpoint.
+        folder: the checkpoint: a folder or a GGUF file.
 
     Raises:
-        ModelError: the tokenizer's files are damaged.
+        ModelError: the tokenizer's files are damaged, or that of a GGUF file is not known.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            tokenizer = (
+                _of_gguf(folder)
+                if is_gguf(folder)
+                else AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            )
+        except ModelError:
+            raise
         except Exception as error:  # the library raises whatever its parser raised
             reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
             raise ModelError(f"the tokenizer in {folder} cannot be read: {reason}") from None
@@ -63,8 +71,27 @@ class TextCodec:
         return self.backend.get_vocab(with_added_tokens=True)
 
 
+def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in the GGUF file at ``path``, or beside it where that one is not known."""
+    beside = path.with_name("tokenizer.json").is_file()
+    file = open_gguf(path)
+    try:
+        found = gguf_tokenizer(file)
+    except ModelError:
+        if not beside:
+            raise
+        found = None
+    if found is None:
+        found = PreTrainedTokenizerFast.from_pretrained(path.parent)
+        found.chat_template = file.metadata.get("tokenizer.chat_template", found.chat_template)
+    return found
+
+
 def has_tokenizer(folder: Path) -> bool:
     """True when the checkpoint brings a tokenizer."""
+    if is_gguf(folder):
+        held = open_gguf(folder).metadata.get("tokenizer.ggml.tokens")
+        return bool(held) or folder.with_name("tokenizer.json").is_file()
     return any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 

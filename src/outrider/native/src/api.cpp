@@ -1,4 +1,6 @@
 // The C interface, read by native/library.py. Functions that can fail return a sentence, or null.
+#include <algorithm>
+
 #include "guard.hpp"
 #include "model.hpp"
 #include "pool.hpp"
@@ -6,6 +8,14 @@
 namespace outrider {
 
 int cpu_level();
+
+// The layout is that of native/library.py's QuantizedData.
+struct QuantizedData {
+    const std::uint8_t* codes;  // [out, in]
+    const float* scales;        // [out, groups]
+    const std::uint8_t* zeros;  // [out, groups], or null
+    std::int32_t bits, group;
+};
 
 namespace {
 
@@ -15,9 +25,9 @@ bool fits(const Config& c) {
            c.head_dim % 2 == 0 && c.head_dim <= 256 && c.vocabulary > 0 && c.max_length > 0;
 }
 
+// Where a matrix [out, in] belongs, or what is wrong with that.
 template <class T>
-const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, const float* bias,
-                       int out, int in) {
+const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, Weight<T>*& to) {
     const Config& c = m.c;
     if (kind < QKV || kind > HEAD || (kind != HEAD && (number < 0 || number >= c.layers)))
         return "there is no such matrix";
@@ -25,7 +35,32 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, co
     const int outs[] = {query + 2 * key, c.hidden, 2 * c.inner, c.hidden, c.vocabulary};
     const int ins[] = {c.hidden, query, c.hidden, c.inner, c.hidden};
     if (out != outs[kind] || in != ins[kind]) return "a matrix has another shape than its model";
-    Matrix<T>& to = kind == HEAD ? m.head : m.layers[number].matrices[kind];
+    to = kind == HEAD ? &m.head : &m.layers[number].matrices[kind];
+    return nullptr;
+}
+
+template <class T>
+const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedData& from, const float* bias,
+                          int out, int in) {
+    Weight<T>* weight;
+    if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
+    Packed& to = weight->packed;
+    if (const char* wrong = pack(to, from.codes, from.scales, from.zeros, bias, out, in, from.bits,
+                                 from.group, kind == GATE_UP ? 2 : 1))
+        return wrong;
+    weight->plain = Matrix<T>();
+    m.width = std::max(m.width, to.width());
+    m.blocks = std::max(m.blocks, to.blocks());
+    return nullptr;
+}
+
+template <class T>
+const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, const float* bias,
+                       int out, int in) {
+    Weight<T>* weight;
+    if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
+    weight->packed = Packed();
+    Matrix<T>& to = weight->plain;
     // A gate's units and those of what it gates take turns.
     const int parts = kind == GATE_UP ? 2 : 1, rows = out / parts;
     to.inputs = padded(in, IN_PAD);
@@ -107,13 +142,14 @@ const char* with(Model* model, Work work) {
 
 using namespace outrider;
 
-API int outrider_abi() { return 2; }
+API int outrider_abi() { return 3; }
 
 API int outrider_cpu() { return cpu_level(); }
 
 API int outrider_start(int threads) { return start_pool(threads < 1 ? 1 : threads); }
 
-// `embedding` [vocabulary, hidden] stays its owner's and must outlive the model.
+// `embedding` [vocabulary, hidden] stays its owner's and must outlive the model; without one, rows
+// of the head are looked up.
 API Model* outrider_model(const Config* config, const void* embedding) {
     Model* made = nullptr;
     guarded([&]() -> const char* {
@@ -140,6 +176,13 @@ API void outrider_model_free(Model* model) {
 API const char* outrider_matrix(Model* model, int layer, int kind, const void* data,
                                 const float* bias, int out, int in) {
     return with(model, [&](auto& m) { return set_matrix(m, layer, kind, data, bias, out, in); });
+}
+
+// `codes` [out, in]; see outrider_matrix.
+API const char* outrider_quantized(Model* model, int layer, int kind, const QuantizedData* data,
+                                   const float* bias, int out, int in) {
+    return with(model,
+                [&](auto& m) { return set_quantized(m, layer, kind, *data, bias, out, in); });
 }
 
 API const char* outrider_vector(Model* model, int number, int kind, const float* data,

@@ -12,6 +12,11 @@ namespace {
 
 #if defined(__x86_64__)
 
+bool has_half() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+
 bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -23,7 +28,7 @@ bool has_tiles() {
     constexpr int ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const bool listed = (d >> 22 & 1) && (d >> 24 & 1);  // AMX-BF16, AMX-TILE
+    const bool listed = (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);  // BF16, TILE, INT8
     return listed && syscall(SYS_arch_prctl, ask, tile_data) == 0;
 #else
     return false;
@@ -34,13 +39,13 @@ bool has_tiles() {
 
 }  // namespace
 
-// 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with bf16, 4 AMX.
+// 0 portable, 1 AVX2 with F16C, 2 AVX-512, 3 AVX-512 with bf16 and VNNI, 4 AMX.
 int cpu_level() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_half()) return 0;
     if (!has_avx512()) return 1;
-    if (!__builtin_cpu_supports("avx512bf16")) return 2;
+    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni")) return 2;
     return has_tiles() ? 4 : 3;
 #else
     return 0;

@@ -4,6 +4,7 @@
 #include "attention.hpp"
 #include "model.hpp"
 #include "pool.hpp"
+#include "quantized_tiles.hpp"
 #include "tiles.hpp"
 
 namespace outrider {
@@ -51,6 +52,7 @@ struct Forward : Work {
     float* const hidden_out;
     float *x, *qkv;  // see Scratch
     T *normed, *q, *attended, *gated;
+    Digits digits;
     std::uint8_t* bad;
     const Config c = m.c;
     const int n = int(rows.rows.size());
@@ -77,13 +79,15 @@ struct Forward : Work {
         q = s.q.reserve(count * c.heads * head_pad);
         attended = s.attended.reserve(count * out_width);
         gated = s.gated.reserve(count * inner);
+        digits = {s.digits.reserve((count > alone ? count : alone) * 2 * m.width),
+                  s.parts.reserve((count > alone ? count : alone) * m.blocks)};
         s.bad.assign(n, 0);
         bad = s.bad.data();
     }
 
     int phases() const {
         const int kept = int(hidden.size());
-        return 6 + kept + int(layers.size()) * (8 + kept);
+        return 8 + kept + int(layers.size()) * (12 + kept);
     }
 
     int helpers() const {
@@ -99,42 +103,85 @@ struct Forward : Work {
         return wanted < 4 ? 4 : wanted > 64 ? 64 : wanted;
     }
 
-    void multiply(Team& team, const Matrix<T>& matrix, const T* x, int stride, int count,
+    // y of rows of x or, with a quantised matrix, of their digits.
+    void multiply(const Weight<T>& weight, int first, int last, const T* x, int stride,
+                  const Digits& digits, int count, const End& end) {
+        if (weight.packed.empty())
+            product(weight.plain, first, last, x, stride, count, end);
+        else
+            product(weight.packed, first, last, digits, count, end);
+    }
+
+    // The place of a worker that makes its own digits.
+    Digits own_digits(const Team& team) const {
+        const std::size_t row = std::size_t(team.index) * ALONE;
+        return {digits.digits + row * 2 * m.width, digits.parts + row * m.blocks};
+    }
+
+    // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself.
+    void multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
                   const End& end) {
-        team.share(matrix.units, grain(matrix.units, team.count), [&](int first, int last) {
-            product(matrix, first, last, x, stride, count, end);
+        const bool quantised = !weight.packed.empty(), alone = count <= ALONE;
+        if (quantised && !alone)
+            team.share(count, 4, [&](int first, int last) {
+                digitise(weight.packed, x, stride, first, last, digits);
+            });
+        const Digits mine = alone ? own_digits(team) : digits;
+        bool ready = !quantised || !alone;
+        team.share(weight.units(), grain(weight.units(), team.count), [&](int first, int last) {
+            if (!ready) digitise(weight.packed, x, stride, 0, count, mine);
+            ready = true;
+            multiply(weight, first, last, x, stride, mine, count, end);
         });
     }
 
     // The product of the RMSNorm of rows of x, `pick` saying which. Few rows every worker
     // normalises for itself, at its first chunk, rather than wait for another.
     template <class Pick>
-    void norm_multiply(Team& team, const float* weight, const Matrix<T>& matrix, int count,
+    void norm_multiply(Team& team, const float* norm, const Weight<T>& weight, int count,
                        Pick pick, const End& end) {
-        auto norm = [&](T* to, int first, int last) {
+        auto normalise = [&](T* to, int first, int last) {
             for (int r = first; r < last; ++r)
                 rms_norm(to + std::size_t(r) * width, x + std::size_t(pick(r)) * width,
-                         weight, c.hidden, width, c.norm_eps);
+                         norm, c.hidden, width, c.norm_eps);
         };
         if (count > ALONE) {
-            team.share(count, 4, [&](int first, int last) { norm(normed, first, last); });
-            multiply(team, matrix, normed, width, count, end);
+            team.share(count, 4, [&](int first, int last) { normalise(normed, first, last); });
+            multiply(team, weight, normed, width, count, end);
             return;
         }
         bool ready = false;
-        team.share(matrix.units, grain(matrix.units, team.count), [&](int first, int last) {
+        const Digits mine = own_digits(team);
+        team.share(weight.units(), grain(weight.units(), team.count), [&](int first, int last) {
             T* own = normed + std::size_t(team.index) * ALONE * width;
-            if (!ready) norm(own, 0, count);
+            if (!ready) {
+                normalise(own, 0, count);
+                if (!weight.packed.empty()) digitise(weight.packed, own, width, 0, count, mine);
+            }
             ready = true;
-            product(matrix, first, last, own, width, count, end);
+            multiply(weight, first, last, own, width, mine, count, end);
         });
+    }
+
+    // A row of the embedding as T; with tied ones that is a row of the head. `room` has space.
+    const T* look_up(int token, T* room) const {
+        if (m.embedding) return m.embedding + std::size_t(token) * c.hidden;
+        if (m.head.packed.empty()) {
+            unpack_row(m.head.plain, token, room, c.hidden);
+        } else {
+            std::vector<float> wide(c.hidden);
+            unpack_row(m.head.packed, token, wide.data());
+            for (int i = 0; i < c.hidden; ++i) narrow_to(&room[i], wide[i]);
+        }
+        return room;
     }
 
     void embed(int first, int last) {
         T scale;
         narrow_to(&scale, c.embedding_scale);
+        std::vector<T> room(c.hidden);
         for (int r = first; r < last; ++r) {
-            const T* from = m.embedding + std::size_t(rows.rows[r].token) * c.hidden;
+            const T* from = look_up(rows.rows[r].token, room.data());
             float* to = x + std::size_t(r) * width;
             for (int i = 0; i < c.hidden; ++i) {
                 T scaled = from[i];  // rounded, as torch rounds it
@@ -233,7 +280,7 @@ struct Forward : Work {
         multiply(team, layer.matrices[OUTPUT], attended, out_width, n, residual);
         norm_multiply(team, layer.mlp_norm.data(), layer.matrices[GATE_UP], n, same,
                       {.kind = End::gate, .gated = gated,
-                       .gated_stride = std::size_t(inner)});
+                       .gated_stride = std::size_t(inner), .narrow = sizeof(T) == 2});
         multiply(team, layer.matrices[DOWN], gated, inner, n, residual);
     }
 

@@ -8,6 +8,7 @@
 #include "cache.hpp"
 #include "memory.hpp"
 #include "product.hpp"
+#include "quantized.hpp"
 
 namespace outrider {
 
@@ -21,9 +22,19 @@ struct Config {
 enum MatrixKind { QKV, OUTPUT, GATE_UP, DOWN, HEAD };
 enum VectorKind { INPUT_NORM, MLP_NORM, FINAL_NORM, Q_NORM, K_NORM, COS, SIN };
 
+// A matrix as T, or quantised; one of the two is empty.
+template <class T>
+struct Weight {
+    Matrix<T> plain;
+    Packed packed;
+
+    bool empty() const { return plain.empty() && packed.empty(); }
+    int units() const { return plain.units + packed.units; }
+};
+
 template <class T>
 struct Layer {
-    Matrix<T> matrices[4];  // QKV to DOWN
+    Weight<T> matrices[4];  // QKV to DOWN
     Memory<float> input_norm, mlp_norm, q_norm, k_norm;
     int window = 0;  // positions that a row sees, itself included; 0: all
     int table = 0;   // which rotary table
@@ -37,6 +48,8 @@ struct Scratch {
     std::mutex use;
     Memory<float> x, qkv;
     Memory<T> normed, q, attended, gated;
+    Memory<std::int8_t> digits;
+    Memory<Part> parts;
     std::vector<std::uint8_t> bad;
 };
 
@@ -49,9 +62,10 @@ struct Model {
 template <class T>
 struct Weights : Model {
     using Model::Model;
-    const T* embedding = nullptr;  // [vocabulary, hidden], its owner's
+    const T* embedding = nullptr;  // [vocabulary, hidden], its owner's; null: the head's rows
     std::vector<Layer<T>> layers;
-    Matrix<T> head;
+    Weight<T> head;
+    int width = 0, blocks = 0;  // of a row of digits, at most
     Memory<float> norm;
     Memory<float> cos[TABLES], sin[TABLES];  // [max_length, head_dim / 2]
     mutable Scratch<T> scratch;

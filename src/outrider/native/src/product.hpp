@@ -5,6 +5,7 @@
 // order, in one lane, whichever rows and outputs are computed beside it.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 
 #include "isa.hpp"
@@ -34,6 +35,14 @@ void pack_unit(T* to, const T* from, std::size_t stride, int count, int in) {
             to[std::size_t(k / pair) * LANES * pair + lane * pair + k % pair] = from[lane * stride + k];
 }
 
+// A row of a matrix of one part: `in` numbers.
+template <class T>
+void unpack_row(const Matrix<T>& m, int row, T* to, int in) {
+    constexpr int pair = PER_LANE<T>;
+    const T* from = m.data.data() + row / LANES * m.unit_size() + row % LANES * pair;
+    for (int k = 0; k < in; ++k) to[k] = from[std::size_t(k / pair) * LANES * pair + k % pair];
+}
+
 // What becomes of finished sums.
 struct End {
     enum Kind { put, add, gate } kind;
@@ -41,8 +50,9 @@ struct End {
     std::size_t stride = 0;    // of y
     int columns = 0;           // of y that may be written
     float scale = 1;           // put: sum * scale
-    void* gated = nullptr;     // gate: silu(even unit) * odd unit, in the model's dtype
+    void* gated = nullptr;     // gate: silu(even unit) * odd unit, bf16 or fp32
     std::size_t gated_stride = 0;
+    bool narrow = false;       // gate: to bf16
 };
 
 inline void finish_one(const End& end, int row, int unit, F16 sum) {
@@ -62,16 +72,18 @@ inline void finish_one(const End& end, int row, int unit, F16 sum) {
     }
 }
 
-template <class T, int C>
-inline void finish(const End& end, const Matrix<T>& m, int row, int unit, F16* sums) {
-    if (m.bias.data())
-        for (int c = 0; c < C; ++c) sums[c] = sums[c] + load(m.bias.data() + (unit + c) * LANES);
+template <int C>
+inline void finish(const End& end, const float* bias, int row, int unit, F16* sums) {
+    for (int c = 0; bias && c < C; ++c) sums[c] = sums[c] + load(bias + (unit + c) * LANES);
     if (end.kind == End::gate) {
-        T* to = static_cast<T*>(end.gated) + row * end.gated_stride + std::size_t(unit / 2) * LANES;
+        const std::size_t at = row * end.gated_stride + std::size_t(unit / 2) * LANES;
         for (int c = 0; c + 1 < C; c += 2) {
             F16 g = sums[c];
             F16 silu = g / (splat(1.0f) + exp(splat(0.0f) - g));
-            store(to + c / 2 * LANES, silu * sums[c + 1]);
+            if (end.narrow)
+                store(static_cast<bf16*>(end.gated) + at + c / 2 * LANES, silu * sums[c + 1]);
+            else
+                store(static_cast<float*>(end.gated) + at + c / 2 * LANES, silu * sums[c + 1]);
         }
         return;
     }
@@ -101,7 +113,7 @@ inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, 
             for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], weights[c], value);
         }
     }
-    for (int r = 0; r < R; ++r) finish<T, C>(end, m, row + r, unit, sums[r]);
+    for (int r = 0; r < R; ++r) finish<C>(end, m.bias.data(), row + r, unit, sums[r]);
 }
 
 // Units [first, last) for R rows, as many side by side as registers hold; those of a gate go in

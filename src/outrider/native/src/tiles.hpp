@@ -39,7 +39,7 @@ inline void finish_tiles(const Matrix<bf16>& m, const float (*sums)[TILE_ROWS * 
     for (int r = 0; r < rows; ++r) {
         F16 line[C];
         for (int c = 0; c < C; ++c) line[c] = load(sums[c] + r * LANES);
-        finish<bf16, C>(end, m, row + r, unit, line);
+        finish<C>(end, m.bias.data(), row + r, unit, line);
     }
 }
 

@@ -1,0 +1,183 @@
+"""What quantisation costs: quantised weights against the same checkpoint's own, over text.
+
+Both models read the same windows of text, and every position is compared: the loss of what stands
+there, the most likely next token, and the laws. Windows are independent of each other as far as the
+text is, so that means over windows have intervals: paired, since each window is read by both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import torch
+
+from ..config import Recipe
+from ..errors import ConfigError
+from ..llm import LLM
+from ..models.base import Model
+from ..models.export import bits_per_weight
+from ..models.families import Folder, find_folder
+from ..models.rows import Segment
+from ..text.template import TextCodec
+
+WINDOW = 512
+"""Tokens of a window, at most the model's context."""
+LEAST = 8
+"""Fewer windows have no interval to speak of."""
+CONFIDENCE = 0.95
+PAGE_SIZE = 16
+METHOD = "mean over windows, normal approximation; of the perplexity's loss, over paired windows"
+
+Progress = Callable[[int, int], None]
+
+
+def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[list[int]]:
+    """At most ``most`` windows of ``length`` tokens, evenly spread over the texts.
+
+    Each begins with what the tokenizer puts before a text. A text's end that fills no window is
+    left out.
+
+    Raises:
+        ConfigError: there are fewer than ``LEAST``.
+    """
+    before = codec.encode("")
+    size = length - len(before)
+    found = []
+    for text in texts:
+        ids = codec.backend.encode(text, add_special_tokens=False).ids
+        found += [[*before, *ids[i : i + size]] for i in range(0, len(ids) - size + 1, size)]
+    if len(found) < LEAST:
+        raise ConfigError(
+            f"the text fills {len(found)} windows of {length} tokens, and {LEAST} are the least; "
+            "give more text."
+        )
+    count = min(most, len(found))
+    return [found[i * len(found) // count] for i in range(count)]
+
+
+def law(model: Model, window: Sequence[int]) -> torch.Tensor:
+    """Log probabilities of what follows each token but the last: fp32 [tokens - 1, vocabulary]."""
+    pages = range(1, 1 + -(-len(window) // PAGE_SIZE))
+    store = model.new_store(1 + len(pages), PAGE_SIZE)
+    rows = len(window) - 1
+    logits = model.run([Segment(window[:-1], 0, pages, rows, rows, key="it")], store).logits
+    assert logits is not None  # every row wants them
+    return logits.log_softmax(-1)
+
+
+class Tally:
+    """What one quantised model does, window by window: nats, nats of divergence, agreement."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.divergences: list[float] = []
+        self.agreements: list[float] = []
+
+    def take(self, exact: torch.Tensor, found: torch.Tensor, window: Sequence[int]) -> None:
+        """Compare two ``law``s of a window."""
+        self.losses.append(loss(found, window))
+        apart = (exact.exp() * (exact - found)).sum(-1)
+        self.divergences.append(float(apart.mean()))
+        same = exact.argmax(-1) == found.argmax(-1)
+        self.agreements.append(float(same.float().mean()))
+
+
+def loss(found: torch.Tensor, window: Sequence[int]) -> float:
+    """Mean nats of the tokens that really follow."""
+    after = torch.tensor(window[1:])
+    return -float(found.gather(-1, after[:, None]).mean())
+
+
+def interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """The mean of the values, and its interval of ``CONFIDENCE``."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    wide = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * float(tensor.std()) / len(values) ** 0.5
+    mean = float(tensor.mean())
+    return mean, (mean - wide, mean + wide)
+
+
+def figures(name: str, bits: float, tally: Tally, exact: Sequence[float]) -> dict[str, Any]:
+    """One row of the report; ``exact`` are the reference's losses by window."""
+    more = [a - b for a, b in zip(tally.losses, exact, strict=True)]
+    nats, bounds = interval(more)
+    divergence, divergences = interval(tally.divergences)
+    agreement, agreements = interval(tally.agreements)
+    ratio = torch.tensor([nats, *bounds], dtype=torch.float64).expm1().tolist()
+    return {
+        "quantization": name,
+        "bits_per_weight": bits,
+        "perplexity": float(torch.tensor(interval(tally.losses)[0]).exp()),
+        "perplexity_loss": ratio[0],
+        "perplexity_loss_interval": ratio[1:],
+        "agreement": agreement,
+        "agreement_interval": list(agreements),
+        "divergence": divergence,
+        "divergence_interval": list(divergences),
+    }
+
+
+def quality(
+    model: Folder,
+    texts: Sequence[str],
+    recipes: Sequence[str],
+    windows: int,
+    dtype: str = "bfloat16",
+    progress: Progress = lambda _, __: None,
+) -> dict[str, Any]:
+    """Compare quantised weights to the checkpoint's own in ``dtype``; all models stay in memory.
+
+    Args:
+        model: a checkpoint, not quantised.
+        texts: what is read.
+        recipes: what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer.
+        windows: how many windows of ``WINDOW`` tokens are read at most.
+        dtype: of the reference, and of what is not quantised.
+        progress: told (windows read, windows in all).
+
+    Returns:
+        The report: ``perplexity_loss`` is the ratio to the reference's perplexity, less 1;
+        ``agreement`` the share of positions with the same most likely next token; ``divergence``
+        the mean KL divergence from the reference's law, in nats.
+
+    Raises:
+        OutriderError: a model cannot be loaded, a recipe is none, or there is too little text.
+    """
+    folder = find_folder(model)
+    chosen: dict[str, tuple[Path, str | None]] = {}
+    for name in dict.fromkeys(recipes):
+        stored = Path(name).exists()
+        chosen[name] = (Path(name), None) if stored else (folder, str(Recipe.parse(name)))
+
+    def open_model(where: Path, recipe: str | None = None) -> Model:
+        options = {"dtype": dtype, "quantization": recipe, "max_num_seqs": 1}
+        return LLM(where, drafter=None, **options).engine.model
+
+    reference = open_model(folder)
+    length = min(WINDOW, reference.shape.context)
+    read = cut(texts, TextCodec(folder), length, windows)
+    models = {name: open_model(*of) for name, of in chosen.items()}
+    tallies: dict[str, Tally] = {name: Tally() for name in models}
+    exact = []
+    for number, window in enumerate(read, 1):
+        expected = law(reference, window)
+        exact.append(loss(expected, window))
+        for name, tally in tallies.items():
+            tally.take(expected, law(models[name], window), window)
+        progress(number, len(read))
+    parsed = {n: None if r is None else Recipe.parse(r) for n, (_, r) in chosen.items()}
+    return {
+        "model": str(model),
+        "dtype": str(reference.dtype).removeprefix("torch."),
+        "bits_per_weight": bits_per_weight(folder, None),
+        "perplexity": float(torch.tensor(interval(exact)[0]).exp()),
+        "windows": len(read),
+        "window": length,
+        "intervals": {"confidence": CONFIDENCE, "method": METHOD},
+        "runs": [
+            figures(name, bits_per_weight(chosen[name][0], parsed[name]), tally, exact)
+            for name, tally in tallies.items()
+        ],
+    }

@@ -1,0 +1,125 @@
+"""``outrider bench quality``: what quantised weights cost in what is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from tqdm import tqdm
+
+from .bench import check_target, interval
+from .common import Dtype, model_folder, status, write
+
+DEFINITIONS = (
+    "bits: of a weight as stored, scales and what is not quantised too · loss: perplexity over the "
+    "reference's, less 1 · agreement: positions with the same most likely next token · KL: "
+    "divergence from the reference's law, nats · in brackets 95 % intervals over windows"
+)
+
+
+def table(report: dict[str, Any]) -> Table:
+    """The report for people."""
+    title = (
+        f"{report['model']} · {report['dtype']}: {report['bits_per_weight']:.2f} bits, perplexity "
+        f"{report['perplexity']:.4f} · {report['windows']} windows of {report['window']} tokens"
+    )
+    made = Table(
+        title=escape(title), caption=DEFINITIONS, caption_justify="left", box=box.SIMPLE,
+        show_edge=False, pad_edge=False, padding=(0, 2, 0, 0),
+    )  # fmt: skip
+    made.add_column("quantization", overflow="fold")
+    for name in ("bits", "perplexity", "loss", "", "agreement", "", "KL", ""):
+        made.add_column(name, justify="right")
+    for run in report["runs"]:
+        lost = [100 * bound for bound in run["perplexity_loss_interval"]]
+        made.add_row(
+            escape(run["quantization"]),
+            f"{run['bits_per_weight']:.3f}",
+            f"{run['perplexity']:.4f}",
+            f"{run['perplexity_loss']:.2%}",
+            escape(interval(lost, ".2f")),
+            f"{run['agreement']:.2%}",
+            escape(interval([100 * bound for bound in run["agreement_interval"]], ".2f")),
+            f"{run['divergence']:.5f}",
+            escape(interval(run["divergence_interval"], ".5f")),
+        )
+    return made
+
+
+def read_texts(files: list[Path] | None) -> list[str]:
+    """The files' texts; modules held out from the pocket pair's training where there are none."""
+    from .. import pocket
+
+    if not files:
+        return pocket.held_out()
+    found = []
+    for file in files:
+        try:
+            found.append(file.read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            raise typer.BadParameter(f"--text {file} is no UTF-8 text.") from None
+    return found
+
+
+def quality(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A checkpoint's folder or hub name. The bundled pocket target if none."
+        ),
+    ] = None,
+    quantization: Annotated[
+        str,
+        typer.Option(
+            metavar="RECIPES",
+            help="What to measure, with commas: recipes as generate takes them, or quantised "
+            "checkpoints with the same tokenizer.",
+        ),
+    ] = "int8,int4",
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Text to read; may be given again. Unless given, modules of Python's standard "
+            "library that the pocket pair was not trained on.",
+        ),
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(min=8, help="Read so many windows of 512 tokens, spread over the text.")
+    ] = 64,
+    dtype: Dtype = "bfloat16",
+    json_: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help='Write the report here; "-" is stdout.'),
+    ] = None,
+) -> None:
+    """Measure perplexity, agreement and bits of quantised weights against the model's own."""
+    check_target("--json", None if json_ == "-" else json_)
+    texts = read_texts(text)
+    with status("loading the models"):
+        from ..bench.quality import quality as measure
+    with tqdm(desc="reading", unit="window", leave=False, disable=None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        recipes = [recipe for recipe in quantization.split(",") if recipe]
+        report = measure(model_folder(model), texts, recipes, windows, dtype, progress)
+    report["model"] = "pocket" if model is None else model
+    if json_ == "-":
+        write(json.dumps(report, indent=1) + "\n")
+    elif json_:
+        Path(json_).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    console = Console(stderr=json_ == "-", highlight=False)
+    if not console.is_terminal:
+        console = Console(stderr=json_ == "-", highlight=False, width=160)
+    console.print(table(report))

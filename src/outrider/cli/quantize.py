@@ -1,0 +1,31 @@
+"""``outrider quantize``: a checkpoint made few-bit once and for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import status
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(help="A checkpoint's folder or hub name.")],
+    out: Annotated[Path, typer.Argument(help="The new folder.")],
+    quantization: Annotated[
+        str,
+        typer.Option(
+            metavar="RECIPE",
+            help="int8 or int4, with -g32 (the default), -g64, -g128 or -channel for the group, "
+            "and -zp for zero points, as in int4-g64-zp.",
+        ),
+    ],
+) -> None:
+    """Write a quantised copy of a checkpoint, in a layout that vLLM reads as well."""
+    with status("loading"):
+        from ..config import Recipe
+        from ..models.export import export
+        from ..models.families import find_folder
+    bits = export(find_folder(model), out, Recipe.parse(quantization))
+    typer.echo(f"{out}: {bits:.2f} bits per weight", err=True)

@@ -1,0 +1,138 @@
+"""The tensors of a GGUF file, under the names that Hugging Face's models have.
+
+Q8_0 (32 int8 and an fp16 scale) and Q4_0 (32 nibbles, the first 16 low, and an fp16 scale) are what
+``Quantized`` says, to the bit. Other quantised types are dequantised by the ``gguf`` package.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
+
+from ...errors import ModelError
+from ...gguf import StoredTensor, open_gguf
+from ..quantize import Quantized
+from .base import Matrix, say
+from .gguf_config import interleaves
+
+GROUP = 32
+EXACT = (Kind.Q8_0, Kind.Q4_0)
+PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+CHUNK = 1 << 20
+"""Elements that are dequantised at a time, in fp32."""
+
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+class GGUFTensors:
+    """A GGUF file as a ``weights.Source``.
+
+    Args:
+        path: the file.
+        head_dim: elements a head; queries' and keys' rows are put in Hugging Face's order by it.
+
+    Raises:
+        ModelError: see ``open_gguf``.
+    """
+
+    def __init__(self, path: Path, head_dim: int) -> None:
+        self.folder = path
+        self._head_dim = head_dim
+        file = open_gguf(path)
+        self._tensors = file.tensors
+        self._interleaved = interleaves(file.metadata)
+        kinds = {t.kind for t in file.tensors.values()} - set(EXACT) - set(PLAIN)
+        if kinds:
+            names = ", ".join(sorted(kind.name for kind in kinds))
+            say(f"{path}: weights of type {names} are dequantised at load.")
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor ``name`` of ``shape``, in ``dtype``."""
+        found = self._plain(self._find(name, shape), dtype)
+        order = self._order(name, shape[0])
+        return found if order is None else found[order]
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
+        stored = self._find(name, shape)
+        if stored.kind not in EXACT:
+            return self.get(name, shape, dtype)
+        blocks = torch.from_numpy(np.array(stored.data)).view(*shape[:1], shape[1] // GROUP, -1)
+        scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
+        octets = blocks[..., 2:]
+        if stored.kind == Kind.Q8_0:
+            codes, bits = octets ^ 128, 8  # as int8 + 128
+        else:
+            codes, bits = torch.cat((octets & 15, octets >> 4), -1), 4
+        found = Quantized(codes.flatten(1).contiguous(), scales, None, bits, GROUP)
+        order = self._order(name, shape[0])
+        return found if order is None else found.rows(order)
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        module, _, part = name.rpartition(".")
+        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+        here = f"blk.{layer[1]}.{IN_LAYER.get(layer[2])}" if layer else TOP.get(module)
+        stored = self._tensors.get(f"{here}.{part}")
+        if stored is None:
+            raise ModelError(
+                f"{self.folder} has no tensor '{here}.{part}'; its metadata promises one."
+            )
+        if stored.shape != shape:
+            raise ModelError(
+                f"{self.folder}: tensor '{here}.{part}' is {list(stored.shape)}, but its metadata "
+                f"says {list(shape)}."
+            )
+        return stored
+
+    def _plain(self, stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
+        shape = stored.shape
+        if stored.kind in PLAIN:
+            held = torch.from_numpy(np.array(stored.data)).view(PLAIN[stored.kind])
+            return held.view(shape).to(dtype)
+        found = torch.empty(shape, dtype=dtype)
+        flat, rows = (
+            found.view(-1, shape[-1]),
+            stored.data.reshape(-1, stored.data.size // _rows(shape)),
+        )
+        step = max(1, CHUNK // shape[-1])
+        for at in range(0, len(rows), step):
+            try:
+                values = dequantize(rows[at : at + step], stored.kind)
+            except NotImplementedError:
+                raise ModelError(
+                    f"{self.folder}: weights of type {stored.kind.name} are not read; give a file "
+                    "of another quantisation, such as Q8_0 or Q4_K_M."
+                ) from None
+            flat[at : at + step] = torch.from_numpy(values)
+        return found
+
+    def _order(self, name: str, rows: int) -> torch.Tensor | None:
+        """Where Hugging Face's rows of queries and keys stand in the file; None: where they are.
+
+        Llama's files pair element i of a head with i + 1, where Hugging Face has i + head_dim / 2.
+        """
+        if not self._interleaved or not re.search(r"\.[qk]_proj\.", name):
+            return None
+        return torch.arange(rows).view(-1, self._head_dim // 2, 2).transpose(1, 2).flatten()
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape[:-1], dtype=np.int64))

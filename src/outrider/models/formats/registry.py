@@ -1,0 +1,43 @@
+"""Which format a config's ``quantization_config`` names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ModelError
+from .awq import Awq
+from .base import REMEDY, Format
+from .compressed import Compressed
+from .fp8 import Fp8
+from .gptq import Gptq
+
+FORMATS: dict[str, Callable[[Mapping[str, Any], Path], Format]] = {
+    "gptq": Gptq,
+    "awq": Awq,
+    "compressed-tensors": Compressed,
+    "fp8": Fp8,
+    "fbgemm_fp8": Fp8,
+}
+
+
+def find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None:
+    """The format of the checkpoint in ``where``; None for one that is not quantised.
+
+    Args:
+        options: its config's ``quantization_config``.
+        where: the checkpoint, for messages.
+
+    Raises:
+        ModelError: the checkpoint's method or layout is not read.
+    """
+    if not options:
+        return None
+    method = str(options.get("quant_method", "an unnamed method"))
+    if method not in FORMATS:
+        raise ModelError(
+            f"{where}: weights quantised by {method!r} (quantization_config) are not read, only by "
+            f"{', '.join(FORMATS)}; {REMEDY}."
+        )
+    return FORMATS[method](options, where)

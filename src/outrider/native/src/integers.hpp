@@ -1,0 +1,316 @@
+// Exact products of codes (bytes) and digits (int16) on every instruction set.
+//
+// Sixteen outputs' codes of four inputs stand in 64 bytes: [16 outputs][4 inputs]; of 4-bit codes
+// those of eight: low nibbles the first four inputs, high nibbles the other four.
+#pragma once
+
+#include "isa.hpp"
+
+namespace outrider {
+
+// What a block of activations brings along.
+struct Part {
+    float scale;
+    std::int16_t low, high;  // -(sum of the digits) = low + 128 * high
+};
+
+#if defined(__AVX512F__)
+
+struct Ints {
+    __m512i v;
+};
+inline Ints ints(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline Ints max(Ints a, Ints b) { return {_mm512_max_epi32(a.v, b.v)}; }
+inline std::int32_t total(Ints a) { return _mm512_reduce_add_epi32(a.v); }
+inline std::int32_t highest(Ints a) { return _mm512_reduce_max_epi32(a.v); }
+inline Ints magnitude(F16 a) {
+    return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff))};
+}
+inline Ints rounded(F16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline F16 to_float(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline F16 load_half(const std::uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
+}
+// Sixteen pairs (zero, 128 * zero), to be multiplied with a Part's (low, high).
+inline Ints load_zeros(const std::uint8_t* p) {
+    __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+    return {_mm512_or_si512(wide, _mm512_slli_epi32(wide, 23))};
+}
+inline __m512i repeated(const void* p) {
+    std::int32_t four;
+    std::memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+}
+
+template <int BITS>
+struct Codes;
+template <>
+struct Codes<8> {
+    __m512i first;
+    explicit Codes(const std::uint8_t* p) : first(_mm512_loadu_si512(p)) {}
+};
+template <>
+struct Codes<4> {
+    __m512i first, second;
+    explicit Codes(const std::uint8_t* p) {
+        const __m512i mask = _mm512_set1_epi8(15), both = _mm512_loadu_si512(p);
+        first = _mm512_and_si512(both, mask);
+        second = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+    }
+};
+
+#elif defined(__AVX2__)
+
+struct Ints {
+    __m256i a, b;
+};
+inline Ints ints(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline Ints operator+(Ints x, Ints y) {
+    return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+}
+inline Ints max(Ints x, Ints y) {
+    return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
+}
+inline Ints magnitude(F16 x) {
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+    return {_mm256_and_si256(_mm256_castps_si256(x.a), mask),
+            _mm256_and_si256(_mm256_castps_si256(x.b), mask)};
+}
+inline Ints rounded(F16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline F16 to_float(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline F16 load_half(const std::uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+inline __m256i load_zeros8(const std::uint8_t* p) {
+    __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+    return _mm256_or_si256(wide, _mm256_slli_epi32(wide, 23));
+}
+inline Ints load_zeros(const std::uint8_t* p) { return {load_zeros8(p), load_zeros8(p + 8)}; }
+inline Ints repeated(const void* p) {
+    std::int32_t two;
+    std::memcpy(&two, p, 4);
+    return ints(two);
+}
+
+#else
+
+struct Ints {
+    std::int32_t v[16];
+};
+template <class Make>
+inline Ints each_int(Make make) {
+    Ints out;
+    for (int i = 0; i < LANES; ++i) out.v[i] = make(i);
+    return out;
+}
+inline Ints ints(std::int32_t x) {
+    return each_int([&](int) { return x; });
+}
+inline Ints operator+(Ints a, Ints b) {
+    return each_int([&](int i) { return std::int32_t(std::uint32_t(a.v[i]) + std::uint32_t(b.v[i])); });
+}
+inline Ints max(Ints a, Ints b) {
+    return each_int([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline Ints magnitude(F16 a) {
+    Ints out;
+    std::memcpy(out.v, a.v, 64);
+    return each_int([&](int i) { return out.v[i] & 0x7fffffff; });
+}
+inline Ints rounded(F16 a) {
+    float near[LANES];
+    const F16 magic = splat(12582912.0f);  // the sum's last bit is worth 1
+    store(near, (a + magic) - magic);
+    return each_int([&](int i) { return std::int32_t(near[i]); });
+}
+inline F16 to_float(Ints a) {
+    float out[LANES];
+    for (int i = 0; i < LANES; ++i) out[i] = float(a.v[i]);
+    return load(out);
+}
+inline F16 load_half(const std::uint16_t* p) {
+    float out[LANES];
+    for (int i = 0; i < LANES; ++i) {
+        // Exponent and mantissa moved into place, the difference of the biases multiplied in.
+        const std::uint32_t bits = std::uint32_t(p[i] & 0x7fff) << 13;
+        std::memcpy(&out[i], &bits, 4);
+        out[i] *= p[i] & 0x8000 ? -0x1p112f : 0x1p112f;
+    }
+    return load(out);
+}
+inline Ints load_zeros(const std::uint8_t* p) {
+    return each_int([&](int i) { return p[i] | std::int32_t(p[i]) << 23; });
+}
+
+#endif
+
+#if !defined(__AVX512F__)
+inline std::int32_t total(Ints a) {
+    std::int32_t all[LANES], sum = 0;
+    std::memcpy(all, &a, 64);
+    for (std::int32_t x : all) sum += x;
+    return sum;
+}
+inline std::int32_t highest(Ints a) {
+    std::int32_t all[LANES], best;
+    std::memcpy(all, &a, 64);
+    best = all[0];
+    for (std::int32_t x : all) best = x > best ? x : best;
+    return best;
+}
+#endif
+
+// A row's digits take 2 * width bytes. With VNNI these are [2][width] bytes, digit = 256 * the
+// first + the second (-128 to 127); elsewhere int16, of every four inputs the first, the third,
+// the second and the fourth, which is how pairs of codes fall out of their words.
+
+#if defined(__AVX512VNNI__)
+
+constexpr int DIGIT_BYTES = 1;  // from a digit to the next
+
+// Sums over a block: 256 * high + low.
+struct Sums {
+    __m512i high, low;
+    Sums() = default;
+    Sums(Ints zeros, const Part& part)
+        : high(_mm512_setzero_si512()),
+          low(_mm512_dpwssd_epi32(high, zeros.v, repeated(&part.low))) {}
+    void add_four(__m512i codes, const std::int8_t* digits, int width) {
+        high = _mm512_dpbusd_epi32(high, codes, repeated(digits));
+        low = _mm512_dpbusd_epi32(low, codes, repeated(digits + width));
+    }
+    void add(Codes<8> codes, const std::int8_t* row, int width, int at) {
+        add_four(codes.first, row + at, width);
+    }
+    void add(Codes<4> codes, const std::int8_t* row, int width, int at) {
+        add_four(codes.first, row + at, width);
+        add_four(codes.second, row + at + 4, width);
+    }
+    Ints all() const { return {_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)}; }
+};
+
+inline void put_digits(std::int8_t* row, int width, int at, Ints digits) {
+    const __m512i half = _mm512_add_epi32(digits.v, _mm512_set1_epi32(128));
+    _mm_storeu_si128((__m128i*)(row + at), _mm512_cvtepi32_epi8(_mm512_srai_epi32(half, 8)));
+    _mm_storeu_si128((__m128i*)(row + width + at), _mm512_cvtepi32_epi8(digits.v));
+}
+
+#elif defined(__AVX2__)
+
+constexpr int DIGIT_BYTES = 2;
+
+#if defined(__AVX512F__)
+inline void add_pairs(Ints& sum, __m512i codes, __m512i digits) {
+    sum.v = _mm512_add_epi32(sum.v, _mm512_madd_epi16(codes, digits));
+}
+inline __m256i narrowed(Ints digits) { return _mm512_cvtepi32_epi16(digits.v); }
+#else
+template <int BITS>
+struct Codes {
+    __m256i a, b;
+    explicit Codes(const std::uint8_t* p)
+        : a(_mm256_loadu_si256((const __m256i*)p)), b(_mm256_loadu_si256((const __m256i*)(p + 32))) {}
+};
+inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
+    sum.a = _mm256_add_epi32(sum.a, _mm256_madd_epi16(a, digits.a));
+    sum.b = _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, digits.b));
+}
+inline __m256i narrowed(Ints digits) {
+    return _mm256_permute4x64_epi64(_mm256_packs_epi32(digits.a, digits.b), 0xd8);
+}
+#endif
+
+struct Sums {
+    Ints sum;
+    Sums() = default;
+#if defined(__AVX512F__)
+    Sums(Ints zeros, const Part& part) : sum{_mm512_madd_epi16(zeros.v, repeated(&part.low))} {}
+    void add_four(__m512i codes, const std::int8_t* digits) {
+        add_pairs(sum, _mm512_and_si512(codes, _mm512_set1_epi16(255)), repeated(digits));
+        add_pairs(sum, _mm512_srli_epi16(codes, 8), repeated(digits + 4));
+    }
+    void add(Codes<8> codes, const std::int8_t* row, int, int at) {
+        add_four(codes.first, row + 2 * at);
+    }
+    void add(Codes<4> codes, const std::int8_t* row, int, int at) {
+        add_four(codes.first, row + 2 * at);
+        add_four(codes.second, row + 2 * at + 8);
+    }
+#else
+    Sums(Ints zeros, const Part& part) : sum(ints(0)) {
+        add_pairs(sum, zeros.a, zeros.b, repeated(&part.low));
+    }
+    void add(Codes<8> c, const std::int8_t* row, int, int at) {
+        const __m256i mask = _mm256_set1_epi16(255);
+        add_pairs(sum, _mm256_and_si256(c.a, mask), _mm256_and_si256(c.b, mask),
+                  repeated(row + 2 * at));
+        add_pairs(sum, _mm256_srli_epi16(c.a, 8), _mm256_srli_epi16(c.b, 8),
+                  repeated(row + 2 * at + 4));
+    }
+    void add(Codes<4> c, const std::int8_t* row, int, int at) {
+        const __m256i mask = _mm256_set1_epi16(15);
+        auto part = [&](int shift, const std::int8_t* digits) {
+            add_pairs(sum, _mm256_and_si256(_mm256_srli_epi16(c.a, shift), mask),
+                      _mm256_and_si256(_mm256_srli_epi16(c.b, shift), mask), repeated(digits));
+        };
+        part(0, row + 2 * at);
+        part(8, row + 2 * at + 4);
+        part(4, row + 2 * at + 8);
+        part(12, row + 2 * at + 12);
+    }
+#endif
+    Ints all() const { return sum; }
+};
+
+inline void put_digits(std::int8_t* row, int, int at, Ints digits) {
+    __m256i words = narrowed(digits);
+    words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+    _mm256_storeu_si256((__m256i*)(row + 2 * at), words);
+}
+
+#else
+
+constexpr int DIGIT_BYTES = 2;
+
+template <int BITS>
+struct Codes {
+    std::uint8_t bytes[64];
+    explicit Codes(const std::uint8_t* p) { std::memcpy(bytes, p, 64); }
+};
+
+struct Sums {
+    Ints sum;
+    Sums() = default;
+    Sums(Ints zeros, const Part& part)
+        : sum(each_int([&](int i) { return (zeros.v[i] & 255) * (part.low + 128 * part.high); })) {}
+    void add_four(const std::uint8_t* codes, int shift, int mask, const std::int8_t* digits) {
+        std::int16_t d[4];
+        std::memcpy(d, digits, 8);
+        for (int i = 0; i < LANES; ++i) {
+            auto code = [&](int j) { return codes[4 * i + j] >> shift & mask; };
+            sum.v[i] += code(0) * d[0] + code(2) * d[1] + code(1) * d[2] + code(3) * d[3];
+        }
+    }
+    void add(const Codes<8>& codes, const std::int8_t* row, int, int at) {
+        add_four(codes.bytes, 0, 255, row + 2 * at);
+    }
+    void add(const Codes<4>& codes, const std::int8_t* row, int, int at) {
+        add_four(codes.bytes, 0, 15, row + 2 * at);
+        add_four(codes.bytes, 4, 15, row + 2 * at + 8);
+    }
+    Ints all() const { return sum; }
+};
+
+inline void put_digits(std::int8_t* row, int, int at, Ints digits) {
+    for (int i = 0; i < LANES; ++i) {
+        const int place = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
+        const std::int16_t digit = std::int16_t(digits.v[i]);
+        std::memcpy(row + 2 * (at + place), &digit, 2);
+    }
+}
+
+#endif
+
+}  // namespace outrider

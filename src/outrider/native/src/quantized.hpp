@@ -1,0 +1,183 @@
+// Products with matrices of 4 or 8 bits: integers within a block of inputs, fp32 from block to block.
+//
+// Activations are not cut to the weights' bits: a row's block becomes digits of 16 bits (14.99 with
+// the sign) and one scale. The integer sums are exact in whatever order they are taken, and the
+// fp32 sum over blocks is taken in order, so that an output's bits depend neither on the rows and
+// units computed beside it nor on the instructions.
+#pragma once
+
+#include "integers.hpp"
+#include "product.hpp"
+
+namespace outrider {
+
+constexpr int LONGEST_BLOCK = 128;
+constexpr int HIGHEST_DIGIT = 127 * 256;
+// Below this a block's activations count as zeros: their scale's inverse would not be finite.
+constexpr float FAINTEST = 1e-33f;
+
+// A matrix [out, in], w = scale * (code - zero), in units of 16 outputs. Inputs are padded group by
+// group: a group of up to 128 is a block, a longer one several of 128. Zeros stand in for what pads.
+struct Packed {
+    Memory<std::uint8_t> codes;   // [units][blocks * block / per step][16 outputs][4], see integers.hpp
+    Memory<std::uint16_t> scales; // fp16 [units][groups][16], times `factor`
+    Memory<std::uint8_t> zeros;   // [units][groups][16], or empty: 2^(bits - 1)
+    Memory<float> bias;           // [units * 16] or empty
+    float factor = 1;             // a power of two
+    int units = 0, in = 0, bits = 0;
+    int group = 0, groups = 0;
+    int block = 0, split = 0;     // padded inputs of a block, blocks of a group
+
+    bool empty() const { return units == 0; }
+    int blocks() const { return groups * split; }
+    int width() const { return blocks() * block; }
+    std::size_t unit_size() const { return std::size_t(width()) * LANES * bits / 8; }
+    // The first input of a block, and how many there are.
+    int start(int b) const { return b / split * group + b % split * LONGEST_BLOCK; }
+    int length(int b) const {
+        int end = (b / split + 1) * group < in ? (b / split + 1) * group : in;
+        int left = end - start(b);
+        return left < 0 ? 0 : left < LONGEST_BLOCK ? left : LONGEST_BLOCK;
+    }
+};
+
+// Packs codes [out, in], scales and zeros [out, groups] (`zeros` may be null) and bias [out] (null:
+// none) in `parts` whose units take turns. Returns what is wrong with them, or null.
+const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
+                 const std::uint8_t* zeros, const float* bias, int out, int in, int bits, int group,
+                 int parts);
+
+// Writes a row of a matrix of one part: `in` numbers.
+void unpack_row(const Packed& m, int row, float* to);
+
+// Rows of activations as their product wants them.
+struct Digits {
+    std::int8_t* digits;  // [rows][2 * width], see integers.hpp
+    Part* parts;          // [rows][blocks]
+};
+
+template <class T>
+void digitise_block(const T* x, int block, std::int8_t* row, int width, int at, Part& part) {
+    Ints peak = ints(0);
+    for (int i = 0; i < block; i += LANES) peak = max(peak, magnitude(load(x + i)));
+    const std::int32_t bits = highest(peak);
+    float top;
+    std::memcpy(&top, &bits, 4);
+    const bool finite = bits < 0x7f800000;
+    const bool faint = !finite || top < FAINTEST;
+    const F16 inverse = splat(faint ? 0.0f : float(HIGHEST_DIGIT) / top);
+    Ints sum = ints(0);
+    for (int i = 0; i < block; i += LANES) {
+        const Ints digits = faint ? ints(0) : rounded(load(x + i) * inverse);
+        sum = sum + digits;
+        put_digits(row, width, at + i, digits);
+    }
+    const std::int32_t less = -total(sum);
+    part = {!finite ? float(NAN) : faint ? 0.0f : top / float(HIGHEST_DIGIT), std::int16_t(less & 127),
+            std::int16_t(less >> 7)};
+}
+
+// Rows [first, last) of x [., stride] to `to`.
+template <class T>
+void digitise(const Packed& m, const T* x, std::size_t stride, int first, int last, Digits to) {
+    const int width = m.width(), blocks = m.blocks();
+    for (int r = first; r < last; ++r) {
+        std::int8_t* row = to.digits + std::size_t(r) * 2 * width;
+        for (int b = 0; b < blocks; ++b) {
+            const T* from = x + r * stride + m.start(b);
+            const int count = m.length(b);
+            alignas(64) T rest[LONGEST_BLOCK];
+            if (count < m.block) {
+                std::memset(rest, 0, sizeof rest);
+                std::memcpy(rest, from, count * sizeof(T));
+                from = rest;
+            }
+            digitise_block(from, m.block, row, width, b * m.block,
+                           to.parts[std::size_t(r) * blocks + b]);
+        }
+    }
+}
+
+#if defined(__AVX512F__)
+constexpr int DIGIT_ROWS = 8;  // rows whose sums stay in registers
+#elif defined(__AVX2__)
+constexpr int DIGIT_ROWS = 4;
+#else
+constexpr int DIGIT_ROWS = 2;
+#endif
+
+// Bytes between what is read and what is fetched: the hardware stops at the end of a page.
+constexpr int AHEAD = 2048;
+
+// R rows by C units.
+template <int BITS, int R, int C>
+void digit_block(const Packed& m, int unit, const Digits& x, int row, const End& end) {
+    constexpr int step = 32 / BITS;
+    const int width = m.width(), blocks = m.blocks();
+    const std::size_t size = m.unit_size(), bytes = std::size_t(m.block) * LANES * BITS / 8;
+    const std::uint8_t* w = m.codes.data() + unit * size;
+    const std::int8_t* digits = x.digits + std::size_t(row) * 2 * width;
+    const Part* parts = x.parts + std::size_t(row) * blocks;
+    alignas(16) std::uint8_t middle[LANES];
+    std::memset(middle, 1 << (BITS - 1), LANES);
+    F16 sums[C][R];
+    for (auto& line : sums)
+        for (auto& sum : line) sum = splat(0.0f);
+    for (int b = 0, g = 0, part = 0; b < blocks; ++b) {
+        for (int c = 0; c < C; ++c) {
+            const std::size_t at = (std::size_t(unit + c) * m.groups + g) * LANES;
+            const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
+            const std::uint8_t* from = w + c * size + b * bytes;
+            const std::int8_t* line = digits + std::size_t(b) * m.block * DIGIT_BYTES;
+            Sums all[R];
+            for (int r = 0; r < R; ++r) all[r] = Sums(zeros, parts[r * blocks + b]);
+            for (int k = 0; k < m.block; k += step, from += 64) {
+                __builtin_prefetch(from + AHEAD);
+                const Codes<BITS> codes(from);
+                for (int r = 0; r < R; ++r)
+                    all[r].add(codes, line + std::size_t(r) * 2 * width, width, k);
+            }
+            const F16 scale = load_half(m.scales.data() + at);
+            for (int r = 0; r < R; ++r)
+                sums[c][r] = fma(to_float(all[r].all()), scale * splat(parts[r * blocks + b].scale),
+                                 sums[c][r]);
+        }
+        if (++part == m.split) {
+            part = 0;
+            ++g;
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        F16 line[C];
+        for (int c = 0; c < C; ++c) line[c] = sums[c][r] * splat(m.factor);
+        finish<C>(end, m.bias.data(), row + r, unit, line);
+    }
+}
+
+template <int BITS, int R>
+void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, int rows,
+                const End& end) {
+    if (rows == R) {
+        for (; last - first >= 2; first += 2) digit_block<BITS, R, 2>(m, first, x, row, end);
+        if (first < last) digit_block<BITS, R, 1>(m, first, x, row, end);
+        return;
+    }
+    if constexpr (R > 1) digit_tile<BITS, R - 1>(m, first, last, x, row, rows, end);
+}
+
+// y[row, outputs of units first..last) for all rows, without tiles.
+template <int BITS>
+void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int rows,
+                      const End& end) {
+    if (rows <= DIGIT_ROWS) return digit_tile<BITS, DIGIT_ROWS>(m, first, last, x, 0, rows, end);
+    constexpr int few = 4;
+    for (int unit = first; unit < last; unit += few) {
+        const int stop = unit + few < last ? unit + few : last;
+        for (int row = 0; row < rows; row += DIGIT_ROWS) {
+            const int count = rows - row < DIGIT_ROWS ? rows - row : DIGIT_ROWS;
+            digit_tile<BITS, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
+        }
+    }
+}
+
+}  // namespace outrider

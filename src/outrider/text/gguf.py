@@ -1,0 +1,157 @@
+"""The tokenizer that a GGUF file's metadata stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import pre_tokenizers as cuts
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from ..errors import ModelError
+from ..gguf import GGUF
+
+CONTROL, USER_DEFINED = 3, 4
+"""Types of tokens that are found in a text before anything else is."""
+SPACE = "\u2581"
+SPECIALS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+# Where a text is cut before merges, by what llama.cpp calls it: the models' own expressions.
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST
+_QWEN2 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CUTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "granite-docling"), (_GPT2,)),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "smaug-bpe", "dbrx"), (_LLAMA3,)
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_QWEN2,)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", _GPT2)),
+    "tekken": (_TEKKEN,),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+}
+WHOLE = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
+"""Their pieces that are tokens are taken without merges, and a text begins with BOS."""
+
+
+def gguf_tokenizer(file: GGUF) -> PreTrainedTokenizerFast | None:
+    """The tokenizer in ``file``; None where it holds none.
+
+    Raises:
+        ModelError: its kind is not known, or its parts do not fit together.
+    """
+    known = {
+        key.removeprefix("tokenizer.ggml."): value
+        for key, value in file.metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    kind = known.get("model", "none")
+    if kind in ("none", "no_vocab"):
+        return None
+    cut = known.get("pre", "")
+    beside = "put the model's tokenizer.json beside the file"
+    if kind not in ("gpt2", "llama") or (kind == "gpt2" and cut not in CUTS):
+        name = f"{kind!r} with cuts {cut!r}" if kind == "gpt2" else repr(kind)
+        raise ModelError(f"{file.path}: its tokenizer, {name}, is not known; {beside}.")
+    try:
+        backend = _byte_level(known) if kind == "gpt2" else _pieces(known)
+        _add_specials(backend, known, kind)
+        names = {n: known["tokens"][known[i]] for n, i in SPECIALS.items() if i in known}
+    except Exception as error:  # the library raises whatever its parser raised
+        raise ModelError(f"{file.path}: its tokenizer is damaged ({error}); {beside}.") from None
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=file.metadata.get("tokenizer.chat_template"),
+        clean_up_tokenization_spaces=False,
+        **{**dict.fromkeys(SPECIALS), **names},
+    )
+
+
+def _byte_level(known: dict[str, Any]) -> Tokenizer:
+    """BPE over bytes, as GPT-2's."""
+    cut = known["pre"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: i for i, token in enumerate(known["tokens"])},
+            merges=[tuple(merge.split(" ", 1)) for merge in known["merges"]],
+            ignore_merges=cut in WHOLE,
+        )
+    )
+    if cut == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = cuts.Sequence(
+        [
+            *(cuts.Split(Regex(expression), "isolated") for expression in CUTS[cut]),
+            cuts.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pieces(known: dict[str, Any]) -> Tokenizer:
+    """SentencePiece's BPE, whose merges follow from the pieces' scores."""
+    tokens: list[str] = known["tokens"]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    merges = []
+    for token, score in zip(tokens, known["scores"], strict=True):
+        for at in range(1, len(token)):
+            left, right = token[:at], token[at:]
+            if left in vocab and right in vocab:
+                merges.append((-score, vocab[left], vocab[right], left, right))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=[(left, right) for *_, left, right in sorted(merges)],
+            unk_token=tokens[known.get("unknown_token_id", 0)],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = known.get("add_space_prefix", True)
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
+    )
+    back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(
+        [*back, decoders.Strip(" ", 1, 0)] if prefix else back  # the space put before
+    )
+    return tokenizer
+
+
+def _add_specials(tokenizer: Tokenizer, known: dict[str, Any], kind: str) -> None:
+    """Tokens that stay whole, and what begins and ends a text."""
+    tokens = known["tokens"]
+    types = known.get("token_type") or []
+    added = [
+        AddedToken(tokens[i], normalized=False, special=kind_of == CONTROL)
+        for i, kind_of in enumerate(types)
+        if kind_of in (CONTROL, USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)
+    begins = kind == "llama" or known.get("pre") in WHOLE
+    around = []
+    for flag, default, name in (("bos", begins, "bos_token_id"), ("eos", False, "eos_token_id")):
+        wanted = known.get(f"add_{flag}_token", default) and name in known
+        around.append([(tokens[known[name]], known[name])] if wanted else [])
+    first, last = ([f"{token}:0" for token, _ in part] for part in around)
+    if around[0] or around[1]:
+        tokenizer.post_processor = TemplateProcessing(
+            single=[*first, "$A:0", *last],
+            pair=[*first, "$A:0", *last, *first, "$B:0", *last],
+            special_tokens=[*around[0], *around[1]],
+        )
