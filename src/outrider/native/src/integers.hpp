@@ -173,7 +173,7 @@ constexpr int DIGIT_BYTES = 1;  // from a digit to the next
 // Sums over a block: 256 * high + low.
 struct Sums {
     __m512i high, low;
-    Sums() = default;
+    Sums() : high(_mm512_setzero_si512()), low(_mm512_setzero_si512()) {}
     Sums(Ints zeros, const Part& part)
         : high(_mm512_setzero_si512()),
           low(_mm512_dpwssd_epi32(high, zeros.v, repeated(&part.low))) {}
@@ -224,7 +224,7 @@ inline __m256i narrowed(Ints digits) {
 
 struct Sums {
     Ints sum;
-    Sums() = default;
+    Sums() : sum(ints(0)) {}
 #if defined(__AVX512F__)
     Sums(Ints zeros, const Part& part) : sum{_mm512_madd_epi16(zeros.v, repeated(&part.low))} {}
     void add_four(__m512i codes, const std::int8_t* digits) {
@@ -282,7 +282,7 @@ struct Codes {
 
 struct Sums {
     Ints sum;
-    Sums() = default;
+    Sums() : sum(ints(0)) {}
     Sums(Ints zeros, const Part& part)
         : sum(each_int([&](int i) { return (zeros.v[i] & 255) * (part.low + 128 * part.high); })) {}
     void add_four(const std::uint8_t* codes, int shift, int mask, const std::int8_t* digits) {

@@ -109,6 +109,13 @@ constexpr int DIGIT_ROWS = 2;
 // Bytes between what is read and what is fetched: the hardware stops at the end of a page.
 constexpr int AHEAD = 2048;
 
+// From the codes of block b, of `bytes`, to those `AHEAD` further on in the order in which `count`
+// units of `size` side by side are read: behind the last block stands the first of the next units.
+inline std::ptrdiff_t ahead(int bytes, int blocks, std::size_t size, int b, int count) {
+    const int wanted = AHEAD / bytes, far = wanted < 1 ? 1 : wanted < blocks ? wanted : blocks;
+    return std::ptrdiff_t(far) * bytes + (b + far < blocks ? 0 : (count - 1) * std::ptrdiff_t(size));
+}
+
 // R rows by C units.
 template <int BITS, int R, int C>
 void digit_block(const Packed& m, int unit, const Digits& x, int row, const End& end) {
@@ -124,23 +131,33 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
     for (int b = 0, g = 0, part = 0; b < blocks; ++b) {
+        const std::ptrdiff_t further = ahead(int(bytes), blocks, size, b, C);
         for (int c = 0; c < C; ++c) {
             const std::size_t at = (std::size_t(unit + c) * m.groups + g) * LANES;
             const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
             const std::uint8_t* from = w + c * size + b * bytes;
             const std::int8_t* line = digits + std::size_t(b) * m.block * DIGIT_BYTES;
-            Sums all[R];
-            for (int r = 0; r < R; ++r) all[r] = Sums(zeros, parts[r * blocks + b]);
-            for (int k = 0; k < m.block; k += step, from += 64) {
-                __builtin_prefetch(from + AHEAD);
-                const Codes<BITS> codes(from);
+            // Two sums a row where there are few, so that one need not wait for the other.
+            constexpr int each = R <= 2 ? 2 : 1;
+            Sums all[each][R];
+            for (int i = 0; i < each; ++i)
                 for (int r = 0; r < R; ++r)
-                    all[r].add(codes, line + std::size_t(r) * 2 * width, width, k);
+                    all[i][r] = i ? Sums() : Sums(zeros, parts[r * blocks + b]);
+            for (int k = 0; k < m.block;) {
+                for (int i = 0; i < each; ++i, k += step, from += 64) {
+                    __builtin_prefetch(from + further);
+                    const Codes<BITS> codes(from);
+                    for (int r = 0; r < R; ++r)
+                        all[i][r].add(codes, line + std::size_t(r) * 2 * width, width, k);
+                }
             }
             const F16 scale = load_half(m.scales.data() + at);
-            for (int r = 0; r < R; ++r)
-                sums[c][r] = fma(to_float(all[r].all()), scale * splat(parts[r * blocks + b].scale),
+            for (int r = 0; r < R; ++r) {
+                const Ints whole = each == 2 ? all[0][r].all() + all[each - 1][r].all()
+                                             : all[0][r].all();
+                sums[c][r] = fma(to_float(whole), scale * splat(parts[r * blocks + b].scale),
                                  sums[c][r]);
+            }
         }
         if (++part == m.split) {
             part = 0;
