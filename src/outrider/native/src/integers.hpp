@@ -109,7 +109,7 @@ inline Ints ints(std::int32_t x) {
     return each_int([&](int) { return x; });
 }
 inline Ints operator+(Ints a, Ints b) {
-    return each_int([&](int i) { return std::int32_t(std::uint32_t(a.v[i]) + std::uint32_t(b.v[i])); });
+    return each_int([&](int i) { return a.v[i] + b.v[i]; });
 }
 inline Ints max(Ints a, Ints b) {
     return each_int([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });

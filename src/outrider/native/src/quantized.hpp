@@ -1,9 +1,9 @@
-// Products with matrices of 4 or 8 bits: integers within a block of inputs, fp32 from block to block.
+// Products with matrices of 4 or 8 bits: integers in a block of inputs, fp32 from block to block.
 //
-// Activations are not cut to the weights' bits: a row's block becomes digits of 16 bits (14.99 with
-// the sign) and one scale. The integer sums are exact in whatever order they are taken, and the
-// fp32 sum over blocks is taken in order, so that an output's bits depend neither on the rows and
-// units computed beside it nor on the instructions.
+// Activations are not cut to the weights' bits: a row's block becomes digits of 16 bits and one
+// scale. The integer sums are exact in whatever order they are taken, and the fp32 sum over blocks
+// is taken in order, so that an output's bits depend neither on the rows and units computed beside
+// it nor on whether tiles or lanes do it.
 #pragma once
 
 #include "integers.hpp"
@@ -19,14 +19,14 @@ constexpr float FAINTEST = 1e-33f;
 // A matrix [out, in], w = scale * (code - zero), in units of 16 outputs. Inputs are padded group by
 // group: a group of up to 128 is a block, a longer one several of 128. Zeros stand in for what pads.
 struct Packed {
-    Memory<std::uint8_t> codes;   // [units][blocks * block / per step][16 outputs][4], see integers.hpp
-    Memory<std::uint16_t> scales; // fp16 [units][groups][16], times `factor`
-    Memory<std::uint8_t> zeros;   // [units][groups][16], or empty: 2^(bits - 1)
-    Memory<float> bias;           // [units * 16] or empty
-    float factor = 1;             // a power of two
+    Memory<std::uint8_t> codes;    // [units][blocks][inputs of a block][16], see integers.hpp
+    Memory<std::uint16_t> scales;  // fp16 [units][groups][16], times `factor`
+    Memory<std::uint8_t> zeros;    // [units][groups][16], or empty: 2^(bits - 1)
+    Memory<float> bias;            // [units * 16] or empty
+    float factor = 1;              // a power of two
     int units = 0, in = 0, bits = 0;
     int group = 0, groups = 0;
-    int block = 0, split = 0;     // padded inputs of a block, blocks of a group
+    int block = 0, split = 0;  // padded inputs of a block (32, 64 or 128), blocks of a group
 
     bool empty() const { return units == 0; }
     int blocks() const { return groups * split; }
@@ -113,7 +113,8 @@ constexpr int AHEAD = 2048;
 // units of `size` side by side are read: behind the last block stands the first of the next units.
 inline std::ptrdiff_t ahead(int bytes, int blocks, std::size_t size, int b, int count) {
     const int wanted = AHEAD / bytes, far = wanted < 1 ? 1 : wanted < blocks ? wanted : blocks;
-    return std::ptrdiff_t(far) * bytes + (b + far < blocks ? 0 : (count - 1) * std::ptrdiff_t(size));
+    const std::ptrdiff_t next = b + far < blocks ? 0 : (count - 1) * std::ptrdiff_t(size);
+    return std::ptrdiff_t(far) * bytes + next;
 }
 
 // R rows by C units.

@@ -35,7 +35,8 @@ struct alignas(64) DigitTiles {
 };
 
 // 4-bit codes of `inputs` inputs as bytes.
-inline void unpack(std::uint8_t* to, const std::uint8_t* from, int inputs, std::ptrdiff_t further) {
+inline void unpack(std::uint8_t* to, const std::uint8_t* from, int inputs,
+                   std::ptrdiff_t further) {
     for (int k = 0; k < inputs; k += 8, from += 64, to += 128) {
         __builtin_prefetch(from + further);
         const Codes<4> codes(from);
