@@ -211,7 +211,8 @@ template <int BITS>
 struct Codes {
     __m256i a, b;
     explicit Codes(const std::uint8_t* p)
-        : a(_mm256_loadu_si256((const __m256i*)p)), b(_mm256_loadu_si256((const __m256i*)(p + 32))) {}
+        : a(_mm256_loadu_si256((const __m256i*)p)),
+          b(_mm256_loadu_si256((const __m256i*)(p + 32))) {}
 };
 inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
     sum.a = _mm256_add_epi32(sum.a, _mm256_madd_epi16(a, digits.a));

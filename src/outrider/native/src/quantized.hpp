@@ -17,7 +17,7 @@ constexpr int HIGHEST_DIGIT = 127 * 256;
 constexpr float FAINTEST = 1e-33f;
 
 // A matrix [out, in], w = scale * (code - zero), in units of 16 outputs. Inputs are padded group by
-// group: a group of up to 128 is a block, a longer one several of 128. Zeros stand in for what pads.
+// group: one of up to 128 is a block, a longer one several of 128. Zeros stand in for what pads.
 struct Packed {
     Memory<std::uint8_t> codes;    // [units][blocks][inputs of a block][16], see integers.hpp
     Memory<std::uint16_t> scales;  // fp16 [units][groups][16], times `factor`
@@ -73,8 +73,8 @@ void digitise_block(const T* x, int block, std::int8_t* row, int width, int at, 
         put_digits(row, width, at + i, digits);
     }
     const std::int32_t less = -total(sum);
-    part = {!finite ? float(NAN) : faint ? 0.0f : top / float(HIGHEST_DIGIT), std::int16_t(less & 127),
-            std::int16_t(less >> 7)};
+    const float scale = !finite ? float(NAN) : faint ? 0.0f : top / float(HIGHEST_DIGIT);
+    part = {scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
 }
 
 // Rows [first, last) of x [., stride] to `to`.

@@ -47,7 +47,7 @@ inline void unpack(std::uint8_t* to, const std::uint8_t* from, int inputs,
 
 // Up to 8 rows by C of 1, 2 or 4 units, whose codes stand at `w` and at distances of `size` behind
 // it. Of every unit the next block's codes are made ready, and the last block's sums are taken up,
-// while the tiles are busy: three things of which each waits for memory or for results now and then.
+// while the tiles are busy: each of the three has to wait now and then.
 template <int BITS, int C>
 struct DigitRun {
     const Packed& m;
