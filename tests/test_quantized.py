@@ -70,7 +70,11 @@ class Products:
     """
 
     def __init__(
-        self, library: Library, head: Quantized | torch.Tensor, table: torch.Tensor | None
+        self,
+        library: Library,
+        head: Quantized | torch.Tensor,
+        table: torch.Tensor | None,
+        size: float = 1,
     ) -> None:
         data = head.codes if isinstance(head, Quantized) else head
         self.shape = (int(data.shape[0]), int(data.shape[1]))
@@ -81,7 +85,7 @@ class Products:
             residual_scale=1, logits_scale=1,
         )  # fmt: skip
         self.model = library.new_model(config, table)
-        library.set_vector(self.model, 0, "final", torch.ones(data.shape[1]))
+        library.set_vector(self.model, 0, "final", torch.full((data.shape[1],), size))
         if isinstance(head, Quantized):
             library.set_quantized(self.model, 0, "head", head, None)
         else:
@@ -111,9 +115,12 @@ def products() -> Iterator[Callable[..., Products]]:
     made: list[Products] = []
 
     def make(
-        library: Library, head: Quantized | torch.Tensor, table: torch.Tensor | None
+        library: Library,
+        head: Quantized | torch.Tensor,
+        table: torch.Tensor | None,
+        size: float = 1,
     ) -> Products:
-        made.append(Products(library, head, table))
+        made.append(Products(library, head, table, size))
         return made[-1]
 
     yield make
@@ -209,6 +216,19 @@ def test_what_is_no_number_stays_in_its_row(isa: str, products: Callable[..., Pr
             assert found[row].isnan().all()
         else:
             assert torch.equal(found[row], expected[row])
+
+
+@pytest.mark.parametrize("isa", HERE)
+def test_size_is_not_lost(isa: str, products: Callable[..., Products]) -> None:
+    """Powers of two go through a product untouched, up to where activations count as zeros."""
+    head, table = quantized(noise(64, 256), 8, 64, True), noise(64, 256, seed=1)
+    head = replace(head, scales=head.scales * 2.0 ** torch.arange(-16, 0)[:, None].repeat(4, 4))
+    rows = list(range(5))
+    expected = products(step(isa), head, table)(rows)
+    for power in (-90, -40, 40, 90):
+        found = products(step(isa), head, table, 2.0**power)(rows)
+        assert torch.equal(found, expected * 2.0**power)
+    assert not products(step(isa), head, table, 2.0**-115)(rows).any()
 
 
 @pytest.mark.parametrize("isa", HERE)

@@ -40,8 +40,8 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
 }
 
 template <class T>
-const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedData& from, const float* bias,
-                          int out, int in) {
+const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedData& from,
+                          const float* bias, int out, int in) {
     Weight<T>* weight;
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
     Packed& to = weight->packed;

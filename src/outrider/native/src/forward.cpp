@@ -29,6 +29,9 @@ std::vector<Tile> tiles_of(const Rows& all, int group) {
 
 // Rows that every worker normalises for itself rather than wait for the others.
 constexpr int ALONE = 16;
+// Rows that every worker makes digits of for itself: half a microsecond each, which is about what
+// it takes to meet.
+constexpr int DIGITS_ALONE = 4;
 
 template <class T>
 void rms_norm(T* to, const float* x, const float* weight, int width, int stride, float eps) {
@@ -121,7 +124,7 @@ struct Forward : Work {
     // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself.
     void multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
                   const End& end) {
-        const bool quantised = !weight.packed.empty(), alone = count <= ALONE;
+        const bool quantised = !weight.packed.empty(), alone = count <= DIGITS_ALONE;
         if (quantised && !alone)
             team.share(count, 4, [&](int first, int last) {
                 digitise(weight.packed, x, stride, first, last, digits);

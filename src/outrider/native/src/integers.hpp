@@ -109,7 +109,7 @@ inline Ints ints(std::int32_t x) {
     return each_int([&](int) { return x; });
 }
 inline Ints operator+(Ints a, Ints b) {
-    return each_int([&](int i) { return std::int32_t(std::uint32_t(a.v[i]) + std::uint32_t(b.v[i])); });
+    return each_int([&](int i) { return a.v[i] + b.v[i]; });
 }
 inline Ints max(Ints a, Ints b) {
     return each_int([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
@@ -173,7 +173,7 @@ constexpr int DIGIT_BYTES = 1;  // from a digit to the next
 // Sums over a block: 256 * high + low.
 struct Sums {
     __m512i high, low;
-    Sums() = default;
+    Sums() : high(_mm512_setzero_si512()), low(_mm512_setzero_si512()) {}
     Sums(Ints zeros, const Part& part)
         : high(_mm512_setzero_si512()),
           low(_mm512_dpwssd_epi32(high, zeros.v, repeated(&part.low))) {}
@@ -211,7 +211,8 @@ template <int BITS>
 struct Codes {
     __m256i a, b;
     explicit Codes(const std::uint8_t* p)
-        : a(_mm256_loadu_si256((const __m256i*)p)), b(_mm256_loadu_si256((const __m256i*)(p + 32))) {}
+        : a(_mm256_loadu_si256((const __m256i*)p)),
+          b(_mm256_loadu_si256((const __m256i*)(p + 32))) {}
 };
 inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
     sum.a = _mm256_add_epi32(sum.a, _mm256_madd_epi16(a, digits.a));
@@ -224,7 +225,7 @@ inline __m256i narrowed(Ints digits) {
 
 struct Sums {
     Ints sum;
-    Sums() = default;
+    Sums() : sum(ints(0)) {}
 #if defined(__AVX512F__)
     Sums(Ints zeros, const Part& part) : sum{_mm512_madd_epi16(zeros.v, repeated(&part.low))} {}
     void add_four(__m512i codes, const std::int8_t* digits) {
@@ -282,7 +283,7 @@ struct Codes {
 
 struct Sums {
     Ints sum;
-    Sums() = default;
+    Sums() : sum(ints(0)) {}
     Sums(Ints zeros, const Part& part)
         : sum(each_int([&](int i) { return (zeros.v[i] & 255) * (part.low + 128 * part.high); })) {}
     void add_four(const std::uint8_t* codes, int shift, int mask, const std::int8_t* digits) {

@@ -1,9 +1,9 @@
-// Products with matrices of 4 or 8 bits: integers within a block of inputs, fp32 from block to block.
+// Products with matrices of 4 or 8 bits: integers in a block of inputs, fp32 from block to block.
 //
-// Activations are not cut to the weights' bits: a row's block becomes digits of 16 bits (14.99 with
-// the sign) and one scale. The integer sums are exact in whatever order they are taken, and the
-// fp32 sum over blocks is taken in order, so that an output's bits depend neither on the rows and
-// units computed beside it nor on the instructions.
+// Activations are not cut to the weights' bits: a row's block becomes digits of 16 bits and one
+// scale. The integer sums are exact in whatever order they are taken, and the fp32 sum over blocks
+// is taken in order, so that an output's bits depend neither on the rows and units computed beside
+// it nor on whether tiles or lanes do it.
 #pragma once
 
 #include "integers.hpp"
@@ -17,16 +17,16 @@ constexpr int HIGHEST_DIGIT = 127 * 256;
 constexpr float FAINTEST = 1e-33f;
 
 // A matrix [out, in], w = scale * (code - zero), in units of 16 outputs. Inputs are padded group by
-// group: a group of up to 128 is a block, a longer one several of 128. Zeros stand in for what pads.
+// group: one of up to 128 is a block, a longer one several of 128. Zeros stand in for what pads.
 struct Packed {
-    Memory<std::uint8_t> codes;   // [units][blocks * block / per step][16 outputs][4], see integers.hpp
-    Memory<std::uint16_t> scales; // fp16 [units][groups][16], times `factor`
-    Memory<std::uint8_t> zeros;   // [units][groups][16], or empty: 2^(bits - 1)
-    Memory<float> bias;           // [units * 16] or empty
-    float factor = 1;             // a power of two
+    Memory<std::uint8_t> codes;    // [units][blocks][inputs of a block][16], see integers.hpp
+    Memory<std::uint16_t> scales;  // fp16 [units][groups][16], times `factor`
+    Memory<std::uint8_t> zeros;    // [units][groups][16], or empty: 2^(bits - 1)
+    Memory<float> bias;            // [units * 16] or empty
+    float factor = 1;              // a power of two
     int units = 0, in = 0, bits = 0;
     int group = 0, groups = 0;
-    int block = 0, split = 0;     // padded inputs of a block, blocks of a group
+    int block = 0, split = 0;  // padded inputs of a block (32, 64 or 128), blocks of a group
 
     bool empty() const { return units == 0; }
     int blocks() const { return groups * split; }
@@ -73,8 +73,8 @@ void digitise_block(const T* x, int block, std::int8_t* row, int width, int at, 
         put_digits(row, width, at + i, digits);
     }
     const std::int32_t less = -total(sum);
-    part = {!finite ? float(NAN) : faint ? 0.0f : top / float(HIGHEST_DIGIT), std::int16_t(less & 127),
-            std::int16_t(less >> 7)};
+    const float scale = !finite ? float(NAN) : faint ? 0.0f : top / float(HIGHEST_DIGIT);
+    part = {scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
 }
 
 // Rows [first, last) of x [., stride] to `to`.
@@ -109,6 +109,14 @@ constexpr int DIGIT_ROWS = 2;
 // Bytes between what is read and what is fetched: the hardware stops at the end of a page.
 constexpr int AHEAD = 2048;
 
+// From the codes of block b, of `bytes`, to those `AHEAD` further on in the order in which `count`
+// units of `size` side by side are read: behind the last block stands the first of the next units.
+inline std::ptrdiff_t ahead(int bytes, int blocks, std::size_t size, int b, int count) {
+    const int wanted = AHEAD / bytes, far = wanted < 1 ? 1 : wanted < blocks ? wanted : blocks;
+    const std::ptrdiff_t next = b + far < blocks ? 0 : (count - 1) * std::ptrdiff_t(size);
+    return std::ptrdiff_t(far) * bytes + next;
+}
+
 // R rows by C units.
 template <int BITS, int R, int C>
 void digit_block(const Packed& m, int unit, const Digits& x, int row, const End& end) {
@@ -124,23 +132,33 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
     for (int b = 0, g = 0, part = 0; b < blocks; ++b) {
+        const std::ptrdiff_t further = ahead(int(bytes), blocks, size, b, C);
         for (int c = 0; c < C; ++c) {
             const std::size_t at = (std::size_t(unit + c) * m.groups + g) * LANES;
             const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
             const std::uint8_t* from = w + c * size + b * bytes;
             const std::int8_t* line = digits + std::size_t(b) * m.block * DIGIT_BYTES;
-            Sums all[R];
-            for (int r = 0; r < R; ++r) all[r] = Sums(zeros, parts[r * blocks + b]);
-            for (int k = 0; k < m.block; k += step, from += 64) {
-                __builtin_prefetch(from + AHEAD);
-                const Codes<BITS> codes(from);
+            // Two sums a row where there are few, so that one need not wait for the other.
+            constexpr int each = R <= 2 ? 2 : 1;
+            Sums all[each][R];
+            for (int i = 0; i < each; ++i)
                 for (int r = 0; r < R; ++r)
-                    all[r].add(codes, line + std::size_t(r) * 2 * width, width, k);
+                    all[i][r] = i ? Sums() : Sums(zeros, parts[r * blocks + b]);
+            for (int k = 0; k < m.block;) {
+                for (int i = 0; i < each; ++i, k += step, from += 64) {
+                    __builtin_prefetch(from + further);
+                    const Codes<BITS> codes(from);
+                    for (int r = 0; r < R; ++r)
+                        all[i][r].add(codes, line + std::size_t(r) * 2 * width, width, k);
+                }
             }
             const F16 scale = load_half(m.scales.data() + at);
-            for (int r = 0; r < R; ++r)
-                sums[c][r] = fma(to_float(all[r].all()), scale * splat(parts[r * blocks + b].scale),
+            for (int r = 0; r < R; ++r) {
+                const Ints whole = each == 2 ? all[0][r].all() + all[each - 1][r].all()
+                                             : all[0][r].all();
+                sums[c][r] = fma(to_float(whole), scale * splat(parts[r * blocks + b].scale),
                                  sums[c][r]);
+            }
         }
         if (++part == m.split) {
             part = 0;

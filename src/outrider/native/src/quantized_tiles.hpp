@@ -13,9 +13,15 @@ namespace outrider {
 
 constexpr int DIGIT_LINES = 8;     // rows of a tile
 constexpr int DIGIT_INPUTS = 64;   // inputs of a tile
+// Rows from which tiles are the faster. Over 12 layers of 768 in groups of 32 with 4 bits, lanes
+// take 0.7 of the tiles' time for one row, 0.9 for two, 1 for three and 1.5 for eight; in groups of
+// 128 it is 1.8 for eight.
 constexpr int FEWEST_TILED = 3;
+// Rows from which 4-bit codes are made bytes once rather than for every eight rows: that takes as
+// long as it saves at about 40.
+constexpr int UNPACKED_ROWS = 4 * DIGIT_LINES;
 
-// Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights. A block of 32 fills half of the inputs.
+// Tile 0 holds sums, 4 and 5 rows, 6 and 7 weights. A block of 32 fills half of the inputs.
 struct alignas(64) DigitTiles {
     std::uint8_t palette = 1, start = 0, reserved[14] = {};
     std::uint16_t bytes[16] = {};
@@ -29,119 +35,113 @@ struct alignas(64) DigitTiles {
     }
 };
 
-// A block's 4-bit codes as bytes.
-inline void unpack(std::uint8_t* to, const std::uint8_t* from, int block) {
-    for (int k = 0; k < block; k += 8, from += 64, to += 128) {
-        __builtin_prefetch(from + AHEAD);
+// 4-bit codes of `inputs` inputs as bytes.
+inline void unpack(std::uint8_t* to, const std::uint8_t* from, int inputs,
+                   std::ptrdiff_t further) {
+    for (int k = 0; k < inputs; k += 8, from += 64, to += 128) {
+        __builtin_prefetch(from + further);
         const Codes<4> codes(from);
         _mm512_store_si512(to, codes.first);
         _mm512_store_si512(to + 64, codes.second);
     }
 }
 
-// Up to 8 rows by C of 1, 2 or 4 units. The codes of one block are made ready and the sums of
-// another are taken up while the tiles of the one between are busy.
+// Up to 8 rows by C of 1, 2 or 4 units, whose codes stand at `w` and at distances of `size` behind
+// it. Of every unit the next block's codes are made ready, and the last block's sums are taken up,
+// while the tiles are busy: each of the three has to wait now and then.
 template <int BITS, int C>
 struct DigitRun {
     const Packed& m;
     const int unit, rows;
+    const std::uint8_t* const w;
+    const std::size_t size;
     const int blocks = m.blocks(), width = m.width();
-    const int inputs = m.block < DIGIT_INPUTS ? m.block : DIGIT_INPUTS;
-    const std::size_t size = m.unit_size();
-    const std::size_t block_bytes = std::size_t(m.block) * LANES * BITS / 8;
-    const std::uint8_t* const w = m.codes.data() + unit * size;
+    const bool halves = m.block > DIGIT_INPUTS;
+    const std::size_t bytes = std::size_t(m.block) * LANES * BITS / 8;
     const std::int8_t* const digits;
     const Part* const parts;
-    alignas(64) std::int32_t ints[2][C][16 * LANES];
-    alignas(64) std::uint8_t bytes[2][C][BITS == 4 ? LONGEST_BLOCK * LANES : 1];
+    alignas(64) std::int32_t ints[C][16 * LANES];
+    alignas(64) std::uint8_t codes[C][BITS == 4 ? LONGEST_BLOCK * LANES : 1];
     alignas(64) F16 sums[C][DIGIT_LINES];
     alignas(16) std::uint8_t middle[LANES];
 
-    DigitRun(const Packed& m, int unit, const Digits& x, int row, int rows)
-        : m(m), unit(unit), rows(rows), digits(x.digits + std::size_t(row) * 2 * width),
+    DigitRun(const Packed& m, int unit, const std::uint8_t* w, std::size_t size, const Digits& x,
+             int row, int rows)
+        : m(m), unit(unit), rows(rows), w(w), size(size),
+          digits(x.digits + std::size_t(row) * 2 * width),
           parts(x.parts + std::size_t(row) * blocks) {
-        std::memset(middle, 1 << (BITS - 1), LANES);
+        std::memset(middle, 1 << (m.bits - 1), LANES);
         for (auto& line : sums)
             for (auto& sum : line) sum = splat(0.0f);
     }
 
-    void prepare(int b) {
-        for (int c = 0; c < C; ++c) {
-            const std::uint8_t* from = w + c * size + b * block_bytes;
-            if constexpr (BITS == 4)
-                unpack(bytes[b % 2][c], from, m.block);
-            else
-                for (std::size_t k = 0; k < block_bytes; k += 64)
-                    __builtin_prefetch(from + k + AHEAD);
-        }
+    void prepare(int b, int c) {
+        const std::uint8_t* from = w + c * size + b * bytes;
+        const std::ptrdiff_t further = ahead(int(bytes), blocks, size, b, C);
+        if constexpr (BITS == 4)
+            unpack(codes[c], from, m.block, further);
+        else
+            for (std::size_t k = 0; k < bytes; k += 64) __builtin_prefetch(from + k + further);
     }
 
-    const std::uint8_t* codes(int b, int c) const {
-        return BITS == 4 ? bytes[b % 2][c] : w + c * size + b * block_bytes;
-    }
-
+    template <int c>
     void multiply(int b) {
+        const std::uint8_t* from = BITS == 4 ? codes[c] : w + c * size + b * bytes;
         asm volatile("" ::: "memory");  // the compiler does not know what tile instructions read
         _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int k = 0; k < m.block; k += inputs) {
-            _tile_loadd(4, digits + b * m.block + k, width);
-            _tile_loadd(6, codes(b, 0) + k * LANES, 64);
-            _tile_dpbsud(0, 4, 6);
-            if constexpr (C > 1) {
-                _tile_loadd(7, codes(b, 1) + k * LANES, 64);
-                _tile_dpbsud(1, 4, 7);
-            }
-            if constexpr (C > 2) {
-                _tile_loadd(6, codes(b, 2) + k * LANES, 64);
-                _tile_dpbsud(2, 4, 6);
-                _tile_loadd(7, codes(b, 3) + k * LANES, 64);
-                _tile_dpbsud(3, 4, 7);
-            }
-        }
-        _tile_stored(0, ints[b % 2][0], 64);
-        if constexpr (C > 1) _tile_stored(1, ints[b % 2][1], 64);
-        if constexpr (C > 2) {
-            _tile_stored(2, ints[b % 2][2], 64);
-            _tile_stored(3, ints[b % 2][3], 64);
+        _tile_loadd(6, from, 64);
+        _tile_dpbsud(0, 4, 6);
+        if (halves) {
+            _tile_loadd(7, from + DIGIT_INPUTS * LANES, 64);
+            _tile_dpbsud(0, 5, 7);
         }
         asm volatile("" ::: "memory");
     }
 
-    void take_up(int b) {
-        const int g = b / m.split;
-        for (int c = 0; c < C; ++c) {
-            const std::size_t at = (std::size_t(unit + c) * m.groups + g) * LANES;
-            const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
-            const F16 scale = load_half(m.scales.data() + at);
-            const std::int32_t* line = ints[b % 2][c];
-            for (int r = 0; r < rows; ++r, line += 2 * LANES) {
-                const Part& part = parts[std::size_t(r) * blocks + b];
-                const __m512i high = _mm512_slli_epi32(_mm512_load_si512(line), 8);
-                const __m512i low = _mm512_load_si512(line + LANES);
-                const Ints all = {_mm512_dpwssd_epi32(_mm512_add_epi32(high, low), zeros.v,
-                                                      repeated(&part.low))};
-                sums[c][r] = fma(to_float(all), scale * splat(part.scale), sums[c][r]);
-            }
+    void take_up(int b, int c) {
+        const std::size_t at = (std::size_t(unit + c) * m.groups + b / m.split) * LANES;
+        const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
+        const F16 scale = load_half(m.scales.data() + at);
+        const std::int32_t* line = ints[c];
+        const Part* part = parts + b;
+        for (int r = 0; r < rows; ++r, line += 2 * LANES, part += blocks) {
+            const __m512i high = _mm512_slli_epi32(_mm512_load_si512(line), 8);
+            const __m512i low = _mm512_load_si512(line + LANES);
+            const Ints all = {_mm512_dpwssd_epi32(_mm512_add_epi32(high, low), zeros.v,
+                                                  repeated(&part->low))};
+            sums[c][r] = fma(to_float(all), scale * splat(part->scale), sums[c][r]);
+        }
+    }
+
+    template <int c>
+    void turn(int b) {
+        if constexpr (c < C) {
+            multiply<c>(b);
+            if (b) take_up(b - 1, c);
+            if (b + 1 < blocks) prepare(b + 1, c);
+            _tile_stored(0, ints[c], 64);
+            asm volatile("" ::: "memory");
         }
     }
 
     void run() {
-        prepare(0);
+        for (int c = 0; c < C; ++c) prepare(0, c);
         for (int b = 0; b < blocks; ++b) {
-            if (b + 1 < blocks) prepare(b + 1);
-            multiply(b);
-            if (b) take_up(b - 1);
+            _tile_loadd(4, digits + b * m.block, width);
+            if (halves) _tile_loadd(5, digits + b * m.block + DIGIT_INPUTS, width);
+            turn<0>(b);
+            turn<1>(b);
+            turn<2>(b);
+            turn<3>(b);
         }
-        take_up(blocks - 1);
+        for (int c = 0; c < C; ++c) take_up(blocks - 1, c);
     }
 };
 
 template <int BITS, int C>
-void digit_tiles(const Packed& m, int unit, const Digits& x, int row, int rows, const End& end) {
-    DigitRun<BITS, C> work(m, unit, x, row, rows);
+void digit_tiles(const Packed& m, int unit, const std::uint8_t* w, std::size_t size,
+                 const Digits& x, int row, int rows, const End& end) {
+    DigitRun<BITS, C> work(m, unit, w, size, x, row, rows);
     work.run();
     for (int r = 0; r < rows; ++r) {
         F16 line[C];
@@ -150,29 +150,40 @@ void digit_tiles(const Packed& m, int unit, const Digits& x, int row, int rows, 
     }
 }
 
-template <int BITS>
-void product_in_tiles(const Packed& m, int first, int last, const Digits& x, int rows,
-                      const End& end) {
-    auto load = [&](int lines) {
-        const DigitTiles config(lines, m.block < DIGIT_INPUTS ? m.block : DIGIT_INPUTS);
-        asm volatile("" ::"r"(&config) : "memory");
-        _tile_loadconfig(&config);
-    };
-    int loaded = 0;
-    while (first < last) {
-        const int count = last - first >= 4 ? 4 : last - first >= 2 ? 2 : 1;
-        for (int row = 0; row < rows; row += DIGIT_LINES) {
-            const int lines = rows - row < DIGIT_LINES ? rows - row : DIGIT_LINES;
-            if (lines != loaded) load(loaded = lines);
-            if (count == 4)
-                digit_tiles<BITS, 4>(m, first, x, row, lines, end);
-            else if (count == 2)
-                digit_tiles<BITS, 2>(m, first, x, row, lines, end);
-            else
-                digit_tiles<BITS, 1>(m, first, x, row, lines, end);
-        }
-        first += count;
+// All rows by C units, eight rows after eight.
+template <int C>
+void digit_rows(const Packed& m, int unit, const Digits& x, int rows, const End& end, int& loaded) {
+    const std::uint8_t* w = m.codes.data() + unit * m.unit_size();
+    const bool bytes = m.bits == 8 || rows > UNPACKED_ROWS;
+    std::size_t size = m.unit_size();
+    if (m.bits == 4 && bytes) {  // made bytes once for all rows
+        thread_local Memory<std::uint8_t> room;
+        std::uint8_t* to = room.reserve(C * 2 * size);
+        unpack(to, w, C * m.width(), C * std::ptrdiff_t(size));
+        w = to;
+        size *= 2;
     }
+    for (int row = 0; row < rows; row += DIGIT_LINES) {
+        const int lines = rows - row < DIGIT_LINES ? rows - row : DIGIT_LINES;
+        if (lines != loaded) {
+            const DigitTiles config(lines, m.block < DIGIT_INPUTS ? m.block : DIGIT_INPUTS);
+            asm volatile("" ::"r"(&config) : "memory");
+            _tile_loadconfig(&config);
+            loaded = lines;
+        }
+        if (bytes)
+            digit_tiles<8, C>(m, unit, w, size, x, row, lines, end);
+        else
+            digit_tiles<4, C>(m, unit, w, size, x, row, lines, end);
+    }
+}
+
+inline void product_in_tiles(const Packed& m, int first, int last, const Digits& x, int rows,
+                             const End& end) {
+    int loaded = 0;
+    for (; last - first >= 4; first += 4) digit_rows<4>(m, first, x, rows, end, loaded);
+    for (; last - first >= 2; first += 2) digit_rows<2>(m, first, x, rows, end, loaded);
+    if (first < last) digit_rows<1>(m, first, x, rows, end, loaded);
     _tile_release();
 }
 
@@ -181,13 +192,7 @@ void product_in_tiles(const Packed& m, int first, int last, const Digits& x, int
 inline void product(const Packed& m, int first, int last, const Digits& x, int rows,
                     const End& end) {
 #if defined(__AMX_INT8__)
-    if (rows >= FEWEST_TILED) {
-        if (m.bits == 4)
-            product_in_tiles<4>(m, first, last, x, rows, end);
-        else
-            product_in_tiles<8>(m, first, last, x, rows, end);
-        return;
-    }
+    if (rows >= FEWEST_TILED) return product_in_tiles(m, first, last, x, rows, end);
 #endif
     if (m.bits == 4)
         product_in_lanes<4>(m, first, last, x, rows, end);

@@ -47,7 +47,7 @@ inline void finish_tiles(const Matrix<bf16>& m, const float (*sums)[TILE_ROWS * 
 inline void row_of_tiles(const Matrix<bf16>& m, int unit, int count, const bf16* x,
                          std::size_t stride, int row, int rows, const End& end) {
     alignas(64) float sums[4][TILE_ROWS * LANES];
-    constexpr int ahead = 2 * TILE_INPUTS * LANES;
+    constexpr int ahead = 2 * TILE_INPUTS;
     const std::size_t size = m.unit_size();
     const bf16* w = m.data.data() + unit * size;
     const bf16* from = x + row * stride;
@@ -57,7 +57,9 @@ inline void row_of_tiles(const Matrix<bf16>& m, int unit, int count, const bf16*
     _tile_zero(3);
     for (int k = 0; k < m.inputs; k += TILE_INPUTS, w += TILE_INPUTS * LANES) {
         _tile_loadd(4, from + k, stride * sizeof(bf16));
-        for (int c = 0; c < count; ++c) fetch_tile(w + c * size + ahead);
+        // Behind a unit's last inputs stand the first of the next `count` units.
+        const std::size_t next = k + ahead < m.inputs ? 0 : (count - 1) * size;
+        for (int c = 0; c < count; ++c) fetch_tile(w + c * size + ahead * LANES + next);
         _tile_loadd(5, w, 64);
         _tile_dpbf16ps(0, 4, 5);
         if (count == 1) continue;
