@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, demo, explain, generate, verify
+from . import bench, demo, explain, generate, peers, verify
 from .common import Commands
 
 app = typer.Typer(
@@ -19,7 +19,10 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
 )
 app.command()(generate.generate)
-app.command()(bench.bench)
+benches = typer.Typer(invoke_without_command=True)
+benches.callback()(bench.bench)
+benches.command()(peers.peers)
+app.add_typer(benches, name="bench")
 app.command()(demo.demo)
 app.command()(verify.verify)
 app.command()(explain.explain)

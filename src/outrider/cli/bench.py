@@ -166,7 +166,18 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
         console.print(line)
 
 
+def refuse_options(ctx: typer.Context) -> None:
+    """Options before a sub-command belong to nothing: say so rather than pass over them."""
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"{param.opts[0]} stands before {ctx.invoked_subcommand}; put it behind."
+            )
+
+
 def bench(
+    ctx: typer.Context,
     model: Model = None,
     replay: Annotated[
         str | None,
@@ -226,6 +237,9 @@ def bench(
     ] = None,
 ) -> None:
     """Measure plain decoding against drafters, and check that their outputs are the same."""
+    if ctx.invoked_subcommand is not None:
+        refuse_options(ctx)
+        return
     check_target("--json", None if json_ == "-" else json_)
     check_target("--plot", plot)
     if plot is not None and Path(plot).suffix.lower() != ".png":
