@@ -64,8 +64,8 @@ class Peer:
             say(f"{self.name}: converting {checkpoint} to {dtype}")
             folder.mkdir(parents=True, exist_ok=True)
             variables = [f"{name}={value}" for name, value in self.variables().items()]
-            command = ("env", *variables, *self.converter, checkpoint, folder, dtype)
-            call(*command, log=folder / "log")
+            words = (str(checkpoint), str(folder), dtype)
+            call("env", *variables, *self.converter, *words, log=folder / "log")
             done.touch()
         return folder
 

@@ -3,9 +3,9 @@
 ``python -m outrider.bench.peers.pairs planted`` makes a pair below the peers' cache folder.
 
 A *planted pair* has random weights. The drafter is the target's first layers with its embeddings,
-last norm and head; what the later layers add to the residual stream is scaled down until the drafter
-agrees with the target on about nine tokens of ten. So the pair costs what a trained pair of its
-shape costs and accepts as a good one does, and says nothing of a trained pair's acceptance.
+last norm and head; what the later layers add to the residual stream is scaled down until the
+drafter agrees with the target on about nine tokens of ten. So the pair costs what a trained pair of
+its shape costs and accepts as a good one does, and says nothing of a trained pair's acceptance.
 """
 
 from __future__ import annotations
@@ -110,10 +110,8 @@ class Recipe:
             yield f"{at}post_attention_layernorm.weight", ones()
             yield f"{at}mlp.gate_proj.weight", normal(self.intermediate, self.hidden, wide)
             yield f"{at}mlp.up_proj.weight", normal(self.intermediate, self.hidden, wide)
-            yield (
-                f"{at}mlp.down_proj.weight",
-                normal(self.hidden, self.intermediate, scale * narrow),
-            )
+            down = normal(self.hidden, self.intermediate, scale * narrow)
+            yield f"{at}mlp.down_proj.weight", down
         yield "model.norm.weight", ones()
         if not self.tied:
             yield "lm_head.weight", normal(self.vocabulary, self.hidden, 3 * wide)
@@ -180,7 +178,7 @@ def prompts_of(recipe: Recipe) -> list[list[int]]:
 
 def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tokens: int) -> float:
     """Share of the target's own greedy tokens that the drafter's argmax says as well, 0 to 1."""
-    llm = LLM(target, drafter=None)
+    llm = LLM(target, drafter=None, max_num_seqs=len(prompts), max_model_len=PROMPT_TOKENS + tokens)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     outputs = [out.outputs[0].token_ids for out in llm.generate(list(prompts), params)]
     del llm

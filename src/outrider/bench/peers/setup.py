@@ -1,7 +1,7 @@
-"""Installs the peers, each in an environment of its own: ``python -m outrider.bench.peers.setup``.
+"""Installs the peers, an environment each: ``python -m outrider.bench.peers.setup``.
 
-Nothing goes into the environment of Outrider. Everything lies in one cache folder (see ``home``) and
-can be deleted at will. Versions are pinned, torch too: an unpinned one may bring gigabytes of CUDA.
+Nothing goes into Outrider's own environment. It all lies in one cache folder (see ``home``) and can
+be deleted at will. Versions are pinned, torch too: an unpinned one may bring gigabytes of CUDA.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class Environment:
 
 
 OPENVINO = Environment(
-    "openvino", ("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0")
-)  # fmt: skip
+    "openvino",
+    ("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0"),
+)
 EXPORT = Environment(
     "openvino-export",
     (TORCH, "optimum-intel==2.2.0", "nncf==3.4.0", "openvino==2026.4.1",

@@ -1,1 +1,1 @@
-"""One script a peer, run by the peer's own Python: standard library and the peer's packages only."""
+"""One script a peer, run by the peer's own Python: they need nothing of Outrider."""

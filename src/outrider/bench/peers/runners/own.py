@@ -24,7 +24,7 @@ class Own:
         drafter = {"plain": None, "ngram": "ngram", "draft": spec["drafter"]}[spec["mode"]]
         self.llm = LLM(
             spec["target"], drafter=drafter, dtype=spec["dtype"], num_speculative_tokens=LONGEST,
-            max_num_seqs=1,
+            max_num_seqs=1, max_model_len=spec["context"],
         )  # fmt: skip
 
     def prepare(self, k: int, threads: int) -> None:

@@ -1,12 +1,12 @@
 """The protocol that every runner speaks: JSON lines over stdin and stdout.
 
-The first line comes in: ``{"target", "drafter", "dtype", "mode", "work"}``, where mode is plain,
-draft or ngram and ``work`` a folder for converted models. The answer is ``{"ready": true,
-"version"}``. Then, one at a time, ``{"prompt", "max_tokens", "temperature", "seed", "k",
-"threads"}`` is answered by ``{"ids", "seconds", "first", "peak_memory"}``: output ids, seconds of
-the call T(N), seconds of a call of its own for one token T(1), and bytes. A call takes exactly
-``max_tokens`` tokens: EOS is ignored. A failure is answered by ``{"error": sentence}``. stdin's end
-ends the runner.
+First comes ``{"target", "drafter", "dtype", "mode", "context"}``: folders, null without a drafter;
+mode is plain, draft or ngram; ``context`` is the longest prompt plus output, in tokens. The answer is
+``{"ready": true, "version"}``. Then, one at a time, ``{"prompt", "max_tokens", "temperature",
+"seed", "k", "threads"}`` is answered by ``{"ids", "seconds", "first", "peak_memory"}``: output ids,
+seconds of the call T(N), seconds of a call of its own for one token T(1), and bytes. A call takes
+exactly ``max_tokens`` tokens: EOS is ignored. A failure is answered by ``{"error": sentence}``.
+stdin's end ends the runner.
 
 Written for the standard library alone, since peers' environments hold nothing of Outrider.
 """
