@@ -1,8 +1,8 @@
 """The protocol that every runner speaks: JSON lines over stdin and stdout.
 
 First comes ``{"target", "drafter", "dtype", "mode", "context"}``: folders, null without a drafter;
-mode is plain, draft or ngram; ``context`` is the longest prompt plus output, in tokens. The answer is
-``{"ready": true, "version"}``. Then, one at a time, ``{"prompt", "max_tokens", "temperature",
+mode is plain, draft or ngram; ``context`` is the longest prompt plus output, in tokens. The answer
+is ``{"ready": true, "version"}``. Then, one at a time, ``{"prompt", "max_tokens", "temperature",
 "seed", "k", "threads"}`` is answered by ``{"ids", "seconds", "first", "peak_memory"}``: output ids,
 seconds of the call T(N), seconds of a call of its own for one token T(1), and bytes. A call takes
 exactly ``max_tokens`` tokens: EOS is ignored. A failure is answered by ``{"error": sentence}``.
@@ -99,7 +99,8 @@ def serve(make: Any) -> None:
                 current = wanted
             prompt, tokens = given["prompt"], given["max_tokens"]
             times = []
-            for count in (1, tokens):
+            # A runner that hands calls on to a process of its own does the pairing itself.
+            for count in (tokens,) if given.get("once") else (1, tokens):
                 start = time.perf_counter()
                 ids = runner.generate(prompt, count, given)
                 times.append(time.perf_counter() - start)
