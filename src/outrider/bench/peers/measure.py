@@ -197,7 +197,8 @@ class Bench:
         parted = json.loads(note.read_text(encoding="utf-8"))["parted"]
         if parted is None:
             return None
-        return f"its greedy float32 ids part from Outrider's at token {parted}: the conversion"
+        parting = f"its greedy float32 ids part from Outrider's at token {parted}"
+        return f"{parting}: the conversion is wrong"
 
     def _search(self, engine: Engine, peer: Peer) -> Setting | None:
         """The fastest setting on the first prompt; None if the engine cannot run."""

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from ... import pocket
 from ...drafters.registry import find_drafter
@@ -177,18 +176,20 @@ def prompts_of(recipe: Recipe) -> list[list[int]]:
 
 
 def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tokens: int) -> float:
-    """Share of the target's own greedy tokens that the drafter's argmax says as well, 0 to 1."""
-    llm = LLM(target, drafter=None, max_num_seqs=len(prompts), max_model_len=PROMPT_TOKENS + tokens)
+    """Share of the target's greedy tokens that are the drafter's argmax too, in fp32, 0 to 1."""
+    given: dict[str, Any] = {
+        "drafter": None, "dtype": "float32", "max_num_seqs": len(prompts),
+        "max_model_len": PROMPT_TOKENS + tokens + 1,
+    }  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    outputs = [out.outputs[0].token_ids for out in llm.generate(list(prompts), params)]
-    del llm
-    model: Any = AutoModelForCausalLM.from_pretrained(drafter, dtype=torch.bfloat16)
+    outputs = LLM(target, **given).generate(list(prompts), params)
+    paths = [out.prompt_token_ids + out.outputs[0].token_ids for out in outputs]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     agreed = 0
-    with torch.inference_mode():
-        for prompt, output in zip(prompts, outputs, strict=True):
-            logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
-            agreed += int((logits.argmax(-1) == torch.tensor(output)).sum())
-    return agreed / sum(map(len, outputs))
+    for path, out in zip(paths, LLM(drafter, **given).generate(list(paths), params), strict=True):
+        ranked = list(zip(path, out.prompt_logprobs or (), strict=True))[-tokens:]
+        agreed += sum(found is not None and found[token].rank == 1 for token, found in ranked)
+    return agreed / (tokens * len(paths))
 
 
 def build(recipe: Recipe) -> None:
