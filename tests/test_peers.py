@@ -36,6 +36,7 @@ for line in sys.stdin:
     asked = json.loads(line)
     if settings.get("dies"):
         sys.exit(3)
+    assert len(asked["prompt"]) + asked["max_tokens"] <= spec["context"]
     n, k, threads = asked["max_tokens"], asked["k"], asked["threads"]
     speed = settings["speed"] * threads * (k if 1 <= k <= 6 else 1)
     if spec["mode"] == "ngram":

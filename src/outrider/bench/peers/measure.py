@@ -278,7 +278,8 @@ class Bench:
             "drafter": str(peer.convert(drafter, engine.dtype)) if drafter else None,
             "dtype": engine.dtype,
             "mode": engine.mode,
-            "context": max(map(len, self.pair.prompts)) + self.options.max_tokens,
+            "context": max(map(len, self.pair.prompts))
+            + max(self.options.max_tokens, CHECKED_TOKENS),
         }
         log = home() / "logs" / f"{engine.peer}-{engine.dtype}-{engine.mode}.log"
         session = Session(peer.command, spec, log, peer.variables())

@@ -123,11 +123,11 @@ class Recipe:
 
 PLANTED = Recipe(
     "planted", vocabulary=4096, hidden=768, intermediate=2048, layers=12, heads=12, kv_heads=12,
-    tied=False, theta=1e4, later=0.03,
+    tied=False, theta=1e4, later=0.025,
 )  # fmt: skip
 ONE_B = Recipe(
     "1b", vocabulary=128256, hidden=2048, intermediate=8192, layers=16, heads=32, kv_heads=8,
-    tied=True, theta=5e5, later=0.03,
+    tied=True, theta=5e5, later=0.018,
 )  # fmt: skip
 RECIPES = {recipe.name: recipe for recipe in (PLANTED, ONE_B)}
 
