@@ -210,14 +210,19 @@ class Bench:
             return None
         lengths = (0,) if engine.mode == "plain" else self.options.lengths
         tried: dict[Setting, Trial] = {}
-        try:
-            for threads in self.threads:
+        reason = ""
+        for threads in self.threads:
+            # A setting that fails, even by a crash, must not cost the others of its mode.
+            try:
                 for k in lengths:
                     setting = Setting(engine, k, threads)
                     tried[setting] = self._trial(setting, self.pair.prompts[:1])
-        except OutriderError as error:
-            self._skip(Skipped(engine.peer, engine.dtype, engine.mode, str(error)))
-            self.pool.drop(engine)
+            except OutriderError as error:
+                reason = str(error)
+                say(f"{engine.peer} {engine.dtype} {engine.mode}, {threads} threads: {reason}")
+                self.pool.drop(engine)
+        if not tried:
+            self._skip(Skipped(engine.peer, engine.dtype, engine.mode, reason))
             return None
         self.found.search.update(tried)
         return max(tried, key=lambda setting: tried[setting].speed)

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ... import pocket
 from ...drafters.registry import find_drafter
 from ...errors import ConfigError
 from ...llm import LLM
@@ -34,6 +33,8 @@ from ...types import SamplingParams
 from ..workload import CODE, Workload
 from .setup import home, say
 
+# The bundled pair's files, read as data: its package stands on a floor above this one.
+POCKET = Path(__file__).parents[2] / "pocket"
 PROMPT_TOKENS = 128
 RANGE = (0.88, 0.92)
 """Where a planted drafter's agreement shall lie."""
@@ -149,7 +150,7 @@ class Pair:
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
     """The pocket pair's tokenizer, filled up to ``vocabulary`` entries that no text comes to."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(pocket.PATH / name, folder / name)
+        shutil.copy(POCKET / "model" / name, folder / name)
     file = folder / "tokenizer.json"
     made = json.loads(file.read_text(encoding="utf-8"))
     known = made["model"]["vocab"]
@@ -173,6 +174,12 @@ def prompts_of(recipe: Recipe) -> list[list[int]]:
     draw = np.random.Generator(np.random.Philox(recipe.seed + 1))
     ids = draw.integers(8, recipe.vocabulary, (2, PROMPT_TOKENS))
     return [[int(i) for i in row] for row in ids]
+
+
+def prompts_of_pocket() -> list[str]:
+    """The bundled pair's held-out beginnings of code."""
+    found: list[str] = json.loads((POCKET / "prompts.json").read_text(encoding="utf-8"))
+    return found
 
 
 def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tokens: int) -> float:
@@ -228,11 +235,11 @@ def find_pair(which: str, count: int | None = None) -> Pair:
         agreement = json.loads((recipe.folder / "planted.json").read_text(encoding="utf-8"))
         prompts = _first(prompts_of(recipe), count, 2)
         return Pair(which, recipe.folder, recipe.folder / "drafter", prompts, **agreement)
-    folder = find_folder(pocket.PATH if which == "pocket" else which)
+    folder = find_folder(POCKET / "model" if which == "pocket" else which)
     read_config(folder)
     found = find_drafter("auto", folder)
     codec = TextCodec(folder)
-    items = Workload.of_prompts(CODE, pocket.prompts()).items
+    items = Workload.of_prompts(CODE, prompts_of_pocket()).items
     prompts = _first([item.encode(codec) for item in items], count, 4)
     return Pair(which, folder, found.folder, prompts)
 
