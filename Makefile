@@ -12,13 +12,13 @@ CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 .PHONY: help demo test equality slow lint setup peers clean
 
 help:
-	@echo "make demo    see plain and speculative decoding side by side"
-	@echo "make test    tests, lint and types"
+	@echo "make demo      see plain and speculative decoding side by side"
+	@echo "make test      tests, lint and types"
 	@echo "make equality  plain and speculative decoding say the same, every option and drafter"
-	@echo "make slow    the long proofs, those of equality among them"
-	@echo "make lint    lint and types only"
-	@echo "make peers   install other engines to compare with, outside of .venv (outrider bench peers)"
-	@echo "make clean   remove caches and packages (.venv and build stay)"
+	@echo "make slow      the long proofs, those of equality among them"
+	@echo "make lint      lint and types only"
+	@echo "make peers     install other engines to compare with, outside of .venv (outrider bench peers)"
+	@echo "make clean     remove caches and packages (.venv and build stay)"
 
 demo: $(STAMP)
 	@$(BIN)/outrider demo

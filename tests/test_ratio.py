@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,9 @@ from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _cha
 from outrider.types import Draft, Request, Row, SamplingParams
 
 CPU = torch.device("cpu")
-OPTIONS: list[dict[str, float]] = [
+PROMPT = (0, 2)
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.4},
     {"temperature": 0.9, "top_k": 2},
@@ -36,6 +39,11 @@ OPTIONS: list[dict[str, float]] = [
     {"temperature": 1.2, "min_p": 0.3},
     {"temperature": 0.8, "top_k": 3, "top_p": 0.9, "min_p": 0.05},
     {"temperature": 0.0},
+    # These change along a draft, with what was drafted before.
+    {"temperature": 1.0, "repetition_penalty": 1.5, "frequency_penalty": 0.6},
+    {"temperature": 0.9, "presence_penalty": -1.5, "min_tokens": 2, "top_p": 0.95},
+    {"temperature": 1.1, "logit_bias": {1: 1.5, 3: -2.0}, "allowed_token_ids": [0, 1, 3]},
+    {"temperature": 0.0, "frequency_penalty": 1.0},
 ]
 REFERENCES = {"rejection": oracle.token_rule_output_law, "block": oracle.block_rule_output_law}
 Raw = Callable[[tuple[int, ...]], torch.Tensor]
@@ -52,22 +60,34 @@ def raw_logits(seed: int, vocabulary: int) -> Raw:
     return raw
 
 
-def oracle_model(raw: Raw, options: dict[str, float]) -> Model:
-    return cache(lambda path: oracle.law(raw(path).double().numpy(), **options))  # type: ignore[arg-type]
+def oracle_model(raw: Raw, options: dict[str, Any]) -> Model:
+    """The law after each path in float64; token 1 ends an output."""
+    given = dict(options)
+    before = {name: given.pop(name) for name in PENALTIES if name in given}
+    before["allowed"] = given.pop("allowed_token_ids", ())
+    before |= {n: given.pop(n) for n in ("logit_bias", "min_tokens") if n in given}
+
+    @cache
+    def law(path: tuple[int, ...]) -> oracle.Law:
+        z = oracle.processed(raw(path).double().numpy(), PROMPT, path, ends=[1], **before)
+        return oracle.law(z, **given)
+
+    return law
 
 
-def processed(raw: Raw, options: dict[str, float], paths: list[tuple[int, ...]]) -> torch.Tensor:
+def processed(raw: Raw, options: dict[str, Any], paths: list[tuple[int, ...]]) -> torch.Tensor:
     """The engine's laws after ``paths``: z, one-hot where greedy; fp32 [paths, vocabulary]."""
     params = SamplingParams(**options)  # type: ignore[arg-type]
     z = torch.stack([raw(path) for path in paths])
-    law = RequestLaw(Request("r", (1,), params, 0), z.shape[1], z.device).sequence()
-    z = law.apply(z, [1], [list(path) for path in paths])
+    request = Request("r", PROMPT, params, 0, frozenset([1]))
+    law = RequestLaw(request, z.shape[1], z.device).sequence()
+    z = law.apply(z, list(PROMPT), [list(path) for path in paths])
     if params.greedy:
         z = torch.where(z == z.amax(-1, keepdim=True), 0.0, -math.inf)
     return z
 
 
-def emissions(rule: Ratio, target: Raw, drafter: Raw, options: dict[str, float], length: int,
+def emissions(rule: Ratio, target: Raw, drafter: Raw, options: dict[str, Any], length: int,
               certain: bool) -> Emissions:  # fmt: skip
     """What ``rule`` emits, exactly: every draft, every outcome of its uniforms."""
     vocabulary = len(target(()))
@@ -103,7 +123,7 @@ def emissions(rule: Ratio, target: Raw, drafter: Raw, options: dict[str, float],
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("rule", [Rejection(), Block()])
 def test_the_output_law_is_the_oracles_and_the_targets(
-    rule: Ratio, options: dict[str, float], certain: bool
+    rule: Ratio, options: dict[str, Any], certain: bool
 ) -> None:
     """By enumeration, so there is no false alarm; 1e-6 is what fp32 logits may be off."""
     for length, seed in itertools.product((0, 1, 2, 3), range(2)):
@@ -271,11 +291,12 @@ def test_the_engine_emits_the_targets_law(
     seen = np.zeros((211,) * 3)
     for start in range(0, 3000, 100):
         queued = [
-            Request(f"r{seed}", tuple(prompt), SamplingParams(max_tokens=4, **options), seed)  # type: ignore[arg-type]
+            Request(f"r{seed}", tuple(prompt), SamplingParams(max_tokens=4, **options), seed)
             for seed in range(start, start + 100)
         ]
-        for ids in run(engine, queued).values():
-            seen[tuple(ids[:3])] += 1
+        found = run(engine, queued)
+        for request in queued:
+            seen[tuple(found[f"{request.id}/0"][:3])] += 1
     model = partial(logits_after, engine.model)
     target = oracle_model(lambda path: model([*prompt, *path]), options)
     expected = oracle.continued({(): 1.0}, target, 3) * seen.sum()
@@ -302,7 +323,8 @@ def test_the_end_cuts_inside_a_draft(pair: Path, rule: str) -> None:
     found = run(make_engine(pair, "model", acceptance_rule=rule), requests(prompts, params))
     again = run(make_engine(pair, "model", acceptance_rule=rule), requests(prompts, params))
     assert found == again
-    for name, ids in found.items():
+    for name in (f"r{i}/0" for i in range(len(prompts))):
+        ids = found[name]
         end = ids[7]
         stopping = SamplingParams(temperature=0.5, max_tokens=40, ignore_eos=True,
                                   stop_token_ids=[end])  # fmt: skip

@@ -16,6 +16,8 @@ from ..sampling.noise import Noise
 from ..types import Draft, SamplingParams, Scheduled, Verdict
 from .record import PENALTIES
 
+MOST_ALLOWED = 200
+
 
 def unlike_before(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
     """A custom processor that depends on the tokens before: the last two are made unlikely."""
@@ -35,10 +37,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "min_tokens": {"temperature": 1.0, "min_tokens": 16, "ignore_eos": False},
     "penalties": {"temperature": 0.8, **PENALTIES},
     # Below 0 they draw the text to what was just said, so that a stale count shows at once.
-    "penalties below 0": {"temperature": 1.0, "presence_penalty": -2.0, "frequency_penalty": -0.3},
+    "penalties below 0": {"temperature": 1.0, "presence_penalty": -2.0, "frequency_penalty": -2.0},
+    "penalties below 0, T 1.3": {"temperature": 1.3, "frequency_penalty": -2.0, "min_p": 0.001},
     "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.3},
     "logit_bias": {"temperature": 1.0, "logit_bias": {5: 3.0, 7: -100.0}, "top_p": 0.95},
-    "allowed_token_ids": {"temperature": 1.0, "allowed_token_ids": list(range(4, 200))},
+    "allowed_token_ids": {"temperature": 1.0, "allowed_token_ids": list(range(4, MOST_ALLOWED))},
     "processor": {"temperature": 1.0, "logits_processors": [unlike_before]},
     "n": {"temperature": 0.8, "n": 2},
 }
@@ -110,11 +113,17 @@ MORE_MIXES = (
 
 
 def asks(
-    prompts: Sequence[Sequence[int]], tokens: int, seeds: int, text: bool, rng: random.Random
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    seeds: int,
+    vocabulary: int,
+    text: bool,
+    rng: random.Random,
 ) -> list[Ask]:
     """Every prompt under every option with so many seeds, in mixed order.
 
     Args:
+        vocabulary: the model's; what the options say of ids beyond it is left out.
         text: whether the model has a tokenizer, for ``TEXT_OPTIONS``.
     """
     options = OPTIONS | (TEXT_OPTIONS if text else {})
@@ -124,6 +133,11 @@ def asks(
         option = list(options)[number % len(options)]
         prompt = tuple(prompts[number // len(options) % len(prompts)])
         given = {"ignore_eos": True, "max_tokens": tokens, **options[option]}
+        if "allowed_token_ids" in given:
+            given["allowed_token_ids"] = [i for i in given["allowed_token_ids"] if i < vocabulary]
+        if "logit_bias" in given:
+            bias = given["logit_bias"].items()
+            given["logit_bias"] = {i: b for i, b in bias if i < vocabulary}
         given["min_tokens"] = min(tokens, given.get("min_tokens", 0))
         found.append(Ask(option, prompt, SamplingParams(seed=seed, **given)))
     rng.shuffle(found)

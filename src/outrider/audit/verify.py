@@ -22,17 +22,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ..drafters.model import ModelDrafter
+from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.families import Folder, find_folder, read_config, read_shape
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import RULES, make_rule
 from ..sampling.seeds import fresh_seed
 from ..text.template import TextCodec, has_tokenizer
-from ..types import SamplingParams
+from ..types import Request, SamplingParams
 from .faults import Fault
 from .record import LAW_ERROR, record
 from .report import Check, Report, visible_error
-from .sweep import MIXES, MORE_MIXES, Ask, Mix, asks, decode, open_mix
+from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Ask, Mix, asks, decode, open_mix
 from .ties import Difference, compare
 from .trial import comparisons, try_rule
 
@@ -62,7 +63,7 @@ class Size:
     draws: int
 
 
-QUICK = Size("quick", 6, 64, 24, 1, MIXES, 16, 2**13)
+QUICK = Size("quick", 4, 64, 20, 1, MIXES, 16, 2**13)
 THOROUGH = Size("thorough", 16, 256, 64, 2, MORE_MIXES, 64, 2**16)
 
 
@@ -100,9 +101,20 @@ class Audit:
         context = read_shape(read_config(self.folder), self.folder).context
         longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
         self._options["max_model_len"] = longest
-        self.plain = LLM(**self._options, drafter=None, max_num_seqs=1)
-        self._options["drafter"] = drafter
         most = longest - size.tokens - LARGEST_DRAFT
+        if most < 1:
+            needed = size.tokens + LARGEST_DRAFT + 1
+            raise ConfigError(
+                f"{self.folder} has a context of {context} tokens, and this audit needs {needed}; "
+                "audit a model with a longer one."
+            )
+        self.plain = LLM(**self._options, drafter=None, max_num_seqs=1)
+        if not self.plain.engine.model.truncates:
+            raise ConfigError(
+                f"{self.folder} cannot go back to an earlier token, so nothing is ever drafted for "
+                "it and there is nothing to audit."
+            )
+        self._options["drafter"] = drafter
         self.prompts = [self._encode(p)[:most] for p in prompts[: size.prompts]]
         self.longest = max(len(p) for p in self.prompts) + size.tokens
 
@@ -140,14 +152,18 @@ class Audit:
         check = Check(
             "equality", "the same seed gives the same tokens, plain and speculative, fp32"
         )
-        text = has_tokenizer(self.folder)
-        queued = asks(self.prompts, self.size.tokens, self.size.seeds, text, self._python)
+        size, vocabulary = self.size, self.plain.engine.model.shape.vocab_size
+        queued = asks(
+            self.prompts, size.tokens, size.seeds, vocabulary, self._writes_json, self._python
+        )
         self.progress("plain decoding, one request at a time")
         answers = {
             a.params.seed or 0: ids for ask in queued for a, ids in decode(self.plain, [ask], 1)
         }
         for mix in self.size.mixes:
             if mix.drafter == "model" and not self._has_model:
+                continue
+            if mix.drafter == "tree" and not self.plain.engine.model.trees:
                 continue
             self.progress(f"speculative decoding: {mix}")
             llm = open_mix(mix, self._options, answers, self.longest, self._python)
@@ -178,6 +194,17 @@ class Audit:
             f"gap {found.gap:.3g}, measured noise {found.measured:.3g}"
         )
         (check.ties if found.is_tie else check.violations).append(text)
+
+    @property
+    def _writes_json(self) -> bool:
+        """Whether the model has the words and the end that options on text need."""
+        params = SamplingParams(**TEXT_OPTIONS["JSON schema"])
+        eos = self.plain.engine.model.shape.eos_token_ids
+        try:
+            self.plain.engine.law_of(Request("json", (0,), params, 0, eos))
+        except RequestError:
+            return False
+        return True
 
     @property
     def _has_model(self) -> bool:

@@ -1,10 +1,10 @@
-"""What the sampling options cost under speculation: ``python -m outrider.bench.options``.
+"""What options cost under speculation: ``python -m outrider.bench.options MODEL PROMPTS``.
 
 The same requests with penalties, min_p and log probabilities, and without, by turns in one engine.
 The options are too weak to move a token, so that both decode the same text with the same drafts,
 and all that differs is the work: their ratio is what the options leave of the speed. Once on the
-pocket pair, and once on random weights of its shape with a vocabulary of 128k, where a law is
-thirty times as long and drafts hardly ever stand.
+given pair, and once on random weights of the pocket pair's shape with a vocabulary of 128k, where
+a law is thirty times as long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .. import pocket
 from ..llm import LLM
 from ..types import Counts, SamplingParams
 from .intervals import median_interval
@@ -80,13 +79,15 @@ def compare(
 def main() -> None:
     """Print both comparisons as JSON."""
     parser = argparse.ArgumentParser(prog="python -m outrider.bench.options")
+    parser.add_argument("model", help="a checkpoint's folder; src/outrider/pocket/model")
+    parser.add_argument("prompts", help="a JSON list of texts; src/outrider/pocket/prompts.json")
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     options = {"num_speculative_tokens": args.num_speculative_tokens, "max_num_seqs": 1}
-    prompts = pocket.prompts()[:4]
-    found = [compare(LLM(pocket.PATH, **options), prompts, args.tokens, args.rounds)]
+    prompts = json.loads(Path(args.prompts).read_text(encoding="utf-8"))[:4]
+    found = [compare(LLM(args.model, **options), prompts, args.tokens, args.rounds)]
     with TemporaryDirectory() as place:
         folder = Path(place)
         write_random(SIZES["20m"], folder, VOCABULARY, 1024, (), 0)

@@ -96,7 +96,7 @@ def verify(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="A .jsonl or .json file as bench's --workload takes it: the first 6 prompts are "
+            help="A .jsonl or .json file as bench's --workload takes it: the first 4 prompts are "
             "used, 16 if thorough. Python code unless given.",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""How much each rule accepts on a pair: ``python -m outrider.audit.rules MODEL PROMPTS``.
+"""How much each rule accepts on a pair: ``python -m outrider.bench.rules MODEL PROMPTS``.
 
 Every rule decodes the same prompts with the same drafter. Beside what it accepted stand the bounds
 of theory for the first position of a draft, averaged over the steps of that very run: 1 - TV(p, q)
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +25,8 @@ from ..sampling.law import Laws
 from ..sampling.noise import Noise, SharedNoise
 from ..sampling.ratio import RULES, make_rule
 from ..types import Counts, Draft, SamplingParams, Verdict
+from .offline import available_cores
+from .report import cpu_name
 
 COLUMNS = ("T", "rule", "rate", "length", "survival", "1 - TV", "coupled", "(1 - TV) / (1 + TV)")
 
@@ -127,19 +127,9 @@ def row(temperature: float, name: str, counts: Counts, bounds: Bounds) -> str:
     return f"| {temperature:g} | {name} | {rate:.3f} | {length:.2f} | {survival} | {means} |"
 
 
-def processor() -> str:
-    """The processor's name, as far as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main() -> None:
     """Print the table, in Markdown."""
-    parser = argparse.ArgumentParser(prog="python -m outrider.audit.rules")
+    parser = argparse.ArgumentParser(prog="python -m outrider.bench.rules")
     parser.add_argument("model", help="a checkpoint's folder; src/outrider/pocket/model")
     parser.add_argument("prompts", help="a JSON list of texts; src/outrider/pocket/prompts.json")
     parser.add_argument("--drafter", default="auto", help="a checkpoint's folder")
@@ -163,8 +153,8 @@ def main() -> None:
     dtype = str(llm.engine.model.dtype).removeprefix("torch.")
     print(
         f"\n{args.model}, K = {args.num_speculative_tokens}, {len(prompts)} prompts of "
-        f"{args.tokens} output tokens, first seed {args.seed}, {dtype}; {processor()}, "
-        f"{os.cpu_count()} cores, torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}."
+        f"{args.tokens} output tokens, first seed {args.seed}, {dtype}; {cpu_name()}, "
+        f"{available_cores()} cores, torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}."
     )
 
 
