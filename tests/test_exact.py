@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from exactness import VOCABULARY, Adversary, make_engine, planted_pair, requests, run
 
+from outrider.audit.sweep import unlike_before
 from outrider.engine.engine import Engine
 from outrider.types import SamplingParams
 
@@ -21,13 +21,6 @@ SCHEMA = {
     "required": ["a", "on"],
     "additionalProperties": False,
 }
-
-
-def unlike(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """A custom processor that depends on the tokens before: what stood two back is unlikely."""
-    out = logits.clone()
-    out[ids[-2:]] -= 3
-    return out
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -50,7 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "grammar": {"structured_outputs": {"grammar": 'root ::= ("ab" | "c" root)'}},
     "regex": {"structured_outputs": {"regex": "[a-d]+(-[a-d]+){2,}"}, "min_tokens": 5},
     "choice": {"structured_outputs": {"choice": ["tea and toast", "tea", "coffee"]}},
-    "processor": {"temperature": 0.9, "logits_processors": [unlike]},
+    "processor": {"temperature": 0.9, "logits_processors": [unlike_before]},
 }
 BATCHES = (1, 5)
 LENGTHS = (1, 4, 7)

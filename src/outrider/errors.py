@@ -12,6 +12,9 @@ Each message is one sentence (or two): what is wrong, where, and what to do.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class OutriderError(Exception):
     """Base of every error in this package."""
@@ -35,3 +38,10 @@ class RequestError(OutriderError, ValueError):
 
 class NumericalError(RequestError):
     """A request's logits are NaN or infinite, no token is allowed, or its processor failed."""
+
+
+def no_option(owner: str, name: str, known: Sequence[str], also: Sequence[str] = ()) -> ConfigError:
+    """The error for an option that ``owner`` does not have; ``also`` are names it understands."""
+    near = difflib.get_close_matches(name, [*known, *also], 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+    return ConfigError(f"{owner} has no option {name!r}; {hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import time
 import warnings
@@ -16,11 +15,18 @@ from tqdm import tqdm
 from .config import EngineConfig
 from .drafters.registry import DrafterSpec, find_drafter
 from .engine.engine import Engine
-from .errors import ConfigError, ModelError, NumericalError, OutriderError, RequestError
+from .errors import (
+    ConfigError,
+    ModelError,
+    NumericalError,
+    OutriderError,
+    RequestError,
+    no_option,
+)
 from .models.families import Folder, find_folder, read_config
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import Message, TextCodec, differing_entries, has_tokenizer
-from .types import Counts, Event, Logprobs, Origin, Request, SamplingParams
+from .types import Counts, Event, Logprob, Logprobs, Origin, Request, SamplingParams
 
 logger = logging.getLogger("outrider")
 
@@ -209,9 +215,7 @@ def _understand(options: dict[str, Any]) -> dict[str, Any]:
         elif name in OPTIONS:
             known[name] = value
         else:
-            near = difflib.get_close_matches(name, [*OPTIONS, *OLD_NAMES, "model", "drafter"], 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(OPTIONS)}."
-            raise ConfigError(f"LLM has no option {name!r}; {hint}")
+            raise no_option("LLM", name, OPTIONS, [*OLD_NAMES, "model", "drafter"])
     return known
 
 
@@ -265,6 +269,7 @@ class LLM:
         self.drafter = self.engine.spec
         logger.info("%s", self.engine.budget)
         self._requests = 0
+        self._words: dict[int, str] = {}  # of single tokens, as log probabilities show them
 
     def generate(
         self,
@@ -391,7 +396,10 @@ class LLM:
             return event
 
         def worded(found: Logprobs) -> Logprobs:
-            return {i: replace(p, decoded_token=self.decode([i])) for i, p in found.items()}
+            for id in found:
+                if id not in self._words:
+                    self._words[id] = self.decode([id])
+            return {i: Logprob(p.logprob, p.rank, self._words[i]) for i, p in found.items()}
 
         own, prompt = event.logprobs, event.prompt_logprobs
         return replace(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, no_option
 
 LARGEST_SEED = 2**64 - 1
 LARGEST_N = 128
@@ -58,9 +57,7 @@ class _Named:
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-                raise ConfigError(f"{cls.__name__} has no option {name!r}; {hint}")
+                raise no_option(cls.__name__, name, known)
         return super().__new__(cls)
 
 

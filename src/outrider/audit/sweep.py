@@ -201,12 +201,18 @@ class Branches:
 
 
 def open_mix(
-    mix: Mix, options: dict[str, Any], answers: Answers, longest: int, rng: random.Random
+    mix: Mix,
+    options: dict[str, Any],
+    page_bytes: int,
+    answers: Answers,
+    longest: int,
+    rng: random.Random,
 ) -> LLM:
     """An engine for one mix.
 
     Args:
         options: those of every engine: model, dtype, and the drafter's folder where there is one.
+        page_bytes: what a page of its cache takes.
         longest: the longest request, prompt and output, in tokens.
     """
     given = dict(options)
@@ -214,13 +220,11 @@ def open_mix(
         given["drafter"] = "ngram" if mix.drafter == "ngram" else None
     given |= {"num_speculative_tokens": mix.length, "max_num_seqs": mix.batch,
               "max_num_batched_tokens": mix.chunk}  # fmt: skip
-    llm = LLM(**given)
     if mix.tight:
         # Room for half of them: the younger ones are thrown out as the older ones grow.
-        budget = llm.engine.budget
         pages = max(longest // PAGE_SIZE + 2, mix.batch * longest // PAGE_SIZE // 2)
-        each = (budget.target_bytes + budget.drafter_bytes) // budget.pages
-        llm = LLM(**given, memory=each * max(3, pages + 1))
+        given["memory"] = page_bytes * max(3, pages + 1)
+    llm = LLM(**given)
     if mix.drafter == "tree":
         tree: Drafter = Branches(answers, mix.length, llm.engine.model.shape.vocab_size, rng)
         llm.engine.drafter = tree

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -166,7 +167,9 @@ class Audit:
             if mix.drafter == "tree" and not self.plain.engine.model.trees:
                 continue
             self.progress(f"speculative decoding: {mix}")
-            llm = open_mix(mix, self._options, answers, self.longest, self._python)
+            llm = open_mix(
+                mix, self._options, self._page_bytes(mix), answers, self.longest, self._python
+            )
             if self.fault.spoil is not None:
                 self.fault.spoil(llm.engine)
             for ask, samples in decode(llm, queued, mix.batch):
@@ -206,16 +209,19 @@ class Audit:
             return False
         return True
 
+    def _page_bytes(self, mix: Mix) -> int:
+        """What a page of cache takes in the engine of a mix, target and drafter together."""
+        budget = (self._drafting if mix.drafter == "model" else self.plain).engine.budget
+        return (budget.target_bytes + budget.drafter_bytes) // budget.pages
+
     @property
     def _has_model(self) -> bool:
         return self._drafting.drafter.folder is not None
 
-    @property
+    @cached_property
     def _drafting(self) -> LLM:
         """An engine with the pair's drafter; made once."""
-        if not hasattr(self, "_opened"):
-            self._opened = LLM(**self._options)
-        return self._opened
+        return LLM(**self._options)
 
     def laws(self) -> Check:
         """(c): the engine's own rules over recorded contexts."""

@@ -37,6 +37,13 @@ Model = Annotated[
         help="The target: a checkpoint's folder or hub name. The bundled pocket pair unless given.",
     ),
 ]
+Drafter = Annotated[
+    str, typer.Option("--drafter", help="auto, ngram, none, or a checkpoint's folder.")
+]
+Length = Annotated[
+    int,
+    typer.Option("--num-speculative-tokens", help="Draft length K: tokens drafted a step."),
+]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="auto (the checkpoint's), float32, bfloat16 or float16.")
 ]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .common import SIGNS, Model, model_folder, open_llm, status, write
+from .common import SIGNS, Drafter, Length, Model, model_folder, open_llm, status, write
 
 if TYPE_CHECKING:
     from ..audit.explain import Candidate, Explanation, Position
@@ -154,12 +154,8 @@ def explain(
         typer.Option(help="Text to continue. A bundled piece of held-out code unless given."),
     ] = None,
     model: Model = None,
-    drafter: Annotated[
-        str, typer.Option(help="auto, ngram, none, or a checkpoint's folder.")
-    ] = "auto",
-    num_speculative_tokens: Annotated[
-        int, typer.Option(help="Draft length K: tokens drafted a step.")
-    ] = 4,
+    drafter: Drafter = "auto",
+    num_speculative_tokens: Length = 4,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Fixes the noise; another one, another text.")] = 0,
     step: Annotated[

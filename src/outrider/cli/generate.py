@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ..errors import NumericalError
 from ..types import Counts, Event, Origin, SamplingParams
-from .common import SIGNS, Dtype, Model, bars, model_folder, open_llm, write
+from .common import SIGNS, Drafter, Dtype, Length, Model, bars, model_folder, open_llm, write
 
 if TYPE_CHECKING:
     from ..llm import LLM, RequestOutput
@@ -210,12 +210,8 @@ def generate(
         typer.Option("--file", exists=True, dir_okay=False, help="Read the prompt from here."),
     ] = None,
     model: Model = None,
-    drafter: Annotated[
-        str, typer.Option(help="auto, ngram, none, or a checkpoint's folder.")
-    ] = "auto",
-    num_speculative_tokens: Annotated[
-        int, typer.Option(help="Draft length K: tokens drafted a step.")
-    ] = 4,
+    drafter: Drafter = "auto",
+    num_speculative_tokens: Length = 4,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.7,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the most likely tokens of this mass.")] = 1.0,

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import Model, model_folder, status, write
+from .common import Drafter, Model, model_folder, status, write
 
 if TYPE_CHECKING:
     from ..audit.report import Check, Report
@@ -82,9 +82,7 @@ def encoded(file: str, folder: str | Path) -> list[list[int]]:
 
 def verify(
     model: Model = None,
-    drafter: Annotated[
-        str, typer.Option(help="auto, ngram, none, or a checkpoint's folder.")
-    ] = "auto",
+    drafter: Drafter = "auto",
     thorough: Annotated[
         bool,
         typer.Option(
