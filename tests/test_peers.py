@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from outrider.bench.peers import known, pairs, setup
@@ -23,7 +24,8 @@ from outrider.bench.peers.session import PeerError, Pool, Session
 from outrider.cli import app
 from outrider.errors import ConfigError
 
-# Decode speed is `speed`, in plain mode, and K times that with a draft of K tokens, up to 6.
+# Decode speed is `speed`, in plain mode, and K times that with a draft of K tokens, up to 6; all
+# requests of a batch share it.
 FAKE = """
 import json, sys
 settings = json.loads(sys.argv[1])
@@ -36,15 +38,16 @@ for line in sys.stdin:
     asked = json.loads(line)
     if settings.get("dies"):
         sys.exit(3)
-    assert len(asked["prompt"]) + asked["max_tokens"] <= spec["context"]
-    n, k, threads = asked["max_tokens"], asked["k"], asked["threads"]
+    prompts, n, k, threads = (asked[x] for x in ("prompts", "max_tokens", "k", "threads"))
+    assert max(map(len, prompts)) + n <= spec["context"]
+    assert len(prompts) <= spec["parallel"]
     speed = settings["speed"] * threads * (k if 1 <= k <= 6 else 1)
     if spec["mode"] == "ngram":
         speed /= 2
-    start = asked["prompt"][-1] + (settings.get("wrong", False) and n > 4)
-    ids = [(start + i) % 97 for i in range(n - settings.get("short", 0))]
+    starts = [prompt[-1] + (settings.get("wrong", False) and n > 4) for prompt in prompts]
+    ids = [[(start + i) % 97 for i in range(n - settings.get("short", 0))] for start in starts]
     first = 0.5
-    seconds = first + (n - 1) / speed
+    seconds = first + len(prompts) * (n - 1) / speed
     print(json.dumps({"ids": ids, "first": first, "seconds": seconds, "peak_memory": 1000 * threads,
                       "k": k}), flush=True)
 """
@@ -72,8 +75,9 @@ def fake(tmp_path: Path) -> Callable[..., Peer]:
 def pair(tmp_path: Path) -> Pair:
     for name in ("target", "drafter"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
-    return Pair("made-up", tmp_path / "target", tmp_path / "drafter", [[1, 2], [3, 4, 5]])
+        save_file({"x": torch.zeros(2, 3)}, tmp_path / name / "model.safetensors")
+    prompts = [[1, 2], [3, 4, 5], [6], [7]]
+    return Pair("made-up", tmp_path / "target", tmp_path / "drafter", prompts, 2)
 
 
 OPTIONS = Options(dtypes=("float32",), max_tokens=9, threads=(1, 2))
@@ -82,7 +86,9 @@ OPTIONS = Options(dtypes=("float32",), max_tokens=9, threads=(1, 2))
 def measured(pair: Pair, options: Options, *sides: Peer) -> dict[str, Any]:
     bench = Bench(pair, list(sides), options)
     bench.run(lambda _: None)
-    return report(bench)
+    (found,) = report([bench])["pairs"]
+    assert isinstance(found, dict)
+    return found
 
 
 def test_each_side_runs_at_its_best_and_ratios_are_exact(
@@ -167,12 +173,28 @@ def test_a_dtype_that_a_peer_lacks_is_skipped(fake: Callable[..., Peer], pair: P
     }  # fmt: skip
 
 
+def test_batches_and_prefill(fake: Callable[..., Peer], pair: Pair) -> None:
+    options = replace(OPTIONS, concurrency=(1, 3), prefill=12)
+    alone = replace(fake("alone"), batches=False)
+    found = measured(pair, options, fake(OWN, speed=30.0), fake("other", speed=20.0), alone)
+    speeds = {(r["peer"], r["load"], r["mode"]): r["tokens_per_second"] for r in found["runs"]}
+    # 3 requests of 9 tokens, all at 60 tokens/s after T(1) = 0.5 s; a prompt of 12 in T(1).
+    assert speeds[OWN, "batch 3", "plain"] == pytest.approx(27 / (0.5 + 24 / 60))
+    assert speeds[OWN, "batch 3", "draft"] == pytest.approx(27 / (0.5 + 24 / 360))
+    assert {s for (_, load, _), s in speeds.items() if load == "prefill 12"} == {24.0}
+    assert {load for peer, load, _ in speeds if peer == "alone"} == {"decode", "prefill 12"}
+    assert [(s["peer"], s["load"]) for s in found["skipped"]] == [("alone", "batch 3")]
+    assert all(run["identical_to_outrider"] for run in found["runs"])
+    assert {bar["load"] for bar in found["bars"]} == {"decode", "batch 3", "prefill 12"}
+
+
 def converter(tmp_path: Path) -> tuple[str, ...]:
     script = tmp_path / "convert.py"
     script.write_text(
         "import sys, pathlib\n"
         "log = pathlib.Path(sys.argv[2]) / 'calls'\n"
-        "log.write_text((log.read_text() if log.exists() else '') + sys.argv[3] + ' ')\n",
+        "log.write_text((log.read_text() if log.exists() else '') + sys.argv[3] + ' ')\n"
+        "(log.parent / 'weights').write_bytes(b'weight')\n",
         encoding="utf-8",
     )
     return (sys.executable, "-I", str(script))
@@ -181,19 +203,22 @@ def converter(tmp_path: Path) -> tuple[str, ...]:
 def test_a_conversion_is_made_once_and_checked(
     fake: Callable[..., Peer], pair: Pair, tmp_path: Path
 ) -> None:
-    other = replace(fake("other"), converter=converter(tmp_path))
+    other = replace(fake("other"), converter=converter(tmp_path), weights="weights")
     for _ in range(2):
-        assert measured(pair, OPTIONS, fake(OWN), other)["skipped"] == []
-    folder = known.converted(pair.target)
-    assert (folder / "other-float32" / "calls").read_text() == "float32 "
-    (pair.target / "model.safetensors").write_bytes(b"other weights")
-    assert known.converted(pair.target) != folder
+        found = measured(pair, OPTIONS, fake(OWN), other)
+        assert found["skipped"] == []
+    folder = other.conversions(pair.target) / "float32"
+    assert (folder / "calls").read_text() == "float32 "
+    assert found["conversions"] == [{"peer": "other", "now": False}]
+    assert {run["bits_per_weight"] for run in found["runs"] if run["peer"] == "other"} == {8.0}
+    save_file({"x": torch.ones(2, 4)}, pair.target / "model.safetensors")
+    assert other.conversions(pair.target) != folder.parent
 
 
 def test_a_wrong_conversion_is_not_measured(
     fake: Callable[..., Peer], pair: Pair, tmp_path: Path
 ) -> None:
-    other = replace(fake("other", wrong=True), converter=converter(tmp_path))
+    other = replace(fake("other", wrong=True), converter=converter(tmp_path), weights="weights")
     found = measured(pair, OPTIONS, fake(OWN), other)
     assert [s["reason"] for s in found["skipped"]] == [
         "its greedy float32 ids part from Outrider's at token 0: the conversion is wrong"
@@ -207,7 +232,11 @@ def test_first_difference() -> None:
     assert first_difference([[1, 2], [3]], [[1, 2], [3, 4]]) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"max_tokens": 1}, {"temperature": -1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rounds": 0}, {"max_tokens": 1}, {"temperature": -1.0}, {"prefill": -1},
+     {"concurrency": (1, 33)}],
+)  # fmt: skip
 def test_options_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Options(**wrong)
@@ -225,11 +254,11 @@ class Runner:
         self.settings = []
     def prepare(self, k, threads):
         self.settings.append((k, threads))
-    def generate(self, prompt, max_tokens, options):
+    def generate(self, prompts, max_tokens, options):
         if options["seed"] == 13:
             raise ValueError("unlucky")
         print("progress", flush=True)
-        return [len(self.settings)] * max_tokens
+        return [[len(self.settings)] * max_tokens for _ in prompts]
 
 serve(Runner)
 """
@@ -250,19 +279,21 @@ def served(tmp_path: Path) -> Callable[[str], Session]:
 
 def test_the_protocol(served: Callable[[str], Session]) -> None:
     session = served("plain")
-    request = {"prompt": [1], "max_tokens": 3, "temperature": 0.0, "threads": 1}
+    request = {"prompts": [[1], [2]], "max_tokens": 3, "temperature": 0.0, "threads": 1}
     assert session.version == "2.0"
     answer = session.run(**request, seed=0, k=2)
-    assert answer.ids == [1, 1, 1]
+    assert answer.ids == [[1, 1, 1], [1, 1, 1]]
     assert answer.first > 0
     assert answer.seconds > 0
     assert answer.peak_memory > 1_000_000
     assert answer.others is None or answer.others >= 0
-    assert session.run(**request, seed=0, k=2).ids == [1, 1, 1]  # the settings were kept
-    assert session.run(**request, seed=0, k=4).ids == [2, 2, 2]
+    assert session.run(**request, seed=0, k=2).ids[0] == [1, 1, 1]  # the settings were kept
+    assert session.run(**request, seed=0, k=4).ids[0] == [2, 2, 2]
     with pytest.raises(PeerError, match="ValueError: unlucky"):
         session.run(**request, seed=13, k=4)
-    assert session.run(**request, seed=0, k=4).ids == [2, 2, 2]
+    once = session.run(**request, seed=0, k=4, once=True)
+    assert once.ids == [[2, 2, 2], [2, 2, 2]]
+    assert once.first == once.seconds
     assert "a library's greeting" in session.log.read_text()
     session.close()
     assert session.process.poll() == 0
@@ -315,12 +346,13 @@ def test_a_planted_pair_is_made_once_by_its_seed(
     # Later layers add nothing, so that the first two alone say the same.
     assert found.agreement == 1.0
     assert "agrees on 1.000" in capfd.readouterr().err
-    assert [len(p) for p in found.prompts] == [pairs.PROMPT_TOKENS] * 2
+    assert [len(p) for p in found.prompts] == [pairs.PROMPT_TOKENS] * pairs.PROMPTS
+    assert len(found.long_prompt(5000)) == 5000
     config = json.loads((found.target / "config.json").read_text())
     drafter = json.loads((found.target / "drafter" / "config.json").read_text())
     assert (config["num_hidden_layers"], drafter["num_hidden_layers"]) == (3, 2)
     before = (found.target / "model.safetensors").stat().st_mtime_ns
-    assert pairs.find_pair("tiny", 1).prompts == found.prompts[:1]
+    assert pairs.find_pair("tiny", 1).single == 1
     assert (found.target / "model.safetensors").stat().st_mtime_ns == before
 
 
@@ -338,7 +370,8 @@ def test_planted_weights_depend_on_the_seed_alone() -> None:
 def test_the_pocket_pair_has_prompts() -> None:
     found = pairs.find_pair("pocket")
     assert found.drafter is not None
-    assert len(found.prompts) == 4
+    assert found.single == 4
+    assert len({tuple(prompt) for prompt in found.prompts}) == pairs.PROMPTS
     with pytest.raises(ConfigError, match="num_prompts is 0"):
         pairs.find_pair("pocket", 0)
 
@@ -403,7 +436,8 @@ def test_the_command(two_peers: dict[str, Peer], tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "transformers 1.0" in done.stdout
     assert "1.50*" in done.stdout
-    assert json.loads(file.read_text())["ratios"][0]["plain"]["ratio"] == pytest.approx(1.5)
+    (one,) = json.loads(file.read_text())["pairs"]
+    assert one["ratios"][0]["plain"]["ratio"] == pytest.approx(1.5)
     assert image.read_bytes().startswith(b"\x89PNG")
 
 
@@ -427,6 +461,7 @@ def test_drafts_that_change_our_output_fail(
         (("--dtype", "float8"), "'float8'"),
         (("--rounds", "3"), "--rounds"),
         (("--max-tokens", "1"), "max_tokens is 1"),
+        (("--concurrency", "2,x"), "'2,x'"),
         (("--plot", "x.svg"), "x.svg"),
         (("--json", "/no/such/folder/x.json"), "/no/such/folder"),
     ],

@@ -17,11 +17,14 @@ from .bench import LEAST_ROUNDS, NARROWEST, check_target, interval
 from .common import write
 
 DEFINITIONS = (
-    "tokens/s: decode speed, (N-1)/(T(N)-T(1)), median of {rounds} interleaved rounds of the best "
-    "settings, in brackets its {confidence:.1%} confidence interval (order statistics) · end to "
-    "end: N/T(N) · TTFT: T(1), a call for one token · peak: resident memory of the peer's "
-    "processes, loading included · = plain: ids equal to the peer's own plain run, = ours: to our "
-    "plain run · others: most cores that other processes used in a timed run"
+    "tokens/s: median of {rounds} interleaved rounds of the best settings, in brackets its "
+    "{confidence:.1%} confidence interval (order statistics). It is, under decode, "
+    "(N-1)/(T(N)-T(1)), prompts one by one; under batch N, output of N requests that start "
+    "together / time until all are done; under prefill N, N / T(1) · end to end: output / T(N) · "
+    "TTFT: T(1), a call for one token (batch: one each) · peak: resident memory of the peer's "
+    "processes, loading included · bits: size of the weights / their number · = plain: ids equal "
+    "to the peer's own plain run, = ours: to our plain run · others: most cores that other "
+    "processes used in a timed run"
 )
 
 
@@ -43,28 +46,29 @@ def said(value: bool | None, at: int | None = None) -> str:
     return "yes" if value else f"no @{at}" if at is not None else "no"
 
 
-def table(report: dict[str, Any]) -> Table:
-    """The runs for people."""
+def table(report: dict[str, Any], pair: dict[str, Any]) -> Table:
+    """A pair's runs for people."""
+    from ..bench.peers.report import heading, label
+
     definitions = DEFINITIONS.format(
         rounds=report["rounds"], confidence=report["intervals"]["confidence"]
     )
-    from ..bench.peers.report import heading
-
     made = Table(
-        title=escape(heading(report)), caption=definitions, caption_justify="left",
+        title=escape(f"{label(pair)} · {pair['prompts']} prompts, {heading(report)}"),
+        caption=definitions, caption_justify="left",
         box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
-    for name in ("dtype", "peer", "mode", "K", "threads"):
+    for name in ("dtype", "load", "peer", "mode", "K", "threads"):
         made.add_column(name)
-    for name in ("tokens/s", "", "end to end", "TTFT ms", "peak MB"):
+    for name in ("tokens/s", "", "end to end", "TTFT ms", "peak MB", "bits"):
         made.add_column(name, justify="right")
     for name in ("= plain", "= ours", "others"):
         made.add_column(name)
-    runs = report["runs"]
-    for i, run in enumerate(runs):
+    groups = [(run["dtype"], run["load"]) for run in pair["runs"]]
+    for run, group, following in zip(pair["runs"], groups, [*groups[1:], None], strict=True):
         others = [o for o in run["others_cores"] if o is not None]
         made.add_row(
-            run["dtype"],
+            *group,
             f"{run['peer']} {run['version']}",
             run["mode"],
             str(run["num_speculative_tokens"] or ""),
@@ -74,47 +78,57 @@ def table(report: dict[str, Any]) -> Table:
             f"{run['end_to_end_tokens_per_second']:.1f}",
             f"{run['ttft_ms']:.0f}",
             f"{run['peak_memory_bytes'] / 1e6:.0f}",
+            "?" if run["bits_per_weight"] is None else f"{run['bits_per_weight']:.2f}",
             said(run["identical_to_plain"]),
             said(run["identical_to_outrider"], run["first_difference"]),
             f"{max(others):.2f}" if others else "",
-            end_section=i + 1 == len(runs) or runs[i + 1]["dtype"] != run["dtype"],
+            end_section=group != following,
         )
     return made
 
 
-def ratios(report: dict[str, Any]) -> Table:
+def ratios(pair: dict[str, Any]) -> Table:
     """Ours / theirs."""
     made = Table(
         title="ours / theirs (* the fastest peer)", box=box.SIMPLE, show_edge=False,
         pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
-    for name in ("dtype", "peer", "plain", "", "best mode", "", "which"):
+    for name in ("dtype", "load", "peer", "plain", "", "best mode", "", "which"):
         made.add_column(name)
-    hardest = {entry["dtype"]: entry for entry in report["bars"]}
-    for entry in report["ratios"]:
+    hardest = {(entry["dtype"], entry["load"]): entry for entry in pair["bars"]}
+    for entry in pair["ratios"]:
         cells = []
         for name in ("plain", "best"):
-            found, bar = entry[name], hardest[entry["dtype"]][name]
+            found, bar = entry[name], hardest[entry["dtype"], entry["load"]][name]
             star = "*" if bar and bar["peer"] == entry["peer"] else ""
             cells += [f"{found['ratio']:.2f}{star}" if found else ""]
             cells += [escape(interval(found["interval"], ".2f")) if found else ""]
         best = entry["best"]
         which = f"{best['ours']} / {best['theirs']}" if best else ""
-        made.add_row(entry["dtype"], entry["peer"], *cells, which)
+        made.add_row(entry["dtype"], entry["load"], entry["peer"], *cells, which)
     return made
 
 
 def show(report: dict[str, Any], on_stderr: bool) -> None:
-    """Print both tables and what was skipped, on stderr where the JSON has stdout."""
+    """Print every pair's tables and what was skipped, on stderr where the JSON has stdout."""
     console = Console(stderr=on_stderr, highlight=False)
     if not console.is_terminal:
         console = Console(stderr=on_stderr, highlight=False, width=NARROWEST)
-    console.print(table(report))
-    console.print(ratios(report))
-    for skipped in report["skipped"]:
-        parts = [skipped["peer"], skipped["dtype"], skipped["mode"]]
-        which = " ".join(part for part in parts if part)
-        console.print(escape(f"skipped: {which}: {skipped['reason']}"))
+    for pair in report["pairs"]:
+        console.print(table(report, pair))
+        console.print(ratios(pair))
+        for skipped in pair["skipped"]:
+            parts = [skipped[name] for name in ("peer", "dtype", "mode", "load")]
+            which = " ".join(part for part in parts if part)
+            console.print(escape(f"skipped: {which}: {skipped['reason']}"))
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """The numbers of a comma list."""
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise typer.BadParameter(f"{option} is {text!r}; give whole numbers with commas.") from None
 
 
 def peers(
@@ -122,9 +136,9 @@ def peers(
         str,
         typer.Option(
             metavar="pocket|planted|1b|PATH",
-            help="The pair: the bundled one; planted (12 layers x 768, random weights, a drafter "
-            "that agrees on nine tokens of ten) or 1b (the shape of Llama-3.2-1B, the same way), "
-            "both made on first use; or a checkpoint's folder, its drafter in or beside it.",
+            help="Pairs with commas: the bundled one; planted (12 layers x 768, random weights, a "
+            "drafter that agrees on nine tokens of ten) or 1b (the shape of Llama-3.2-1B, the same "
+            "way), both made on first use; or a checkpoint's folder, its drafter in or beside it.",
         ),
     ] = "planted",
     peers: Annotated[
@@ -133,8 +147,15 @@ def peers(
     dtype: Annotated[
         str, typer.Option(help="With commas: float32, bfloat16, int8, int4.")
     ] = "float32,bfloat16",
+    concurrency: Annotated[
+        str, typer.Option(help="Requests at a time, with commas; 1 runs the prompts one by one.")
+    ] = "1",
+    prefill: Annotated[
+        int, typer.Option(help="Measure the prefill of a prompt of so many tokens too.")
+    ] = 0,
     num_prompts: Annotated[
-        int | None, typer.Option(help="How many prompts; 2 of a planted pair, else 4.")
+        int | None,
+        typer.Option(help="How many prompts are run one by one; 2 of a planted pair, else 4."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
     temperature: Annotated[
@@ -166,24 +187,26 @@ def peers(
     sides = [all_peers[name] for name in (known.OWN, *chosen(peers, others, "--peers"))]
     options = Options(
         dtypes=chosen(dtype, known.DTYPES, "--dtype"), rounds=rounds, max_tokens=max_tokens,
-        temperature=temperature,
+        temperature=temperature, concurrency=numbers(concurrency, "--concurrency"),
+        prefill=prefill,
     )  # fmt: skip
-    bench = Bench(find_pair(pair, num_prompts), sides, options)
-    bench.run()
-    report = make_report(bench)
+    benches: list[Bench] = []
+    for found in [find_pair(name, num_prompts) for name in dict.fromkeys(pair.split(","))]:
+        bench = Bench(found, sides, options)
+        bench.run()
+        benches.append(bench)
+        report = make_report(benches)
+        if json_ and json_ != "-":  # after every pair: a long run may end before its time
+            Path(json_).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if json_ == "-":
         write(json.dumps(report, indent=1) + "\n")
-    elif json_:
-        Path(json_).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if not report["runs"]:
+    runs = [run for entry in report["pairs"] for run in entry["runs"]]
+    if not runs:
         raise OutriderError("nothing could be measured; the lines above say why.")
     show(report, on_stderr=json_ == "-")
     if plot:
         from ..bench.peers.plot import draw
 
         draw(report, Path(plot))
-    lost = [
-        r for r in report["runs"] if r["peer"] == known.OWN and r["identical_to_plain"] is False
-    ]
-    if lost:
+    if any(run["peer"] == known.OWN and run["identical_to_plain"] is False for run in runs):
         raise OutriderError("Outrider's outputs with drafts differ from its plain ones.")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
+
+from safetensors import safe_open
 
 from . import setup
 from .setup import call, home, say
@@ -35,6 +39,8 @@ class Peer:
         environment: variables that the runner needs.
         dtypes: which it has.
         missing: why it cannot run here, None if it can.
+        batches: True if it takes several prompts at a time.
+        weights: the file of a conversion that holds the weights.
     """
 
     name: str
@@ -43,6 +49,8 @@ class Peer:
     environment: dict[str, str] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     missing: Callable[[], str | None] = lambda: None
+    batches: bool = True
+    weights: str = ""
 
     def variables(self) -> dict[str, str]:
         """Variables of its processes: they see the runners, and Outrider only for its own."""
@@ -58,25 +66,51 @@ class Peer:
         """
         if self.converter is None:
             return checkpoint
-        folder = converted(checkpoint) / f"{self.name}-{dtype}"
+        folder = self.conversions(checkpoint) / dtype
         done = folder / "done"
         if not done.exists():
             say(f"{self.name}: converting {checkpoint} to {dtype}")
-            folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
             variables = [f"{name}={value}" for name, value in self.variables().items()]
             words = (str(checkpoint), str(folder), dtype)
             call("env", *variables, *self.converter, *words, log=folder / "log")
             done.touch()
         return folder
 
+    def conversions(self, checkpoint: Path) -> Path:
+        """Where its conversions lie: elsewhere when the weights change, or what converts them."""
+        about = [str(checkpoint.resolve())]
+        for file in sorted(checkpoint.glob("*.safetensors")):
+            stat = file.stat()
+            about.append(f"{file.name} {stat.st_size} {stat.st_mtime_ns}")
+        if self.converter is not None:
+            about += [*self.converter, *setup.recipe(self.name)]
+            for script in (FOLDER / "runners").glob(f"{self.converter[-1].rpartition('.')[2]}.py"):
+                about.append(script.read_text(encoding="utf-8"))
+        key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
+        return home() / "converted" / f"{self.name}-{key}"
 
-def converted(checkpoint: Path) -> Path:
-    """Where conversions of that checkpoint lie: another folder when its weights change."""
-    about = [str(checkpoint.resolve())]
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        stat = file.stat()
-        about.append(f"{file.name} {stat.st_size} {stat.st_mtime_ns}")
-    return home() / "converted" / hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
+    def bits_per_weight(self, checkpoint: Path, dtype: str) -> float | None:
+        """The size of its weights, converted already where need be; None if unknown.
+
+        A conversion's file over the checkpoint's number of weights, scales and all; what an engine
+        reads from the checkpoint itself, it holds in ``dtype``.
+        """
+        if self.converter is None:
+            return {"float32": 32.0, "bfloat16": 16.0}.get(dtype)
+        size = (self.conversions(checkpoint) / dtype / self.weights).stat().st_size
+        return 8 * size / number_of_weights(checkpoint)
+
+
+def number_of_weights(checkpoint: Path) -> int:
+    """Numbers in a checkpoint's safetensors files: tied embeddings count once."""
+    total = 0
+    for file in checkpoint.glob("*.safetensors"):
+        with safe_open(file, framework="np") as opened:
+            names = opened.keys()
+            total += sum(prod(opened.get_slice(name).get_shape()) for name in names)
+    return total
 
 
 def peers() -> dict[str, Peer]:
@@ -87,15 +121,21 @@ def peers() -> dict[str, Peer]:
     quantize = {"PEER_QUANTIZE": str(setup.program("llama-quantize"))}
     found = (
         Peer(OWN, run_module(sys.executable, "own"), dtypes=DTYPES),
-        Peer("transformers", run_module(sys.executable, "transformers")),
+        Peer("transformers", run_module(sys.executable, "transformers"), batches=False),
         Peer(
             "llama.cpp", run_module(lcpp, "llamacpp"), run_module(lcpp, "llamacpp_convert"),
             {**server, **quantize}, DTYPES, lambda: setup.missing("llama.cpp"),
+            weights="model.gguf",
         ),
         Peer(
             "openvino", run_module(ov, "openvino"), run_module(export, "openvino_convert"),
             {}, DTYPES, lambda: setup.missing("openvino"),
+            weights="openvino_model.bin",
         ),
-        Peer("vllm", run_module(vllm, "vllm"), missing=lambda: setup.missing("vllm")),
+        Peer(
+            "vllm", run_module(vllm, "vllm"), None,
+            {"VLLM_CACHE_ROOT": str(home() / setup.VLLM.name / "cache")},
+            missing=lambda: setup.missing("vllm"),
+        ),
     )  # fmt: skip
     return {peer.name: peer for peer in found}

@@ -10,13 +10,36 @@ from typing import Any
 
 from ...errors import ConfigError, OutriderError
 from ..offline import available_cores
-from .known import MODES, OWN, Peer, converted
-from .pairs import Pair
+from .known import MODES, OWN, Peer
+from .pairs import PROMPTS, Pair
 from .session import Answer, PeerError, Pool, Session
 from .setup import home, say
 
 LENGTHS = (2, 4, 6, 8)
 CHECKED_TOKENS = 32
+SEARCHED_TOKENS = 32
+WARM_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an engine is given to do.
+
+    Args:
+        kind: "decode": the pair's prompts, one by one. "batch": ``size`` prompts at once.
+            "prefill": one prompt of ``size`` tokens, for one output token.
+        size: 1 with "decode".
+    """
+
+    kind: str
+    size: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.kind == "decode" else f"{self.kind} {self.size}"
+
+
+DECODE = Load("decode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +48,8 @@ class Options:
 
     Args:
         dtypes: see ``known.DTYPES``.
+        concurrency: numbers of requests at a time, 1 or more; 1 is the load "decode".
+        prefill: tokens of the prompt of the load "prefill", 0 for none.
         rounds: how often each side's best settings are run, 1 or more.
         max_tokens: output tokens of each prompt, 2 or more.
         temperature: 0 or above.
@@ -36,6 +61,8 @@ class Options:
     """
 
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    concurrency: tuple[int, ...] = (1,)
+    prefill: int = 0
     rounds: int = 7
     max_tokens: int = 128
     temperature: float = 0.0
@@ -43,10 +70,19 @@ class Options:
     threads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("max_tokens", 2), ("temperature", 0)):
+        for name, least in (("rounds", 1), ("max_tokens", 2), ("temperature", 0), ("prefill", 0)):
             value = getattr(self, name)
             if not value >= least:
                 raise ConfigError(f"{name} is {value}; give {least} or more.")
+        if not all(1 <= n <= PROMPTS for n in self.concurrency):
+            said = ",".join(map(str, self.concurrency))
+            raise ConfigError(f"concurrency is {said}; give numbers from 1 to {PROMPTS}.")
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """What every engine is given."""
+        found = [DECODE if n == 1 else Load("batch", n) for n in self.concurrency]
+        return (*found, Load("prefill", self.prefill)) if self.prefill else tuple(found)
 
 
 @dataclass(frozen=True)
@@ -60,32 +96,43 @@ class Engine:
 
 @dataclass(frozen=True)
 class Setting:
-    """An engine, its draft length (0 where it drafts nothing) and its threads."""
+    """An engine under a load, with its draft length (0 where it drafts nothing) and threads."""
 
     engine: Engine
+    load: Load
     k: int
     threads: int
 
 
 @dataclass
 class Trial:
-    """A setting over all prompts once, and its decode speed (N-1)/(T(N)-T(1)), tokens/s."""
+    """A setting run once: an answer a prompt, under the load "batch" one for all."""
 
+    load: Load
     answers: list[Answer]
 
     @property
     def speed(self) -> float:
-        tokens = sum(len(a.ids) - 1 for a in self.answers)
+        """Tokens/s, what is compared under that load.
+
+        decode: (N-1)/(T(N)-T(1)) over all prompts; batch: the output of all requests over T(N);
+        prefill: prompt tokens over T(1).
+        """
+        if self.load.kind == "batch":
+            return self.end_to_end
+        if self.load.kind == "prefill":
+            return self.load.size / self.ttft
+        tokens = sum(len(ids) - 1 for ids in self.outputs)
         return tokens / max(sum(a.seconds - a.first for a in self.answers), 1e-9)
 
     @property
     def end_to_end(self) -> float:
         """Output tokens a second from the call on."""
-        return sum(len(a.ids) for a in self.answers) / sum(a.seconds for a in self.answers)
+        return sum(map(len, self.outputs)) / sum(a.seconds for a in self.answers)
 
     @property
     def ttft(self) -> float:
-        """T(1), s: the mean of the prompts."""
+        """T(1), s: the mean over prompts, or of all that start together."""
         return sum(a.first for a in self.answers) / len(self.answers)
 
     @property
@@ -96,16 +143,17 @@ class Trial:
 
     @property
     def outputs(self) -> list[list[int]]:
-        return [a.ids for a in self.answers]
+        return [ids for answer in self.answers for ids in answer.ids]
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """What was not measured, and why; ``dtype`` and ``mode`` are None where all are meant."""
+    """What was not measured, and why; what is None is meant as a whole."""
 
     peer: str
     dtype: str | None
     mode: str | None
+    load: str | None
     reason: str
 
 
@@ -113,18 +161,21 @@ class Skipped:
 class Found:
     """Everything measured.
 
-    ``search`` has every setting's speed on the first prompt (tokens/s), ``rounds`` a trial a round
-    for those that were best.
+    ``search`` has every setting tried, ``rounds`` a trial a round for those that were best,
+    ``bits`` the bits per weight by peer and dtype (None: unknown), ``conversions`` the peers whose
+    conversion was checked, and whether that was now.
     """
 
     search: dict[Setting, Trial] = field(default_factory=dict)
     rounds: dict[Setting, list[Trial]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    bits: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    conversions: dict[str, bool] = field(default_factory=dict)
 
 
 class Bench:
-    """One run: sessions of all sides, the search, the rounds.
+    """One run over a pair: sessions of all sides, the search, the rounds.
 
     Args:
         pair: what to run, and the prompts.
@@ -135,9 +186,12 @@ class Bench:
     def __init__(self, pair: Pair, sides: list[Peer], options: Options) -> None:
         self.pair, self.options = pair, options
         self.sides = {peer.name: peer for peer in sides}
-        self.threads = options.threads or tuple(dict.fromkeys((1, available_cores())))
+        self.threads = options.threads or tuple(dict.fromkeys((available_cores(), 1)))
         self.found = Found()
-        self.pool: Pool[Engine] = Pool(self._open, self._need)
+        self.failed: set[Setting] = set()
+        # The search has one session an engine, the rounds one for every load, so that the memory
+        # of a load is its own.
+        self.pool: Pool[tuple[Engine, tuple[Load, ...]]] = Pool(self._open, self._need)
 
     def run(self, progress: Callable[[str], None] = say) -> Found:
         """Measure all dtypes, one after the other; ``progress`` is told what is going on."""
@@ -145,30 +199,28 @@ class Bench:
             usable = [p for p in self.sides.values() if self._usable(p)]
             for dtype in self.options.dtypes:
                 self._run(dtype, usable, progress)
-                self.pool.close()
         finally:
             self.pool.close()
         return self.found
 
     def _run(self, dtype: str, peers: list[Peer], progress: Callable[[str], None]) -> None:
-        best: list[Setting] = []
         for peer in peers:
+            if dtype not in peer.dtypes:
+                self._skip(Skipped(peer.name, dtype, None, None, "it has no such weights"))
+                continue
             for mode in MODES:
-                progress(f"{dtype}: looking for the best settings of {peer.name}, {mode}")
-                setting = self._search(Engine(peer.name, dtype, mode), peer)
-                if setting is not None:
-                    best.append(setting)
-        chosen = self._finalists(best)
-        kept = {setting.engine for setting in chosen}
-        for engine in list(self.pool.sessions):
-            if engine not in kept:
-                self.pool.drop(engine)
-        for number in range(self.options.rounds):
-            progress(f"{dtype}: round {number + 1} of {self.options.rounds}")
-            # Turned on by one place a round, so that nobody always runs after the same other.
-            turned = number % max(len(chosen), 1)
-            for setting in chosen[turned:] + chosen[:turned]:
-                self._measure(setting)
+                if mode != "draft" or self.pair.drafter is not None:
+                    progress(f"{dtype}: looking for the best settings of {peer.name}, {mode}")
+                    self._search(Engine(peer.name, dtype, mode), peer)
+        for load in self.options.loads:
+            chosen = self._finalists(dtype, load)
+            for number in range(self.options.rounds):
+                progress(f"{dtype}, {load.name}: round {number + 1} of {self.options.rounds}")
+                # Turned on by one place a round, so that nobody always runs after the same other.
+                turned = number % max(len(chosen), 1)
+                for setting in chosen[turned:] + chosen[:turned]:
+                    self._measure(setting)
+            self.pool.close()
 
     def _usable(self, peer: Peer) -> bool:
         """True if it is installed and its conversion right; what is not goes on the list."""
@@ -179,19 +231,22 @@ class Bench:
             except OutriderError as error:
                 reason = str(error)
         if reason is not None:
-            self._skip(Skipped(peer.name, None, None, reason))
+            self._skip(Skipped(peer.name, None, None, None, reason))
         return reason is None
 
     def _wrong_conversion(self, peer: Peer) -> str | None:
         """A sentence if the converted target's greedy fp32 ids are not ours; checked once."""
-        note = converted(self.pair.target) / f"{peer.name}-checked.json"
-        if not note.exists():
+        note = peer.conversions(self.pair.target) / "checked.json"
+        self.found.conversions[peer.name] = not note.exists()
+        if note.exists():
+            say(f"{peer.name}: its conversion was checked before; delete {note} to check it again")
+        else:
             outputs = []
             for name in (OWN, peer.name):
-                engine = Engine(name, "float32", "plain")
-                setting = Setting(engine, 0, available_cores())
-                outputs.append(self._trial(setting, self.pair.prompts, CHECKED_TOKENS, 0.0).outputs)
-                self.pool.drop(engine)
+                setting = Setting(Engine(name, "float32", "plain"), DECODE, 0, available_cores())
+                trial = self._trial(setting, (DECODE,), CHECKED_TOKENS, temperature=0.0)
+                outputs.append(trial.outputs)
+                self.pool.close()
             parted = first_difference(*outputs)
             note.write_text(json.dumps({"parted": parted}), encoding="utf-8")
         parted = json.loads(note.read_text(encoding="utf-8"))["parted"]
@@ -200,108 +255,149 @@ class Bench:
         parting = f"its greedy float32 ids part from Outrider's at token {parted}"
         return f"{parting}: the conversion is wrong"
 
-    def _search(self, engine: Engine, peer: Peer) -> Setting | None:
-        """The fastest setting on the first prompt; None if the engine cannot run."""
-        if engine.dtype not in peer.dtypes:
-            if engine.mode == "plain":
-                self._skip(Skipped(peer.name, engine.dtype, None, "it has no such weights"))
-            return None
-        if engine.mode == "draft" and self.pair.drafter is None:
-            return None
-        lengths = (0,) if engine.mode == "plain" else self.options.lengths
-        tried: dict[Setting, Trial] = {}
-        reason = ""
+    def _search(self, engine: Engine, peer: Peer) -> None:
+        """Run every setting once, shortly; a load under which none runs is skipped."""
+        loads = [load for load in self.options.loads if self._takes(engine, peer, load)]
+        reasons: dict[Load, str] = {}
         for threads in self.threads:
-            # A setting that fails, even by a crash, must not cost the others of its mode.
-            try:
-                for k in lengths:
-                    setting = Setting(engine, k, threads)
-                    tried[setting] = self._trial(setting, self.pair.prompts[:1])
-            except OutriderError as error:
-                reason = str(error)
-                say(f"{engine.peer} {engine.dtype} {engine.mode}, {threads} threads: {reason}")
-                self.pool.drop(engine)
-        if not tried:
-            self._skip(Skipped(engine.peer, engine.dtype, engine.mode, reason))
-            return None
-        self.found.search.update(tried)
-        return max(tried, key=lambda setting: tried[setting].speed)
+            broken = set()
+            for k in (0,) if engine.mode == "plain" else self.options.lengths:
+                for load in (load for load in loads if load not in broken):
+                    setting = Setting(engine, load, k, threads)
+                    # A setting that fails, even by a crash, must not cost the others of its mode.
+                    try:
+                        trial = self._trial(setting, tuple(loads), self._tokens(load, True), 1)
+                        self.found.search[setting] = trial
+                    except OutriderError as error:
+                        reasons[load] = str(error)
+                        broken.add(load)
+                        which = f"{engine.peer} {engine.dtype} {engine.mode} {load.name}"
+                        say(f"{which}, {threads} threads: {error}")
+                        self.pool.close()
+        self.pool.close()
+        for load, reason in reasons.items():
+            if not any((s.engine, s.load) == (engine, load) for s in self.found.search):
+                self._skip(Skipped(engine.peer, engine.dtype, engine.mode, load.name, reason))
 
-    def _finalists(self, best: list[Setting]) -> list[Setting]:
-        """Each side's plain setting, and that of its faster speculative mode."""
-        chosen: list[Setting] = []
+    def _takes(self, engine: Engine, peer: Peer, load: Load) -> bool:
+        """True if that load is one for this engine; a peer that has no batches says so."""
+        if load.kind == "batch" and not peer.batches:
+            if engine.mode == "plain":
+                reason = "it is measured with one request at a time"
+                self._skip(Skipped(peer.name, engine.dtype, None, load.name, reason))
+            return False
+        return load.kind != "prefill" or engine.mode == "plain"
+
+    def _tokens(self, load: Load, search: bool) -> int:
+        """Output tokens of a prompt: few in the search where many prompts run at once."""
+        if load.kind == "prefill":
+            return 1
+        few = search and load.kind == "batch"
+        return min(self.options.max_tokens, SEARCHED_TOKENS) if few else self.options.max_tokens
+
+    def _finalists(self, dtype: str, load: Load) -> list[Setting]:
+        """Each side's best plain setting, and the best of its speculative ones."""
+        tried = {
+            setting: trial.speed for setting, trial in self.found.search.items()
+            if (setting.engine.dtype, setting.load) == (dtype, load)
+        }  # fmt: skip
+        chosen = []
         for name in self.sides:
-            mine = [s for s in best if s.engine.peer == name]
-            chosen += [s for s in mine if s.engine.mode == "plain"]
-            drafting = [s for s in mine if s.engine.mode != "plain"]
-            if drafting:
-                chosen.append(max(drafting, key=lambda s: self.found.search[s].speed))
+            for plain in (True, False):
+                mine = [s for s in tried if s.engine.peer == name and (s.k == 0) == plain]
+                chosen += [max(mine, key=lambda s: tried[s])] if mine else []
         return chosen
 
     def _measure(self, setting: Setting) -> None:
         """One trial of a round; a setting that fails is not run again and says so."""
-        trials = self.found.rounds.setdefault(setting, [])
-        engine = setting.engine
-        if any((s.peer, s.dtype, s.mode) == (engine.peer, engine.dtype, engine.mode)
-               for s in self.found.skipped):  # fmt: skip
+        if setting in self.failed:
             return
+        trials = self.found.rounds.setdefault(setting, [])
+        engine, load = setting.engine, setting.load
         try:
-            trials.append(self._trial(setting, self.pair.prompts))
+            trials.append(self._trial(setting, (load,), self._tokens(load, False)))
         except OutriderError as error:
-            self._skip(Skipped(engine.peer, engine.dtype, engine.mode, str(error)))
-            self.pool.drop(engine)
+            self.failed.add(setting)
+            self._skip(Skipped(engine.peer, engine.dtype, engine.mode, load.name, str(error)))
+            self.pool.drop((engine, (load,)))
 
     def _trial(
         self,
         setting: Setting,
-        prompts: list[list[int]],
-        max_tokens: int | None = None,
+        loads: tuple[Load, ...],
+        max_tokens: int,
+        calls: int | None = None,
         temperature: float | None = None,
     ) -> Trial:
-        """Run a setting over prompts, after an untimed run wherever it was not run last."""
-        session, fresh = self.pool.get(setting.engine)
+        """Run a setting, after an untimed run wherever it was not run last.
+
+        ``loads`` are those that its session is opened for; ``calls`` limits the prompts run one by
+        one.
+        """
+        session, fresh = self.pool.get((setting.engine, loads))
+        load = setting.load
         request: dict[str, Any] = {
-            "max_tokens": self.options.max_tokens if max_tokens is None else max_tokens,
+            "max_tokens": max_tokens,
             "temperature": self.options.temperature if temperature is None else temperature,
             "k": setting.k,
             "threads": setting.threads,
         }
+        batches = self._batches(load)
         if fresh or session.setting != setting:
-            session.run(prompt=prompts[0], seed=0, **request)
+            warm = {**request, "max_tokens": min(max_tokens, WARM_TOKENS)}
+            session.run(prompts=batches[0], seed=0, **warm)
             session.setting = setting
-        trial = Trial([session.run(prompt=p, seed=i, **request) for i, p in enumerate(prompts)])
-        wrong = [len(a.ids) for a in trial.answers if len(a.ids) != request["max_tokens"]]
+        answers = [
+            session.run(prompts=prompts, seed=i, **request)
+            for i, prompts in enumerate(batches[:calls])
+        ]
+        trial = Trial(load, answers)
+        wrong = [len(ids) for ids in trial.outputs if len(ids) != max_tokens]
         if wrong:
-            raise PeerError(f"it gave {wrong[0]} tokens, not {request['max_tokens']}")
+            raise PeerError(f"it gave {wrong[0]} tokens, not {max_tokens}")
         return trial
 
-    def _open(self, engine: Engine) -> Session:
+    def _batches(self, load: Load) -> list[list[list[int]]]:
+        """The prompts of a load, by call."""
+        if load.kind == "prefill":
+            return [[self.pair.long_prompt(load.size)]]
+        if load.kind == "batch":
+            return [self.pair.prompts[: load.size]]
+        return [[prompt] for prompt in self.pair.prompts[: self.pair.single]]
+
+    def _open(self, key: tuple[Engine, tuple[Load, ...]]) -> Session:
+        engine, loads = key
         peer = self.sides[engine.peer]
         target, drafter = self.pair.target, self.pair.drafter
+        calls = [prompts for load in loads for prompts in self._batches(load)]
         spec = {
             "target": str(peer.convert(target, engine.dtype)),
             "drafter": str(peer.convert(drafter, engine.dtype)) if drafter else None,
             "dtype": engine.dtype,
             "mode": engine.mode,
-            "context": max(map(len, self.pair.prompts))
+            "context": max(len(prompt) for prompts in calls for prompt in prompts)
             + max(self.options.max_tokens, CHECKED_TOKENS),
+            "parallel": max(map(len, calls)),
         }
+        bits = peer.bits_per_weight(target, engine.dtype)
+        self.found.bits[engine.peer, engine.dtype] = bits
         log = home() / "logs" / f"{engine.peer}-{engine.dtype}-{engine.mode}.log"
         session = Session(peer.command, spec, log, peer.variables())
         self.found.versions[engine.peer] = session.version
         return session
 
-    def _need(self, engine: Engine) -> int:
+    def _need(self, key: tuple[Engine, tuple[Load, ...]]) -> int:
         """Bytes that an engine will take, guessed from its checkpoints' size in bfloat16."""
         folders = [self.pair.target, *([self.pair.drafter] if self.pair.drafter else [])]
         files = [file for folder in folders for file in Path(folder).glob("*.safetensors")]
         weights = sum(file.stat().st_size for file in files)
-        return weights * (3 if engine.dtype == "float32" else 2) + (1 << 30)
+        return weights * (3 if key[0].dtype == "float32" else 2) + (1 << 30)
 
     def _skip(self, skipped: Skipped) -> None:
         self.found.skipped.append(skipped)
-        which = " ".join(part for part in (skipped.dtype, skipped.mode) if part)
-        say(f"{skipped.peer}{' ' if which else ''}{which}: skipped: {skipped.reason}")
+        parts = (skipped.dtype, skipped.mode, skipped.load)
+        which = " ".join(part for part in (skipped.peer, *parts) if part)
+        say(f"{which}: skipped: {skipped.reason}")
 
 
 def first_difference(left: list[list[int]], right: list[list[int]]) -> int | None:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from ...drafters.registry import find_drafter
 from ...errors import ConfigError
@@ -36,6 +33,10 @@ from .setup import home, say
 # The bundled pair's files, read as data: its package stands on a floor above this one.
 POCKET = Path(__file__).parents[2] / "pocket"
 PROMPT_TOKENS = 128
+PROMPTS = 32
+HEADER = 1 << 16  # bytes; more than the header of any planted checkpoint
+MEASURED = 4
+"""Prompts over which a planted drafter's agreement is measured, 128 tokens each."""
 RANGE = (0.88, 0.92)
 """Where a planted drafter's agreement shall lie."""
 VERSION = 1
@@ -128,23 +129,30 @@ PLANTED = Recipe(
 )  # fmt: skip
 ONE_B = Recipe(
     "1b", vocabulary=128256, hidden=2048, intermediate=8192, layers=16, heads=32, kv_heads=8,
-    tied=True, theta=5e5, later=0.018,
+    tied=True, theta=5e5, later=0.012,
 )  # fmt: skip
 RECIPES = {recipe.name: recipe for recipe in (PLANTED, ONE_B)}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its drafter (None: only prompt lookup can draft), and prompts as token ids.
+    """A target, its drafter (None: only prompt lookup can draft), and distinct prompts as ids.
 
-    ``agreement`` is a planted drafter's, on the target's own greedy path; None for others.
+    ``single`` of the prompts, the first, are run one by one; ``agreement`` is a planted drafter's,
+    on the target's own greedy path, None for others.
     """
 
     name: str
     target: Path
     drafter: Path | None
     prompts: list[list[int]]
+    single: int
     agreement: float | None = None
+
+    def long_prompt(self, tokens: int) -> list[int]:
+        """The prompts one after the other, over and over, up to that length."""
+        joined = [token for prompt in self.prompts for token in prompt]
+        return (joined * -(-tokens // len(joined)))[:tokens]
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
@@ -159,20 +167,53 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
     file.write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
 
 
-def write_model(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-    """Write one checkpoint."""
-    folder.mkdir(parents=True)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    generation = {"eos_token_id": config["eos_token_id"], "pad_token_id": config["pad_token_id"]}
-    (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
-    write_tokenizer(folder, config["vocab_size"])
+class WeightFile:
+    """A safetensors file, written tensor by tensor: a whole model need not lie in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("wb")
+        self.file.write(bytes(HEADER))
+        self.header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Append a bfloat16 tensor."""
+        begin = self.file.tell() - HEADER
+        self.file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+        self.header[name] = {
+            "dtype": "BF16", "shape": list(tensor.shape),
+            "data_offsets": [begin, self.file.tell() - HEADER],
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Write the header where room was left for it; the format allows blanks behind it."""
+        size = HEADER - 8
+        self.file.seek(0)
+        self.file.write(size.to_bytes(8, "little") + json.dumps(self.header).encode().ljust(size))
+        self.file.close()
+
+
+def write_pair(recipe: Recipe, folder: Path) -> None:
+    """Write both checkpoints, the drafter's in the sub-folder ``drafter``."""
+    files = []
+    for place, layers in ((folder, recipe.layers), (folder / "drafter", recipe.drafted)):
+        place.mkdir(parents=True)
+        config = recipe.config(layers)
+        (place / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        ends = {name: config[name] for name in ("eos_token_id", "pad_token_id")}
+        (place / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
+        write_tokenizer(place, config["vocab_size"])
+        files.append(WeightFile(place / "model.safetensors"))
+    for name, tensor in recipe.tensors():
+        for file in files if recipe.drafters(name) else files[:1]:
+            file.add(name, tensor)
+    for file in files:
+        file.close()
 
 
 def prompts_of(recipe: Recipe) -> list[list[int]]:
-    """Two prompts of random ids that mean no special token."""
+    """Prompts of random ids that mean no special token."""
     draw = np.random.Generator(np.random.Philox(recipe.seed + 1))
-    ids = draw.integers(8, recipe.vocabulary, (2, PROMPT_TOKENS))
+    ids = draw.integers(8, recipe.vocabulary, (PROMPTS, PROMPT_TOKENS))
     return [[int(i) for i in row] for row in ids]
 
 
@@ -183,9 +224,9 @@ def prompts_of_pocket() -> list[str]:
 
 
 def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tokens: int) -> float:
-    """Share of the target's greedy tokens that are the drafter's argmax too, in fp32, 0 to 1."""
+    """Share of the target's greedy tokens that are the drafter's argmax too, in bf16, 0 to 1."""
     given: dict[str, Any] = {
-        "drafter": None, "dtype": "float32", "max_num_seqs": len(prompts),
+        "drafter": None, "dtype": "bfloat16", "max_num_seqs": 1,
         "max_model_len": PROMPT_TOKENS + tokens + 1,
     }  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -204,12 +245,8 @@ def build(recipe: Recipe) -> None:
     parts = recipe.folder.with_name(recipe.folder.name + ".part")
     shutil.rmtree(parts, ignore_errors=True)
     say(f"making the pair {recipe.name} in {recipe.folder}")
-    weights = dict(recipe.tensors())
-    drafter = {name: tensor for name, tensor in weights.items() if recipe.drafters(name)}
-    write_model(parts, recipe.config(recipe.layers), weights)
-    write_model(parts / "drafter", recipe.config(recipe.drafted), drafter)
-    del weights, drafter
-    agreement = measure_agreement(parts, parts / "drafter", prompts_of(recipe), 128)
+    write_pair(recipe, parts)
+    agreement = measure_agreement(parts, parts / "drafter", prompts_of(recipe)[:MEASURED], 128)
     (parts / "planted.json").write_text(json.dumps({"agreement": agreement}), encoding="utf-8")
     shutil.rmtree(recipe.folder, ignore_errors=True)
     parts.rename(recipe.folder)
@@ -223,7 +260,8 @@ def find_pair(which: str, count: int | None = None) -> Pair:
 
     Args:
         which: pocket, planted, 1b, or a checkpoint's folder or hub name.
-        count: how many prompts; 4 of the held-out code prompts (2 of a planted pair) unless given.
+        count: how many prompts are run one by one; 4 of the held-out code prompts (2 of a planted
+            pair) unless given.
 
     Raises:
         OutriderError: there is no such checkpoint, or not so many prompts.
@@ -233,47 +271,28 @@ def find_pair(which: str, count: int | None = None) -> Pair:
         if not (recipe.folder / "planted.json").exists():
             build(recipe)
         agreement = json.loads((recipe.folder / "planted.json").read_text(encoding="utf-8"))
-        prompts = _first(prompts_of(recipe), count, 2)
-        return Pair(which, recipe.folder, recipe.folder / "drafter", prompts, **agreement)
+        prompts, folder, drafter = prompts_of(recipe), recipe.folder, recipe.folder / "drafter"
+        return Pair(which, folder, drafter, prompts, _checked(count, 2), **agreement)
     folder = find_folder(POCKET / "model" if which == "pocket" else which)
     read_config(folder)
     found = find_drafter("auto", folder)
     codec = TextCodec(folder)
     items = Workload.of_prompts(CODE, prompts_of_pocket()).items
-    prompts = _first([item.encode(codec) for item in items], count, 4)
-    return Pair(which, folder, found.folder, prompts)
+    return Pair(which, folder, found.folder, [i.encode(codec) for i in items], _checked(count, 4))
 
 
-def _first(prompts: list[list[int]], count: int | None, usual: int) -> list[list[int]]:
-    count = usual if count is None else count
-    if not 1 <= count <= len(prompts):
-        raise ConfigError(f"num_prompts is {count}; give 1 to {len(prompts)}.")
-    return prompts[:count]
-
-
-def scales(recipe: Recipe, values: list[float]) -> Iterator[tuple[float, float]]:
-    """(scale of the later layers, agreement) for each of ``values``: how ``later`` was found."""
-    for value in values:
-        trial = Recipe(**{**vars(recipe), "name": f"{recipe.name}-trial", "later": value})
-        build(trial)
-        found = json.loads((trial.folder / "planted.json").read_text(encoding="utf-8"))
-        yield value, found["agreement"]
-        shutil.rmtree(trial.folder)
+def _checked(count: int | None, usual: int) -> int:
+    if count is not None and not 1 <= count <= PROMPTS:
+        raise ConfigError(f"num_prompts is {count}; give 1 to {PROMPTS}.")
+    return count or usual
 
 
 def main() -> None:
     """Make the planted pairs named."""
     parser = argparse.ArgumentParser(prog="python -m outrider.bench.peers.pairs")
     parser.add_argument("pairs", nargs="+", choices=sorted(RECIPES))
-    parser.add_argument("--later", type=float, nargs="+", help="try these scales instead")
-    args = parser.parse_args()
-    for name in args.pairs:
-        if args.later:
-            for value, agreement in scales(RECIPES[name], args.later):
-                print(f"{name}: scale {value:g}, agreement {agreement:.3f}")
-        elif math.isfinite(RECIPES[name].later):
-            build(RECIPES[name])
-    sys.exit(0)
+    for name in parser.parse_args().pairs:
+        build(RECIPES[name])
 
 
 if __name__ == "__main__":

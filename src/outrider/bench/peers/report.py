@@ -1,8 +1,9 @@
 """From runs to figures: the JSON contract of ``outrider bench peers``.
 
-Speeds and times are medians over rounds, ``*_interval`` beside them the confidence interval of that
-median, null with fewer than 6 rounds: see ``bench/intervals.py``. Every ratio is ours / theirs, the
-median over rounds of the ratio within a round.
+The report has an entry of ``pairs`` a pair. Speeds and times are medians over rounds,
+``*_interval`` beside them the confidence interval of that median, null with fewer than 6 rounds:
+see ``bench/intervals.py``. Every ratio is ours / theirs, the median over rounds of the ratio within
+a round.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..intervals import METHOD, median_interval, ranks
 from ..offline import available_cores
 from ..report import cpu_name
 from .known import OWN
-from .measure import Bench, Setting, Trial, first_difference
+from .measure import Bench, Engine, Setting, Trial, first_difference
 
 NOISY = 0.2
 """Cores used by others from which on a timed run counts as disturbed."""
@@ -26,19 +27,22 @@ NOISY = 0.2
 def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str, Any]:
     """One entry of ``runs``.
 
-    ``tokens_per_second`` is decode speed, (N-1)/(T(N)-T(1)) over all prompts of a round; T(1) is a
-    call of its own for one token, and ``ttft_ms`` its mean over prompts. ``end_to_end_*`` is
-    N/T(N), prompts included. ``peak_memory_bytes`` adds up the peaks of the peer's processes in
-    this mode, loading included. ``others_cores`` lists, by round, how many cores other processes
-    used, the most of any prompt; ``disturbed_rounds`` counts those above 0.2.
-    ``identical_to_plain`` compares with the same peer's plain outputs, ``identical_to_outrider``
-    with our plain ones of the same dtype; null where that was not run, or where a temperature above
-    0 makes every engine draw its own noise. ``first_difference`` is the earliest index of an output
-    token that is not our plain one's.
+    ``tokens_per_second`` depends on the load. "decode": (N-1)/(T(N)-T(1)) over the prompts of a
+    round, run one by one; T(1) is a call of its own for one token. "batch N": the output of N
+    requests that start together over the time until the last is done. "prefill N": N over T(1).
+    ``ttft_ms`` is T(1), the mean over prompts, under "batch" that of all together.
+    ``end_to_end_*`` is output over T(N), prompts included. ``bits_per_weight`` is the size of the
+    weights over their number, null where unknown. ``peak_memory_bytes`` adds up the peaks of the
+    peer's processes in this mode and load, loading included. ``others_cores`` lists, by round, how
+    many cores other processes used, the most of any prompt; ``disturbed_rounds`` counts those above
+    0.2. ``identical_to_plain`` compares with the same peer's plain outputs under that load,
+    ``identical_to_outrider`` with our plain ones of the same dtype; null where that was not run, or
+    where a temperature above 0 makes every engine draw its own noise. ``first_difference`` is the
+    earliest index of an output token that is not our plain one's.
     """
     engine, found = setting.engine, bench.found
-    plain = plain_outputs(bench, engine.peer, engine.dtype)
-    ours = plain_outputs(bench, OWN, engine.dtype)
+    plain = plain_outputs(bench, engine.peer, setting)
+    ours = plain_outputs(bench, OWN, setting)
     comparable = bench.options.temperature == 0 or engine.peer == OWN
     outputs = [t.outputs for t in trials]
     parted = [first_difference(ours, o) for o in outputs] if ours and comparable else []
@@ -47,10 +51,11 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
         "peer": engine.peer,
         "version": found.versions[engine.peer],
         "dtype": engine.dtype,
+        "bits_per_weight": found.bits[engine.peer, engine.dtype],
+        "load": setting.load.name,
         "mode": engine.mode,
         "num_speculative_tokens": setting.k,
         "threads": setting.threads,
-        "temperature": bench.options.temperature,
         "tokens_per_second": median(speeds),
         "tokens_per_second_interval": median_interval(speeds),
         "tokens_per_second_by_round": speeds,
@@ -66,11 +71,11 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
     }
 
 
-def plain_outputs(bench: Bench, peer: str, dtype: str) -> list[list[int]] | None:
+def plain_outputs(bench: Bench, peer: str, like: Setting) -> list[list[int]] | None:
     """A peer's plain outputs in its first round, None if there are none."""
+    wanted = Engine(peer, like.engine.dtype, "plain")
     for setting, trials in bench.found.rounds.items():
-        engine = setting.engine
-        if (engine.peer, engine.dtype, engine.mode) == (peer, dtype, "plain") and trials:
+        if (setting.engine, setting.load) == (wanted, like.load) and trials:
             return trials[0].outputs
     return None
 
@@ -82,17 +87,19 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
 
 
 def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry of ``ratios`` a dtype and peer.
+    """One entry of ``ratios`` a dtype, load and peer.
 
     ``plain`` is our plain speed / theirs, ``best`` our fastest mode / their fastest, plain decoding
     among the modes; null where either side lacks it.
     """
     found = []
-    keys = dict.fromkeys((r["dtype"], r["peer"]) for r in runs if r["peer"] != OWN)
-    for dtype, peer in keys:
-        entry: dict[str, Any] = {"dtype": dtype, "peer": peer, "plain": None, "best": None}
+    keys = dict.fromkeys((r["dtype"], r["load"], r["peer"]) for r in runs if r["peer"] != OWN)
+    for dtype, load, peer in keys:
+        here = [r for r in runs if (r["dtype"], r["load"]) == (dtype, load)]
+        entry: dict[str, Any] = {"dtype": dtype, "load": load, "peer": peer}
         for name in ("plain", "best"):
-            sides = [fastest(runs, dtype, who, name == "plain") for who in (OWN, peer)]
+            sides = [fastest(here, who, name == "plain") for who in (OWN, peer)]
+            entry[name] = None
             if None not in sides:
                 speeds = [side["tokens_per_second_by_round"] for side in sides if side]
                 modes = [side["mode"] for side in sides if side]
@@ -101,25 +108,22 @@ def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def fastest(
-    runs: list[dict[str, Any]], dtype: str, peer: str, plain: bool
-) -> dict[str, Any] | None:
-    """A peer's fastest run in a dtype, or its plain one."""
-    mine = [r for r in runs if (r["dtype"], r["peer"]) == (dtype, peer)]
-    mine = [r for r in mine if r["mode"] == "plain" or not plain]
+def fastest(runs: list[dict[str, Any]], peer: str, plain: bool) -> dict[str, Any] | None:
+    """A peer's fastest run, or its plain one."""
+    mine = [r for r in runs if r["peer"] == peer and (r["mode"] == "plain" or not plain)]
     return max(mine, key=lambda r: r["tokens_per_second"], default=None)
 
 
 def bars(ratios: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the bars ask, an entry a dtype: ours against the peer that is fastest there.
+    """What the bars ask, an entry a dtype and load: ours against the peer that is fastest there.
 
     ``geometric_mean`` is over the two ratios; null unless both are there.
     """
     found = []
-    for dtype in dict.fromkeys(r["dtype"] for r in ratios):
-        entry: dict[str, Any] = {"dtype": dtype}
+    for dtype, load in dict.fromkeys((r["dtype"], r["load"]) for r in ratios):
+        entry: dict[str, Any] = {"dtype": dtype, "load": load}
         for name in ("plain", "best"):
-            known = [r for r in ratios if r["dtype"] == dtype and r[name] is not None]
+            known = [r for r in ratios if (r["dtype"], r["load"]) == (dtype, load) and r[name]]
             worst = min(known, key=lambda r: r[name]["ratio"], default=None)
             entry[name] = worst and {"peer": worst["peer"], **worst[name]}
         both = [entry[name]["ratio"] for name in ("plain", "best") if entry[name]]
@@ -128,26 +132,21 @@ def bars(ratios: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def report(bench: Bench) -> dict[str, Any]:
-    """The whole report."""
-    found, options, pair = bench.found, bench.options, bench.pair
+def pair_figures(bench: Bench) -> dict[str, Any]:
+    """One entry of ``pairs``.
+
+    ``conversions`` lists the peers whose conversion of the target gave our greedy float32 ids or
+    did not (then ``skipped`` has it), ``now`` false where a run before this one found that out.
+    """
+    found, pair = bench.found, bench.pair
     runs = [run_figures(bench, s, trials) for s, trials in found.rounds.items() if trials]
     ratios = comparisons(runs)
     return {
-        "machine": {
-            "cpu": cpu_name(),
-            "cores": available_cores(),
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        },
-        "pair": {"name": pair.name, "agreement": pair.agreement},
-        "prompts": len(pair.prompts),
-        "prompt_tokens": [len(p) for p in pair.prompts],
-        "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
-        "rounds": options.rounds,
-        "intervals": {"confidence": ranks(options.rounds)[1], "method": METHOD},
+        "name": pair.name,
+        "agreement": pair.agreement,
+        "prompts": pair.single,
+        "prompt_tokens": [len(p) for p in pair.prompts[: pair.single]],
+        "conversions": [{"peer": peer, "now": now} for peer, now in found.conversions.items()],
         "runs": runs,
         "ratios": ratios,
         "bars": bars(ratios),
@@ -155,6 +154,7 @@ def report(bench: Bench) -> dict[str, Any]:
             {
                 "peer": s.engine.peer,
                 "dtype": s.engine.dtype,
+                "load": s.load.name,
                 "mode": s.engine.mode,
                 "num_speculative_tokens": s.k,
                 "threads": s.threads,
@@ -167,12 +167,35 @@ def report(bench: Bench) -> dict[str, Any]:
     }
 
 
+def report(benches: Sequence[Bench]) -> dict[str, Any]:
+    """The whole report, of one or more pairs with the same options."""
+    options = benches[0].options
+    return {
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": available_cores(),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "rounds": options.rounds,
+        "intervals": {"confidence": ranks(options.rounds)[1], "method": METHOD},
+        "pairs": [pair_figures(bench) for bench in benches],
+    }
+
+
 def heading(report: dict[str, Any]) -> str:
     """What ran where, in a line."""
-    pair, machine = report["pair"], report["machine"]
-    agreement = f" (agreement {pair['agreement']:.2f})" if pair["agreement"] is not None else ""
+    machine = report["machine"]
     return (
-        f"{pair['name']}{agreement} · {report['prompts']} prompts, {report['max_tokens']} tokens, "
-        f"T = {report['temperature']:g} · {machine['cpu']}, {machine['cores']} cores · "
-        f"{machine['date'][:10]}"
+        f"{report['max_tokens']} tokens, T = {report['temperature']:g} · {machine['cpu']}, "
+        f"{machine['cores']} cores · {machine['date'][:10]}"
     )
+
+
+def label(pair: dict[str, Any]) -> str:
+    """A pair's name, with the agreement of a planted one."""
+    agreement = f" (agreement {pair['agreement']:.2f})" if pair["agreement"] is not None else ""
+    return f"{pair['name']}{agreement}"

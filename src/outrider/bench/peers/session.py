@@ -32,12 +32,13 @@ class PeerError(OutriderError):
 class Answer:
     """One run of a peer.
 
-    ``first`` and ``seconds`` are T(1) and T(N), s: two calls, of one token and of all. ``others``
+    ``ids`` are by prompt. ``first`` and ``seconds`` are T(1) and T(N), s: two calls, of one token a
+    prompt and of all; one and the same call where N is 1. ``others``
     is how many cores other processes used meanwhile, None where the system does not tell.
     ``peak_memory`` is in bytes, loading included.
     """
 
-    ids: list[int]
+    ids: list[list[int]]
     first: float
     seconds: float
     peak_memory: int

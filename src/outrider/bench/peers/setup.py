@@ -25,7 +25,11 @@ LLAMA_CPP_PYTHON = "0.3.36"
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON",
     "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_UI=OFF",
+    # GCC 12 believes that ldtilecfg reads 8 bytes and drops the stores of the other 56, so that
+    # int8 and int4 crash where there is AMX.
+    "-DCMAKE_CXX_FLAGS=-w -fno-dse -fno-tree-dse", "-DCMAKE_C_FLAGS=-w",
 )  # fmt: skip
+BUILD = [LLAMA_CPP_PYTHON, *CMAKE_OPTIONS]
 PROGRAMS = ("llama-server", "llama-quantize")
 
 
@@ -140,10 +144,19 @@ def install_openvino() -> None:
     install(EXPORT)
 
 
+def built() -> bool:
+    """True if llama.cpp was built as written here."""
+    try:
+        found = json.loads((home() / LLAMA_CPP.name / "built.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(found == BUILD)
+
+
 def install_llama_cpp() -> None:
     """Build llama.cpp from the source inside llama-cpp-python's source distribution."""
     install(LLAMA_CPP)
-    if all(program(name).exists() for name in PROGRAMS):
+    if built():
         return
     folder, scripts = home() / LLAMA_CPP.name, LLAMA_CPP.python.parent
     archive = folder / f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz"
@@ -157,6 +170,7 @@ def install_llama_cpp() -> None:
         packed.extractall(folder, filter="data")
     source = folder / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
     build = folder / "build"
+    shutil.rmtree(build, ignore_errors=True)
     say(
         "llama.cpp: building, some minutes (CMAKE_BUILD_PARALLEL_LEVEL limits the compilers; "
         f"progress in {folder / 'build.log'})"
@@ -168,6 +182,7 @@ def install_llama_cpp() -> None:
     )  # fmt: skip
     call(scripts / "cmake", "--build", build, "--target", *PROGRAMS, log=folder / "build.log")
     shutil.rmtree(folder / archive.name.removesuffix(".tar.gz"))
+    (folder / "built.json").write_text(json.dumps(BUILD), encoding="utf-8")
 
 
 INSTALLERS: dict[str, Callable[[], None]] = {
@@ -178,11 +193,19 @@ INSTALLERS: dict[str, Callable[[], None]] = {
 """The peers that need setting up; transformers runs in Outrider's own environment."""
 
 
+NEEDED = {"openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,), "vllm": (VLLM,)}
+
+
+def recipe(peer: str) -> list[str]:
+    """All that decides what a peer's installation is."""
+    found = [part for environment in NEEDED.get(peer, ()) for part in environment.recipe]
+    return [*found, *BUILD] if peer == LLAMA_CPP.name else found
+
+
 def missing(peer: str) -> str | None:
     """Why a peer cannot run for want of installation; None if it can."""
-    needed = {"openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,), "vllm": (VLLM,)}
-    built = peer != "llama.cpp" or all(program(name).exists() for name in PROGRAMS)
-    if built and all(environment.ready for environment in needed.get(peer, ())):
+    environments = NEEDED.get(peer, ())
+    if all(e.ready for e in environments) and (peer != LLAMA_CPP.name or built()):
         return None
     return f"not installed in {home()}; run: make peers"
 

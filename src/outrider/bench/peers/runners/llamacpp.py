@@ -9,9 +9,11 @@ import os
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from .serve import Runner, Spec, serve
+from .serve import Ids, Runner, Spec, serve
 
 START_SECONDS = 600.0
 NGRAM = "3"  # its default of 12 tokens hardly ever matches
@@ -44,12 +46,13 @@ class LlamaCpp:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         cache = "f32" if self.spec["dtype"] == "float32" else "f16"
-        count = str(threads)
+        count, slots = str(threads), self.spec["parallel"]
         command = [
             os.environ["PEER_SERVER"], "--model", f"{self.spec['target']}/model.gguf",
-            "--host", "127.0.0.1", "--port", str(self.port), "--no-ui", "--parallel", "1",
-            "--ctx-size", str(self.spec["context"] + 16), "--cache-ram", "0", "--fit", "off",
-            "--threads", count, "--threads-batch", count, "--threads-http", "1",
+            "--host", "127.0.0.1", "--port", str(self.port), "--no-ui", "--parallel", str(slots),
+            "--ctx-size", str((self.spec["context"] + 16) * slots), "--cache-ram", "0",
+            "--fit", "off",
+            "--threads", count, "--threads-batch", count, "--threads-http", str(slots + 1),
             "--cache-type-k", cache, "--cache-type-v", cache,
         ]  # fmt: skip
         if self.spec["mode"] == "draft":
@@ -89,10 +92,16 @@ class LlamaCpp:
             link.close()
         return found
 
-    def generate(self, prompt: list[int], max_tokens: int, options: Spec) -> list[int]:
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
+        one = partial(self._complete, max_tokens, options)
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(one, range(len(prompts)), prompts))
+
+    def _complete(self, max_tokens: int, options: Spec, i: int, prompt: list[int]) -> list[int]:
+        """The i-th prompt's output, a request of its own."""
         greedy = options["temperature"] == 0
         body = {
-            "prompt": prompt, "n_predict": max_tokens, "seed": options["seed"],
+            "prompt": prompt, "n_predict": max_tokens, "seed": options["seed"] + i,
             "temperature": options["temperature"], "ignore_eos": True, "cache_prompt": False,
             "return_tokens": True, "top_k": 1 if greedy else 0,
             "samplers": ["top_k" if greedy else "temperature"],

@@ -8,7 +8,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from .serve import Runner, Spec, serve
+from .serve import Ids, Runner, Spec, serve
 
 CACHE_GB = 1
 NGRAM = 3
@@ -50,7 +50,7 @@ class OpenVino:
         )
         self.threads = threads
 
-    def generate(self, prompt: list[int], max_tokens: int, options: Spec) -> list[int]:
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = max_tokens
         config.ignore_eos = True
@@ -62,11 +62,12 @@ class OpenVino:
             config.num_assistant_tokens = self.k
         if self.spec["mode"] == "ngram":
             config.max_ngram_size = NGRAM
-        ids = np.array([prompt], np.int64)
-        inputs = openvino_genai.TokenizedInputs(
-            openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids))
-        )
-        return [int(i) for i in self.pipeline.generate(inputs, config).tokens[0]]
+        ids = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
+        mask = np.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, -len(prompt) :], mask[row, -len(prompt) :] = prompt, 1
+        inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(mask))
+        return [[int(i) for i in row] for row in self.pipeline.generate(inputs, config).tokens]
 
 
 def make(spec: Spec) -> Runner:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 
 from outrider import LLM, SamplingParams, __version__
+from outrider.errors import ConfigError
 
-from .serve import Runner, Spec, Unsupported, serve
+from .serve import Ids, Runner, Spec, Unsupported, serve
 
 LONGEST = 8
 
@@ -19,13 +20,16 @@ class Own:
     version = __version__
 
     def __init__(self, spec: Spec) -> None:
-        if spec["dtype"] not in ("float32", "bfloat16"):
-            raise Unsupported(f"Outrider has no {spec['dtype']} weights yet")
         drafter = {"plain": None, "ngram": "ngram", "draft": spec["drafter"]}[spec["mode"]]
-        self.llm = LLM(
-            spec["target"], drafter=drafter, dtype=spec["dtype"], num_speculative_tokens=LONGEST,
-            max_num_seqs=1, max_model_len=spec["context"],
-        )  # fmt: skip
+        quantised = spec["dtype"] in ("int8", "int4")
+        try:
+            self.llm = LLM(
+                spec["target"], drafter=drafter, num_speculative_tokens=LONGEST,
+                max_num_seqs=spec["parallel"], max_model_len=spec["context"],
+                **{"quantization" if quantised else "dtype": spec["dtype"]},
+            )  # fmt: skip
+        except ConfigError as error:  # an Outrider without that option says so
+            raise Unsupported(str(error)) from None
 
     def prepare(self, k: int, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -33,12 +37,15 @@ class Own:
             engine = self.llm.engine
             engine.config = replace(engine.config, num_speculative_tokens=k)
 
-    def generate(self, prompt: list[int], max_tokens: int, options: Spec) -> list[int]:
-        params = SamplingParams(
-            temperature=options["temperature"], seed=options["seed"], max_tokens=max_tokens,
-            ignore_eos=True,
-        )  # fmt: skip
-        return self.llm.generate([prompt], params)[0].outputs[0].token_ids
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
+        params = [
+            SamplingParams(
+                temperature=options["temperature"], seed=options["seed"] + i,
+                max_tokens=max_tokens, ignore_eos=True,
+            )
+            for i in range(len(prompts))
+        ]  # fmt: skip
+        return [out.outputs[0].token_ids for out in self.llm.generate(list(prompts), params)]
 
 
 def make(spec: Spec) -> Runner:

@@ -1,12 +1,13 @@
 """The protocol that every runner speaks: JSON lines over stdin and stdout.
 
-First comes ``{"target", "drafter", "dtype", "mode", "context"}``: folders, null without a drafter;
-mode is plain, draft or ngram; ``context`` is the longest prompt plus output, in tokens. The answer
-is ``{"ready": true, "version"}``. Then, one at a time, ``{"prompt", "max_tokens", "temperature",
-"seed", "k", "threads"}`` is answered by ``{"ids", "seconds", "first", "peak_memory"}``: output ids,
-seconds of the call T(N), seconds of a call of its own for one token T(1), and bytes. A call takes
-exactly ``max_tokens`` tokens: EOS is ignored. A failure is answered by ``{"error": sentence}``.
-stdin's end ends the runner.
+First comes ``{"target", "drafter", "dtype", "mode", "context", "parallel"}``: folders, null without
+a drafter; mode is plain, draft or ngram; ``context`` is the longest prompt plus output, in tokens,
+and ``parallel`` how many prompts there are at most at a time. The answer is ``{"ready": true,
+"version"}``. Then, one at a time, ``{"prompts", "max_tokens", "temperature", "seed", "k",
+"threads"}`` is answered by ``{"ids", "seconds", "first", "peak_memory"}``: output ids by prompt,
+seconds of the call T(N), seconds of a call of its own for one token each T(1), and bytes. All
+prompts start together and take exactly ``max_tokens`` tokens each: EOS is ignored. The i-th has the
+seed ``seed`` + i. A failure is answered by ``{"error": sentence}``. stdin's end ends the runner.
 
 Written for the standard library alone, since peers' environments hold nothing of Outrider.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Spec = dict[str, Any]
+Ids = list[list[int]]
 
 
 class Unsupported(Exception):
@@ -37,8 +39,8 @@ class Runner(Protocol):
         """Take these settings, loading again if need be; k is 0 in plain mode."""
         ...
 
-    def generate(self, prompt: list[int], max_tokens: int, options: Spec) -> list[int]:
-        """Exactly ``max_tokens`` output ids; ``options`` holds temperature and seed."""
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
+        """Exactly ``max_tokens`` output ids each; ``options`` holds temperature and seed."""
         ...
 
 
@@ -97,14 +99,13 @@ def serve(make: Any) -> None:
             if wanted != current:
                 runner.prepare(*wanted)
                 current = wanted
-            prompt, tokens = given["prompt"], given["max_tokens"]
-            times = []
+            tokens, times = given["max_tokens"], []
             # A runner that hands calls on to a process of its own does the pairing itself.
-            for count in (tokens,) if given.get("once") else (1, tokens):
+            for count in (tokens,) if given.get("once") or tokens == 1 else (1, tokens):
                 start = time.perf_counter()
-                ids = runner.generate(prompt, count, given)
+                ids = runner.generate(given["prompts"], count, given)
                 times.append(time.perf_counter() - start)
-            answer(ids=ids, first=times[0], seconds=times[1], peak_memory=peak_memory())
+            answer(ids=ids, first=times[0], seconds=times[-1], peak_memory=peak_memory())
         except Exception as error:
             plain = isinstance(error, Unsupported)
             answer(error=str(error) if plain else f"{type(error).__name__}: {error}")

@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from .serve import Runner, Spec, Unsupported, serve
+from .serve import Ids, Runner, Spec, Unsupported, serve
 
 
 class Transformers:
@@ -42,8 +42,8 @@ class Transformers:
         elif self.mode == "ngram":
             self.extra["prompt_lookup_num_tokens"] = k
 
-    def generate(self, prompt: list[int], max_tokens: int, options: Spec) -> list[int]:
-        ids = torch.tensor([prompt])
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
+        ids = torch.tensor(prompts)  # one: it takes no more with drafts
         sampled = options["temperature"] > 0
         given: Spec = {"temperature": options["temperature"]} if sampled else {}
         torch.manual_seed(options["seed"])
@@ -51,7 +51,7 @@ class Transformers:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens,
             do_sample=sampled, top_k=0 if sampled else None, pad_token_id=0, **given, **self.extra,
         )  # fmt: skip
-        found: list[int] = out[0, len(prompt) :].tolist()
+        found: Ids = out[:, ids.shape[1] :].tolist()
         return found
 
 

@@ -13,7 +13,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-from .serve import Runner, Spec, Unsupported, serve
+from .serve import Ids, Runner, Spec, Unsupported, serve
 
 CHILD = "child"
 NGRAM = (2, 4)
@@ -63,9 +63,8 @@ class Vllm:
             raise RuntimeError(found["error"])
         return found
 
-    def generate(self, prompt: list[int], max_tokens: int, options: Spec) -> list[int]:
-        request = {**options, "prompt": prompt, "max_tokens": max_tokens, "once": True}
-        found: list[int] = self._ask(request)["ids"]
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
+        found: Ids = self._ask({**options, "max_tokens": max_tokens, "once": True})["ids"]
         return found
 
 
@@ -87,20 +86,24 @@ class Engine:
         self.params: Any = SamplingParams
         self.llm: Any = LLM(
             spec["target"], skip_tokenizer_init=True, dtype=spec["dtype"],
-            max_model_len=spec["context"] + 16, max_num_seqs=1, enable_prefix_caching=False,
-            enforce_eager=bool(extra), speculative_config=speculative,
+            max_model_len=spec["context"] + 16, max_num_seqs=spec["parallel"],
+            enable_prefix_caching=False, enforce_eager=bool(extra), speculative_config=speculative,
         )  # fmt: skip
 
     def prepare(self, k: int, threads: int) -> None:
         """Both were settled at the start."""
 
-    def generate(self, prompt: list[int], max_tokens: int, options: Spec) -> list[int]:
-        params = self.params(
-            temperature=options["temperature"], seed=options["seed"], max_tokens=max_tokens,
-            ignore_eos=True, detokenize=False,
-        )  # fmt: skip
-        found = self.llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
-        return list(found[0].outputs[0].token_ids)
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
+        params = [
+            self.params(
+                temperature=options["temperature"], seed=options["seed"] + i,
+                max_tokens=max_tokens, ignore_eos=True, detokenize=False,
+            )
+            for i in range(len(prompts))
+        ]  # fmt: skip
+        given = [{"prompt_token_ids": prompt} for prompt in prompts]
+        found = self.llm.generate(given, params, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in found]
 
 
 def make(spec: Spec) -> Runner:
