@@ -129,7 +129,7 @@ PLANTED = Recipe(
 )  # fmt: skip
 ONE_B = Recipe(
     "1b", vocabulary=128256, hidden=2048, intermediate=8192, layers=16, heads=32, kv_heads=8,
-    tied=True, theta=5e5, later=0.012,
+    tied=True, theta=5e5, later=0.0135,
 )  # fmt: skip
 RECIPES = {recipe.name: recipe for recipe in (PLANTED, ONE_B)}
 
