@@ -98,7 +98,8 @@ def _speeds(panel: Axes, runs: list[dict[str, Any]]) -> None:
                 )
     panel.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
     if drafts:
-        panel.legend(fontsize=7)
+        panel.margins(y=0.2)  # room for the legend
+        panel.legend(fontsize=7, ncols=2)
 
 
 def _throughputs(panel: Axes, runs: list[dict[str, Any]]) -> None:

@@ -30,7 +30,7 @@ class LlamaCpp:
             [os.environ["PEER_SERVER"], "--version"], capture_output=True, text=True, check=False
         )
         lines = [x for x in (found.stderr + found.stdout).splitlines() if x.startswith("version")]
-        self.version = lines[0].partition(":")[2].strip() if lines else "unknown"
+        self.version = lines[0].partition(":")[2].partition("(")[0].strip() if lines else "unknown"
         atexit.register(self.stop)
 
     def stop(self) -> None:
