@@ -9,7 +9,7 @@ STAMP := .venv/.outrider-installed
 # older pips hand them the first variable, newer ones the second.
 CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
-.PHONY: help demo test equality slow lint setup clean
+.PHONY: help demo test equality slow lint setup peers clean
 
 help:
 	@echo "make demo      see plain and speculative decoding side by side"
@@ -17,6 +17,7 @@ help:
 	@echo "make equality  plain and speculative decoding say the same, every option and drafter"
 	@echo "make slow      the long proofs, those of equality among them"
 	@echo "make lint      lint and types only"
+	@echo "make peers     install other engines to compare with, outside of .venv (outrider bench peers)"
 	@echo "make clean     remove caches and packages (.venv and build stay)"
 
 demo: $(STAMP)
@@ -38,6 +39,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 setup: $(STAMP)
+
+# PEERS="llama.cpp openvino vllm" names some of them.
+peers: $(STAMP)
+	@$(BIN)/python -m outrider.bench.peers.setup $(PEERS)
 
 # A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
 $(STAMP): pyproject.toml constraints.txt

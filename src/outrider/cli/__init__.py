@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, demo, explain, generate, quality, quantize, verify
+from . import bench, demo, explain, generate, peers, quality, quantize, verify
 from .common import Commands
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 benches = typer.Typer(invoke_without_command=True)
 benches.callback()(bench.bench)
+benches.command()(peers.peers)
 benches.command()(quality.quality)
 app.add_typer(benches, name="bench")
 app.command()(quantize.quantize)

@@ -1,0 +1,1 @@
+"""Other engines on this machine's CPU, measured beside our own: ``outrider bench peers``."""

@@ -1,0 +1,141 @@
+"""Which peers there are, and how each is started."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from safetensors import safe_open
+
+from . import setup
+from .setup import call, home, say
+
+OWN = "outrider"
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+MODES = ("plain", "draft", "ngram")
+FOLDER = Path(__file__).parent
+
+
+def run_module(python: str | Path, name: str) -> tuple[str, ...]:
+    """The command that runs a script of ``runners`` in that Python (3.11 or later)."""
+    return (str(python), "-P", "-m", f"runners.{name}")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine to measure.
+
+    Args:
+        name: as reports say it.
+        command: starts its runner.
+        converter: a script of ``runners`` in the Python given, called with a checkpoint, an output
+            folder and a dtype; None for a peer that reads checkpoints as they are.
+        environment: variables that the runner needs.
+        dtypes: which it has.
+        missing: why it cannot run here, None if it can.
+        batches: True if it takes several prompts at a time.
+        weights: the file of a conversion that holds the weights.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    converter: tuple[str, ...] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    missing: Callable[[], str | None] = lambda: None
+    batches: bool = True
+    weights: str = ""
+
+    def variables(self) -> dict[str, str]:
+        """Variables of its processes: they see the runners, and Outrider only for its own."""
+        inherited = os.environ.get("PYTHONPATH", "") if self.name == OWN else ""
+        path = os.pathsep.join(part for part in (str(FOLDER), inherited) if part)
+        return {**self.environment, "PYTHONPATH": path}
+
+    def convert(self, checkpoint: Path, dtype: str) -> Path:
+        """The checkpoint in the peer's own format: converted once, then found again.
+
+        Raises:
+            SetupError: the converter failed.
+        """
+        if self.converter is None:
+            return checkpoint
+        folder = self.conversions(checkpoint) / dtype
+        done = folder / "done"
+        if not done.exists():
+            say(f"{self.name}: converting {checkpoint} to {dtype}")
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            variables = [f"{name}={value}" for name, value in self.variables().items()]
+            words = (str(checkpoint), str(folder), dtype)
+            call("env", *variables, *self.converter, *words, log=folder / "log")
+            done.touch()
+        return folder
+
+    def conversions(self, checkpoint: Path) -> Path:
+        """Where its conversions lie: elsewhere when the weights change, or what converts them."""
+        about = [str(checkpoint.resolve())]
+        for file in sorted(checkpoint.glob("*.safetensors")):
+            stat = file.stat()
+            about.append(f"{file.name} {stat.st_size} {stat.st_mtime_ns}")
+        if self.converter is not None:
+            about += [*self.converter, *setup.recipe(self.name)]
+            for script in (FOLDER / "runners").glob(f"{self.converter[-1].rpartition('.')[2]}.py"):
+                about.append(script.read_text(encoding="utf-8"))
+        key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
+        return home() / "converted" / f"{self.name}-{key}"
+
+    def bits_per_weight(self, checkpoint: Path, dtype: str) -> float | None:
+        """The size of its weights, converted already where need be; None if unknown.
+
+        A conversion's file over the checkpoint's number of weights, scales and all; what an engine
+        reads from the checkpoint itself, it holds in ``dtype``.
+        """
+        if self.converter is None:
+            return {"float32": 32.0, "bfloat16": 16.0}.get(dtype)
+        size = (self.conversions(checkpoint) / dtype / self.weights).stat().st_size
+        return 8 * size / number_of_weights(checkpoint)
+
+
+def number_of_weights(checkpoint: Path) -> int:
+    """Numbers in a checkpoint's safetensors files: tied embeddings count once."""
+    total = 0
+    for file in checkpoint.glob("*.safetensors"):
+        with safe_open(file, framework="np") as opened:
+            names = opened.keys()
+            total += sum(prod(opened.get_slice(name).get_shape()) for name in names)
+    return total
+
+
+def peers() -> dict[str, Peer]:
+    """Every peer by name, Outrider itself first."""
+    lcpp, ov, vllm = setup.LLAMA_CPP.python, setup.OPENVINO.python, setup.VLLM.python
+    export = setup.EXPORT.python
+    server = {"PEER_SERVER": str(setup.program("llama-server"))}
+    quantize = {"PEER_QUANTIZE": str(setup.program("llama-quantize"))}
+    found = (
+        Peer(OWN, run_module(sys.executable, "own"), dtypes=DTYPES),
+        Peer("transformers", run_module(sys.executable, "transformers"), batches=False),
+        Peer(
+            "llama.cpp", run_module(lcpp, "llamacpp"), run_module(lcpp, "llamacpp_convert"),
+            {**server, **quantize}, DTYPES, lambda: setup.missing("llama.cpp"),
+            weights="model.gguf",
+        ),
+        Peer(
+            "openvino", run_module(ov, "openvino"), run_module(export, "openvino_convert"),
+            {}, DTYPES, lambda: setup.missing("openvino"),
+            weights="openvino_model.bin",
+        ),
+        Peer(
+            "vllm", run_module(vllm, "vllm"), None,
+            {"VLLM_CACHE_ROOT": str(home() / setup.VLLM.name / "cache")},
+            missing=lambda: setup.missing("vllm"),
+        ),
+    )  # fmt: skip
+    return {peer.name: peer for peer in found}

@@ -1,0 +1,57 @@
+"""Outrider by the peers' protocol."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from outrider import LLM, SamplingParams, __version__
+from outrider.errors import ConfigError
+
+from .serve import Ids, Runner, Spec, Unsupported, serve
+
+LONGEST = 8
+
+
+class Own:
+    """One ``LLM``; its draft length is changed between calls."""
+
+    version = __version__
+
+    def __init__(self, spec: Spec) -> None:
+        drafter = {"plain": None, "ngram": "ngram", "draft": spec["drafter"]}[spec["mode"]]
+        quantised = spec["dtype"] in ("int8", "int4")
+        try:
+            self.llm = LLM(
+                spec["target"], drafter=drafter, num_speculative_tokens=LONGEST,
+                max_num_seqs=spec["parallel"], max_model_len=spec["context"],
+                **{"quantization" if quantised else "dtype": spec["dtype"]},
+            )  # fmt: skip
+        except ConfigError as error:  # an Outrider without that option says so
+            raise Unsupported(str(error)) from None
+
+    def prepare(self, k: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        if k:
+            engine = self.llm.engine
+            engine.config = replace(engine.config, num_speculative_tokens=k)
+
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
+        params = [
+            SamplingParams(
+                temperature=options["temperature"], seed=options["seed"] + i,
+                max_tokens=max_tokens, ignore_eos=True,
+            )
+            for i in range(len(prompts))
+        ]  # fmt: skip
+        return [out.outputs[0].token_ids for out in self.llm.generate(list(prompts), params)]
+
+
+def make(spec: Spec) -> Runner:
+    """The runner."""
+    return Own(spec)
+
+
+if __name__ == "__main__":
+    serve(make)

@@ -1,0 +1,113 @@
+"""The protocol that every runner speaks: JSON lines over stdin and stdout.
+
+First comes ``{"target", "drafter", "dtype", "mode", "context", "parallel"}``: folders, null without
+a drafter; mode is plain, draft or ngram; ``context`` is the longest prompt plus output, in tokens,
+and ``parallel`` how many prompts there are at most at a time. The answer is ``{"ready": true,
+"version"}``. Then, one at a time, ``{"prompts", "max_tokens", "temperature", "seed", "k",
+"threads"}`` is answered by ``{"ids", "seconds", "first", "peak_memory"}``: output ids by prompt,
+seconds of the call T(N), seconds of a call of its own for one token each T(1), and bytes. All
+prompts start together and take exactly ``max_tokens`` tokens each: EOS is ignored. The i-th has the
+seed ``seed`` + i. A failure is answered by ``{"error": sentence}``. stdin's end ends the runner.
+
+Written for the standard library alone, since peers' environments hold nothing of Outrider.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+Spec = dict[str, Any]
+Ids = list[list[int]]
+
+
+class Unsupported(Exception):
+    """The peer cannot do that; the message says why."""
+
+
+class Runner(Protocol):
+    """A peer with its models loaded, in one mode."""
+
+    version: str
+
+    def prepare(self, k: int, threads: int) -> None:
+        """Take these settings, loading again if need be; k is 0 in plain mode."""
+        ...
+
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
+        """Exactly ``max_tokens`` output ids each; ``options`` holds temperature and seed."""
+        ...
+
+
+def processes(root: int) -> list[int]:
+    """A process and everything below it."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue
+            # The name may hold blanks and brackets: what follows its last bracket does not.
+            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+    found = [root]
+    for process in found:
+        found.extend(parents.get(process, ()))
+    return found
+
+
+def peak_memory() -> int:
+    """Bytes: the largest resident sets of this process and those below it, added up."""
+    total = 0
+    for process in processes(os.getpid()):
+        try:
+            status = Path(f"/proc/{process}/status").read_text()
+        except OSError:
+            continue
+        peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+        total += int(peaks[0]) * 1024 if peaks else 0
+    return total
+
+
+def serve(make: Any) -> None:
+    """Speak the protocol until stdin ends; ``make`` is called with the first line."""
+    # What libraries print must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def answer(**found: Any) -> None:
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started it closes stdin
+    runner: Runner | None = None
+    current = None
+    for line in sys.stdin:
+        given = json.loads(line)
+        try:
+            if runner is None:
+                runner = make(given)
+                assert runner is not None
+                answer(ready=True, version=runner.version)
+                continue
+            wanted = given["k"], given["threads"]
+            if wanted != current:
+                runner.prepare(*wanted)
+                current = wanted
+            tokens, times = given["max_tokens"], []
+            # A runner that hands calls on to a process of its own does the pairing itself.
+            for count in (tokens,) if given.get("once") or tokens == 1 else (1, tokens):
+                start = time.perf_counter()
+                ids = runner.generate(given["prompts"], count, given)
+                times.append(time.perf_counter() - start)
+            answer(ids=ids, first=times[0], seconds=times[-1], peak_memory=peak_memory())
+        except Exception as error:
+            plain = isinstance(error, Unsupported)
+            answer(error=str(error) if plain else f"{type(error).__name__}: {error}")
+            if runner is None:
+                return
