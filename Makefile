@@ -9,11 +9,13 @@ STAMP := .venv/.outrider-installed
 # older pips hand them the first variable, newer ones the second.
 CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
-.PHONY: help demo test equality slow lint setup peers clean
+.PHONY: help demo test engine isas equality slow lint setup peers clean
 
 help:
 	@echo "make demo      see plain and speculative decoding side by side"
 	@echo "make test      tests, lint and types"
+	@echo "make engine    the engine's tests on portable, AVX2 and no native code (part of make test)"
+	@echo "make isas      the whole suite on every instruction set, and without native code"
 	@echo "make equality  plain and speculative decoding say the same, every option and drafter"
 	@echo "make slow      the long proofs, those of equality among them"
 	@echo "make lint      lint and types only"
@@ -25,7 +27,17 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory engine lint
+
+engine: $(STAMP)
+	for isa in portable avx2 off; do \
+	  echo "OUTRIDER_NATIVE_ISA=$$isa"; \
+	  OUTRIDER_NATIVE_ISA=$$isa $(BIN)/python -m pytest -q -m "engine and not slow" || exit 1; done
+
+isas: $(STAMP)
+	for isa in $$($(BIN)/python -c "from outrider.native.choice import available; print(*available())") off; do \
+	  echo "OUTRIDER_NATIVE_ISA=$$isa"; \
+	  OUTRIDER_NATIVE_ISA=$$isa $(BIN)/python -m pytest -q || exit 1; done
 
 equality: $(STAMP)
 	$(BIN)/python -m pytest -m equality

@@ -14,6 +14,8 @@ from outrider.audit.sweep import unlike_before
 from outrider.engine.engine import Engine
 from outrider.types import SamplingParams
 
+pytestmark = pytest.mark.engine
+
 DRAFTERS = ("none", "ngram", "model", "wrong", "right", "ragged")
 SCHEMA = {
     "type": "object",

@@ -17,6 +17,8 @@ from outrider.errors import ConfigError, MemoryBudgetError, ModelError, RequestE
 from outrider.llm import GenerationError
 from outrider.types import Origin
 
+pytestmark = pytest.mark.engine
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, max_tokens=12, seed=5, ignore_eos=True)
 

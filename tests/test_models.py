@@ -19,6 +19,8 @@ from outrider.models.load import load_model
 from outrider.models.rows import Segment, build_rows
 from outrider.models.transformer import Output, Transformer, choose_dtype, rms_norm
 
+pytestmark = pytest.mark.engine
+
 CPU = torch.device("cpu")
 PAGE = 16
 MakeCheckpoint = Callable[..., Path]

@@ -25,7 +25,7 @@ PAGE = 16
 MakeCheckpoint = Callable[..., Path]
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
-HERE = native.ISAS[: native._level() + 1]
+HERE = native.available()
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},

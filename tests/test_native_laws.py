@@ -23,7 +23,7 @@ from outrider.types import Request, Row, SamplingParams
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 CPU = torch.device("cpu")
-HERE = native.ISAS[: native._level() + 1]
+HERE = native.available()
 WIDTH = 1003  # no multiple of a block
 PROMPT = (3, 5, 3, 900)
 

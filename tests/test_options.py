@@ -31,6 +31,8 @@ from outrider.sampling.grammar import Grammars
 from outrider.sampling.law import RequestLaw, SequenceLaw
 from outrider.types import Request
 
+pytestmark = pytest.mark.engine
+
 CPU = torch.device("cpu")
 WIDTH = 50
 END = 3

@@ -26,6 +26,8 @@ from outrider.models.quantize import Quantized, quantize
 from outrider.models.transformer import Transformer
 from outrider.models.weights import load_weights
 
+pytestmark = pytest.mark.engine
+
 RECIPES = ("int8", "int4", "int8-g64", "int4-g128", "int4-zp", "int8-channel-zp", "int4-channel")
 CPU = torch.device("cpu")
 

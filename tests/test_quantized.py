@@ -26,7 +26,7 @@ MakeCheckpoint = Callable[..., Path]
 Recipe = Callable[[torch.Tensor], torch.Tensor | Quantized]
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
-HERE = native.ISAS[: native._level() + 1]
+HERE = native.available()
 
 
 def step(isa: str) -> Library:

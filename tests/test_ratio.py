@@ -29,6 +29,8 @@ from outrider.sampling.oracle import Emissions, Model
 from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains, make_rule
 from outrider.types import Draft, Request, Row, SamplingParams
 
+pytestmark = pytest.mark.engine
+
 CPU = torch.device("cpu")
 PROMPT = (0, 2)
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")

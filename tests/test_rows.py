@@ -18,6 +18,8 @@ from outrider.models.transformer import Output, Transformer, row_unit
 from outrider.models.weights import bf16_kernels
 from outrider.native.choice import library
 
+pytestmark = pytest.mark.engine
+
 CPU = torch.device("cpu")
 PAGE = 8
 LENGTH = 150

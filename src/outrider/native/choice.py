@@ -76,3 +76,8 @@ def _level() -> int:
         return _find("portable").level()
     except OSError:
         return 0
+
+
+def available() -> tuple[str, ...]:
+    """The instruction sets that this CPU runs, the best one last."""
+    return ISAS[: _level() + 1]
