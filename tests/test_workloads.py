@@ -174,7 +174,13 @@ def report(replay: dict[str, str] | None = None) -> dict[str, Any]:
         for t in (0.0, 1.0) for b in (1, 2, 4)
         for drafter, k in (("none", 0), ("ngram", 2), ("ngram", 4), ("/a/long" * 9, 2))
     ]  # fmt: skip
-    machine = {"dtype": "float32", "cpu": "a processor", "cores": 2}
+    machine = {
+        "dtype": "float32",
+        "quantization": None,
+        "drafter_quantization": None,
+        "cpu": "a processor",
+        "cores": 2,
+    }
     return {"machine": machine, "rounds": 7, "intervals": {"confidence": 0.984}, "runs": runs}
 
 
