@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -105,7 +106,12 @@ class Rope:
 
     def _tables(self, angles: torch.Tensor) -> torch.Tensor:
         """cos, and sin with the sign that x1 wants, side by side: [rows, 2, head_dim]."""
-        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+        # By NumPy in fp64: torch's fp32 cosine was seen to differ between processes in a last bit.
+        exact = angles.double().cpu().numpy()
+        cos, sin = (
+            torch.from_numpy(turn(exact)).float().to(angles.device) * self._factor
+            for turn in (np.cos, np.sin)
+        )
         if self._still:  # see ``half_split``
             more = (*angles.shape[:-1], self._still // 2)
             cos = torch.cat([cos, cos.new_ones(more)], -1)
