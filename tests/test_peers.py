@@ -165,11 +165,11 @@ def test_what_cannot_run_is_skipped_with_the_reason(
 
 def test_a_dtype_that_a_peer_lacks_is_skipped(fake: Callable[..., Peer], pair: Pair) -> None:
     other = replace(fake("other"), dtypes=("float32",))
-    own = replace(fake(OWN), dtypes=("float32", "int8"))
-    found = measured(pair, replace(OPTIONS, dtypes=("float32", "int8")), own, other)
-    assert [(s["peer"], s["dtype"]) for s in found["skipped"]] == [("other", "int8")]
+    own = replace(fake(OWN), dtypes=("float32", "bfloat16"))
+    found = measured(pair, replace(OPTIONS, dtypes=("float32", "bfloat16")), own, other)
+    assert [(s["peer"], s["dtype"]) for s in found["skipped"]] == [("other", "bfloat16")]
     assert {(r["peer"], r["dtype"]) for r in found["runs"]} == {
-        (OWN, "float32"), (OWN, "int8"), ("other", "float32"),
+        (OWN, "float32"), (OWN, "bfloat16"), ("other", "float32"),
     }  # fmt: skip
 
 

@@ -76,7 +76,7 @@ class Recipe:
     def parse(text: object) -> Recipe:
         """A recipe from its text: int4 or int8, then -g32, -g64, -g128 or -channel, then -zp.
 
-        Without a group it is 32.
+        Without a group it is 128.
 
         Raises:
             ConfigError: the text is no recipe.
@@ -89,11 +89,11 @@ class Recipe:
                 "checkpoint whose weights are quantised already needs none."
             )
         bits, group, channel, zeros = found.groups()
-        return Recipe(int(bits), None if channel else int(group or 32), zeros is not None)
+        return Recipe(int(bits), None if channel else int(group or 128), zeros is not None)
 
     @property
     def head(self) -> Recipe:
-        """What the head is made to, and an embedding that is the head as well: 8 bits.
+        """What head and embedding are made to: 8 bits.
 
         At 4 the head of the pocket target costs as much perplexity as all else together.
         """
@@ -105,7 +105,7 @@ class Recipe:
         return self.bits + groups * (16 + self.bits * self.zeros) / inputs
 
     def __str__(self) -> str:
-        group = "-channel" if self.group is None else "" if self.group == 32 else f"-g{self.group}"
+        group = "-channel" if self.group is None else "" if self.group == 128 else f"-g{self.group}"
         return f"int{self.bits}{group}{'-zp' if self.zeros else ''}"
 
 

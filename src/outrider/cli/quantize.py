@@ -17,12 +17,12 @@ def quantize(
         str,
         typer.Option(
             metavar="RECIPE",
-            help="int8 or int4, with -g32 (the default), -g64, -g128 or -channel for the group, "
+            help="int8 or int4, with -g32, -g64, -g128 (the default) or -channel for the group, "
             "and -zp for zero points, as in int4-g64-zp.",
         ),
     ],
 ) -> None:
-    """Write a quantised copy of a checkpoint, in a layout that vLLM reads as well."""
+    """Write a quantised copy of a checkpoint, in the layout of compressed-tensors."""
     with status("loading"):
         from ..config import Recipe
         from ..models.export import export

@@ -34,7 +34,7 @@ def recipe_of(name: str, recipe: Recipe | None, tied: bool) -> Recipe | None:
     """What ``recipe`` makes the tensor ``name`` to, as ``Loader`` does at load; None leaves it."""
     if recipe is None:
         return None
-    if name == (EMBEDDING if tied else HEAD):
+    if name == EMBEDDING or (name == HEAD and not tied):
         return recipe.head
     return recipe if MATRIX.fullmatch(name) else None
 

@@ -114,9 +114,11 @@ class NativeTransformer:
             loader = Loader(
                 source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe
             )
-            embedding = loader.embedding().contiguous()
+            embedding = loader.embedding()
             # Tied, the head is the only copy, and tokens are looked up in it.
-            self.embedding = None if a.tied else embedding
+            self.embedding: torch.Tensor | None = None
+            if isinstance(embedding, torch.Tensor) and not a.tied:
+                self.embedding = embedding.contiguous()
             self.handle = library.new_model(self._config(max_length), self.embedding)
             weakref.finalize(self, library.free_model, self.handle)
             for number, kind in enumerate(kinds):
@@ -129,6 +131,8 @@ class NativeTransformer:
                 self._load_layer(loader, index, kinds.index(a.kinds[index]))
             library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
             self._set(0, "head", loader.head(embedding), None)
+            if self.embedding is None and not a.tied:
+                self._set(0, "embedding", embedding, None)
             library.check(self.handle)
 
     def _config(self, max_length: int) -> Config:

@@ -61,7 +61,7 @@ def scheme(recipe: Recipe, targets: str) -> dict[str, Any]:
 
 def quantization_config(recipe: Recipe, tied: bool) -> dict[str, Any]:
     """What config.json says of a checkpoint that was made by ``recipe``."""
-    head = "re:.*embed_tokens$" if tied else "re:.*lm_head$"
+    head = "re:.*embed_tokens$" if tied else "re:.*(embed_tokens|lm_head)$"
     return {
         "quant_method": METHOD,
         "format": FORMAT,

@@ -251,7 +251,7 @@ class Loader:
 
     ``pack`` makes of every matrix what its products want. Quantised ones are dequantised before,
     or with ``keeps`` handed on as they are. With a ``recipe`` matrices are quantised as they are
-    read; routers, norms, biases and an embedding of its own are not.
+    read; routers, norms and biases are not.
     """
 
     def __init__(
@@ -377,19 +377,17 @@ class Loader:
             mlps=tuple(self._mlp(name, a.expert_size) for name in each),
         )
 
-    def embedding(self) -> torch.Tensor:
+    def embedding(self) -> Matrix:
         """[vocabulary, hidden_size]."""
         a, name = self._a, "model.embed_tokens.weight"
-        recipe = self._head_recipe if a.tied else None
-        self._embedding = self.matrix(name, a.vocab_size, a.hidden_size, recipe)
-        return plain(self._embedding, self._dtype).to(self._device)
+        found = self.matrix(name, a.vocab_size, a.hidden_size, self._head_recipe)
+        return found if isinstance(found, Quantized) else found.to(self._device)
 
-    def head(self, embedding: torch.Tensor) -> Matrix:
+    def head(self, embedding: Matrix) -> Matrix:
         """What makes logits of the last hidden states; tied checkpoints have but the embedding."""
         a = self._a
         if a.tied:
-            kept = self._embedding
-            return self._ready(kept) if isinstance(kept, Quantized) else self._pack(embedding)
+            return self._ready(embedding)
         name = "lm_head.weight"
         return self._ready(self.matrix(name, a.vocab_size, a.hidden_size, self._head_recipe))
 
@@ -417,4 +415,5 @@ def load_weights(
         numbers = tqdm(range(count), "Quantising weights", disable=quiet, leave=False)
         layers = tuple(loader.layer(i) for i in numbers)
         embedding = loader.embedding()
-        return Weights(embedding, layers, loader.norm("model.norm"), loader.head(embedding))
+        table = plain(embedding, dtype).to(device)
+        return Weights(table, layers, loader.norm("model.norm"), loader.head(embedding))

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import torch
 
-ABI = 3
+ABI = 4
 """What the library's ``outrider_abi`` answers; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-MATRICES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4}
+MATRICES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5}
 VECTORS = {"input": 0, "mlp": 1, "final": 2, "q": 3, "k": 4, "cos": 5, "sin": 6}
 TABLES = 2
 """Rotary tables that a model may have."""

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from ...config import Recipe
+from ...models.export import bits_per_weight
 from . import setup
 from .setup import call, home, say
 
@@ -98,7 +100,10 @@ class Peer:
         reads from the checkpoint itself, it holds in ``dtype``.
         """
         if self.converter is None:
-            return {"float32": 32.0, "bfloat16": 16.0}.get(dtype)
+            plain = {"float32": 32.0, "bfloat16": 16.0}.get(dtype)
+            if plain is None and self.name == OWN:
+                return bits_per_weight(checkpoint, Recipe.parse(dtype))
+            return plain
         size = (self.conversions(checkpoint) / dtype / self.weights).stat().st_size
         return 8 * size / number_of_weights(checkpoint)
 

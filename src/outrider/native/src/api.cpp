@@ -29,13 +29,16 @@ bool fits(const Config& c) {
 template <class T>
 const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, Weight<T>*& to) {
     const Config& c = m.c;
-    if (kind < QKV || kind > HEAD || (kind != HEAD && (number < 0 || number >= c.layers)))
+    if (kind < QKV || kind > EMBEDDING || (kind < HEAD && (number < 0 || number >= c.layers)))
         return "there is no such matrix";
     const int query = c.heads * c.head_dim, key = c.kv_heads * c.head_dim;
-    const int outs[] = {query + 2 * key, c.hidden, 2 * c.inner, c.hidden, c.vocabulary};
-    const int ins[] = {c.hidden, query, c.hidden, c.inner, c.hidden};
+    const int outs[] = {query + 2 * key, c.hidden, 2 * c.inner,
+                        c.hidden,        c.vocabulary, c.vocabulary};
+    const int ins[] = {c.hidden, query, c.hidden, c.inner, c.hidden, c.hidden};
     if (out != outs[kind] || in != ins[kind]) return "a matrix has another shape than its model";
-    to = kind == HEAD ? &m.head : &m.layers[number].matrices[kind];
+    to = kind == HEAD        ? &m.head
+         : kind == EMBEDDING ? &m.table
+                             : &m.layers[number].matrices[kind];
     return nullptr;
 }
 
@@ -142,7 +145,7 @@ const char* with(Model* model, Work work) {
 
 using namespace outrider;
 
-API int outrider_abi() { return 3; }
+API int outrider_abi() { return 4; }
 
 API int outrider_cpu() { return cpu_level(); }
 

@@ -166,14 +166,15 @@ struct Forward : Work {
         });
     }
 
-    // A row of the embedding as T; with tied ones that is a row of the head. `room` has space.
+    // A row of the embedding as T. `room` has space.
     const T* look_up(int token, T* room) const {
         if (m.embedding) return m.embedding + std::size_t(token) * c.hidden;
-        if (m.head.packed.empty()) {
-            unpack_row(m.head.plain, token, room, c.hidden);
+        const Weight<T>& from = m.rows();
+        if (from.packed.empty()) {
+            unpack_row(from.plain, token, room, c.hidden);
         } else {
             std::vector<float> wide(c.hidden);
-            unpack_row(m.head.packed, token, wide.data());
+            unpack_row(from.packed, token, wide.data());
             for (int i = 0; i < c.hidden; ++i) narrow_to(&room[i], wide[i]);
         }
         return room;

@@ -19,7 +19,7 @@ struct Config {
     float norm_eps, scale, embedding_scale, residual_scale, logits_scale;
 };
 
-enum MatrixKind { QKV, OUTPUT, GATE_UP, DOWN, HEAD };
+enum MatrixKind { QKV, OUTPUT, GATE_UP, DOWN, HEAD, EMBEDDING };
 enum VectorKind { INPUT_NORM, MLP_NORM, FINAL_NORM, Q_NORM, K_NORM, COS, SIN };
 
 // A matrix as T, or quantised; one of the two is empty.
@@ -62,15 +62,17 @@ struct Model {
 template <class T>
 struct Weights : Model {
     using Model::Model;
-    const T* embedding = nullptr;  // [vocabulary, hidden], its owner's; null: the head's rows
+    const T* embedding = nullptr;  // [vocabulary, hidden], its owner's; null: see rows()
     std::vector<Layer<T>> layers;
-    Weight<T> head;
+    Weight<T> head, table;  // `table`: a packed embedding that is not the head
     int width = 0, blocks = 0;  // of a row of digits, at most
     Memory<float> norm;
     Memory<float> cos[TABLES], sin[TABLES];  // [max_length, head_dim / 2]
     mutable Scratch<T> scratch;
 
     int head_pad() const { return padded(c.head_dim, IN_PAD); }
+    // Where tokens are looked up, if not in `embedding`.
+    const Weight<T>& rows() const { return table.empty() ? head : table; }
 };
 
 // Keys and values: [layer][page], see cache.hpp.

@@ -21,12 +21,13 @@ class Own:
 
     def __init__(self, spec: Spec) -> None:
         drafter = {"plain": None, "ngram": "ngram", "draft": spec["drafter"]}[spec["mode"]]
-        quantised = spec["dtype"] in ("int8", "int4")
+        few = spec["dtype"] if spec["dtype"] in ("int8", "int4") else None
         try:
             self.llm = LLM(
                 spec["target"], drafter=drafter, num_speculative_tokens=LONGEST,
                 max_num_seqs=spec["parallel"], max_model_len=spec["context"],
-                **{"quantization" if quantised else "dtype": spec["dtype"]},
+                dtype="bfloat16" if few else spec["dtype"], quantization=few,
+                drafter_quantization=few if spec["mode"] == "draft" else None,
             )  # fmt: skip
         except ConfigError as error:  # an Outrider without that option says so
             raise Unsupported(str(error)) from None
