@@ -17,7 +17,7 @@ from ...errors import OutriderError
 from .runners.serve import processes
 
 K = TypeVar("K")
-LOAD_SECONDS, RUN_SECONDS, CLOSE_SECONDS = 1200.0, 600.0, 10.0
+LOAD_SECONDS, RUN_SECONDS, CLOSE_SECONDS, LOOK_SECONDS = 1200.0, 600.0, 10.0, 2.0
 TICK = os.sysconf("SC_CLK_TCK")
 # Settings of this process that would decide over the peer's threads or reach for the network.
 DROPPED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "VIRTUAL_ENV")
@@ -150,9 +150,14 @@ class Session:
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
         while b"\n" not in self.rest:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([pipe], [], [], min(LOOK_SECONDS, max(0.0, left)))
             if not ready:
-                raise PeerError(f"no answer within {limit:.0f} s; its log: {self.log}")
+                if self.process.poll() is not None:  # a child of its may hold the pipe open
+                    raise self._ended()
+                if left <= 0:
+                    raise PeerError(f"no answer within {limit:.0f} s; its log: {self.log}")
+                continue
             read = os.read(pipe, 1 << 16)
             if not read:
                 raise self._ended()
