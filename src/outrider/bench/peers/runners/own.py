@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from outrider import LLM, SamplingParams, __version__
 from outrider.errors import ConfigError
+from outrider.native.threads import allowed_threads
 
 from .serve import Ids, Runner, Spec, Unsupported, serve
 
@@ -33,7 +32,8 @@ class Own:
             raise Unsupported(str(error)) from None
 
     def prepare(self, k: int, threads: int) -> None:
-        torch.set_num_threads(threads)
+        if threads != allowed_threads():
+            raise Unsupported("the native step takes all threads that it may, once and for all")
         if k:
             engine = self.llm.engine
             engine.config = replace(engine.config, num_speculative_tokens=k)
