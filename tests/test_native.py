@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_steps import HERE, step
 
 from outrider.errors import ModelError
 from outrider.models.base import Model, Output
@@ -18,14 +19,12 @@ from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
 from outrider.native import choice as native
-from outrider.native.library import Library
 
 CPU = torch.device("cpu")
 PAGE = 16
 MakeCheckpoint = Callable[..., Path]
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
-HERE = native.available()
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
@@ -34,14 +33,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16, "num_attention_heads": 6},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
 }
-
-
-def step(isa: str) -> Library:
-    found = native.open_library(isa)
-    assert found is not None
-    if found.isa != isa:
-        pytest.skip(f"{isa} was not built")
-    return found
 
 
 def ids_of(length: int, seed: int = 0) -> list[int]:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from native_steps import HERE, step
 
 from outrider import LLM
 from outrider.errors import ModelError
 from outrider.native import choice as native
 from outrider.native.laws import NativeLaw, NativeNoise, measurer
-from outrider.native.library import Library
 from outrider.sampling.draws import SharedNoise
 from outrider.sampling.law import RequestLaw
 from outrider.sampling.logprobs import measure
@@ -23,7 +23,6 @@ from outrider.types import Request, Row, SamplingParams
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 CPU = torch.device("cpu")
-HERE = native.available()
 WIDTH = 1003  # no multiple of a block
 PROMPT = (3, 5, 3, 900)
 
@@ -38,14 +37,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "wide": {"top_k": 1000, "min_p": 1e-9},
     "mass": {"top_p": 0.1},
 }
-
-
-def step(isa: str) -> Library:
-    found = native.open_library(isa)
-    assert found is not None
-    if found.isa != isa:
-        pytest.skip(f"{isa} was not built")
-    return found
 
 
 def random_laws(rows: int, width: int = WIDTH, seed: int = 0) -> torch.Tensor:

@@ -115,7 +115,7 @@ def test_each_side_runs_at_its_best_and_ratios_are_exact(
     assert ratio["best"]["ratio"] == pytest.approx(1.5)
     assert (ratio["best"]["ours"], ratio["best"]["theirs"]) == ("draft", "draft")
     # Two threads, plain, and four lengths of two speculative modes: all settings of both sides.
-    assert len(found["search"]) == 2 * 2 * (1 + 4 + 4)
+    assert len(found["search"]) == 2 * ((1 + 1) + (4 + 1) + (4 + 1))
     assert found["skipped"] == []
     json.dumps(found)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from native_steps import HERE, step
 
 from outrider.errors import ModelError
 from outrider.models import native as models_native
@@ -26,15 +27,6 @@ MakeCheckpoint = Callable[..., Path]
 Recipe = Callable[[torch.Tensor], torch.Tensor | Quantized]
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
-HERE = native.available()
-
-
-def step(isa: str) -> Library:
-    found = native.open_library(isa)
-    assert found is not None
-    if found.isa != isa:
-        pytest.skip(f"{isa} was not built")
-    return found
 
 
 def quantized(matrix: torch.Tensor, bits: int, group: int, zeros: bool = False) -> Quantized:

@@ -146,13 +146,14 @@ def quality(
         OutriderError: a model cannot be loaded, a recipe is none, or there is too little text.
     """
     folder = find_folder(model)
-    chosen: dict[str, tuple[Path, str | None]] = {}
+    chosen: dict[str, tuple[Path, Recipe | None]] = {}
     for name in dict.fromkeys(recipes):
         stored = Path(name).exists()
-        chosen[name] = (Path(name), None) if stored else (folder, str(Recipe.parse(name)))
+        chosen[name] = (Path(name), None) if stored else (folder, Recipe.parse(name))
 
-    def open_model(where: Path, recipe: str | None = None) -> Model:
-        options = {"dtype": dtype, "quantization": recipe, "max_num_seqs": 1}
+    def open_model(where: Path, recipe: Recipe | None = None) -> Model:
+        few = None if recipe is None else str(recipe)
+        options = {"dtype": dtype, "quantization": few, "max_num_seqs": 1}
         return LLM(where, drafter=None, **options).engine.model
 
     reference = open_model(folder)
@@ -167,7 +168,6 @@ def quality(
         for name, tally in tallies.items():
             tally.take(expected, law(models[name], window), window)
         progress(number, len(read))
-    parsed = {n: None if r is None else Recipe.parse(r) for n, (_, r) in chosen.items()}
     return {
         "model": str(model),
         "dtype": str(reference.dtype).removeprefix("torch."),
@@ -177,7 +177,7 @@ def quality(
         "window": length,
         "intervals": {"confidence": CONFIDENCE, "method": METHOD},
         "runs": [
-            figures(name, bits_per_weight(chosen[name][0], parsed[name]), tally, exact)
+            figures(name, bits_per_weight(*chosen[name]), tally, exact)
             for name, tally in tallies.items()
         ],
     }

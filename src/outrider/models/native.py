@@ -18,7 +18,7 @@ from ..native.laws import NativeLaw
 from ..native.library import Library
 from .base import Output, Store
 from .families import Architecture, read_architecture, read_config
-from .quantize import Quantized
+from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
 from .transformer import choose_dtype
@@ -175,9 +175,7 @@ class NativeTransformer:
             library.set_vector(model, index, "q", weights.q_norm[: a.head_dim])
             library.set_vector(model, index, "k", weights.k_norm[: a.head_dim])
 
-    def _set(
-        self, index: int, kind: str, matrix: torch.Tensor | Quantized, bias: torch.Tensor | None
-    ) -> None:
+    def _set(self, index: int, kind: str, matrix: Matrix, bias: torch.Tensor | None) -> None:
         if isinstance(matrix, Quantized):
             self.library.set_quantized(self.handle, index, kind, matrix, bias)
         else:

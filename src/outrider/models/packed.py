@@ -4,7 +4,7 @@ A matrix ``name.weight`` is stored as ``weight_packed``, int32 [out, words], cod
 bits of each word up; ``weight_scale`` [out, groups]; ``weight_shape``, int64 [out, in]; and with
 zero points ``weight_zero_point``, int32 [words, groups], packed along the outputs. What the codes
 mean is in config.json under ``quantization_config``. The layout is that of the library's
-``compressors/pack_quantized``, so that others read these checkpoints as well.
+``compressors/pack_quantized``.
 """
 
 from __future__ import annotations

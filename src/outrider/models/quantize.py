@@ -50,15 +50,17 @@ class Quantized:
         """(out, in), as of the matrix that it stands for."""
         return (self.codes.shape[0], self.codes.shape[1])
 
-    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix, made in fp32 and rounded to ``dtype``: [out, in]."""
-        spread = self.codes.shape[1]
-        zeros = 1 << (self.bits - 1)
-        offset: torch.Tensor | int = zeros
+    def dequantized(self, dtype: torch.dtype, groups: torch.Tensor | None = None) -> torch.Tensor:
+        """The matrix, made in fp32 and rounded to ``dtype``: [out, in].
+
+        ``groups`` int64 [in] are the inputs' groups, where these do not follow one another.
+        """
+        if groups is None:
+            groups = torch.arange(self.codes.shape[1]) // self.group
+        offset: torch.Tensor | int = 1 << (self.bits - 1)
         if self.zeros is not None:
-            offset = self.zeros.int().repeat_interleave(self.group, 1)[:, :spread]
-        scales = self.scales.repeat_interleave(self.group, 1)[:, :spread]
-        return ((self.codes.int() - offset) * scales).to(dtype)
+            offset = self.zeros.int()[:, groups]
+        return ((self.codes.int() - offset) * self.scales[:, groups]).to(dtype)
 
     def rows(self, index: torch.Tensor) -> Quantized:
         """The outputs ``index``, in its order."""

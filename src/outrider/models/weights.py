@@ -18,10 +18,10 @@ from ..config import Recipe
 from ..errors import ModelError
 from ..gguf import is_gguf
 from .families import Architecture, read_config
-from .formats.base import PLAIN, REMEDY, Matrix, say
+from .formats.base import PLAIN, REMEDY, say
 from .formats.gguf import GGUFTensors
 from .formats.registry import find_format
-from .quantize import Quantized, quantize
+from .quantize import Matrix, Quantized, quantize
 from .rope import half_split
 from .rows import TILE
 
@@ -272,7 +272,6 @@ class Loader:
         self._a = architecture
         self._dtype = dtype
         self._device = device
-        self._embedding: Matrix | None = None
 
     def get(self, name: str, *size: int) -> torch.Tensor:
         """The tensor ``name``, of ``size``."""
@@ -380,8 +379,7 @@ class Loader:
     def embedding(self) -> Matrix:
         """[vocabulary, hidden_size]."""
         a, name = self._a, "model.embed_tokens.weight"
-        found = self.matrix(name, a.vocab_size, a.hidden_size, self._head_recipe)
-        return found if isinstance(found, Quantized) else found.to(self._device)
+        return self.matrix(name, a.vocab_size, a.hidden_size, self._head_recipe)
 
     def head(self, embedding: Matrix) -> Matrix:
         """What makes logits of the last hidden states; tied checkpoints have but the embedding."""

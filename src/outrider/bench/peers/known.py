@@ -42,6 +42,7 @@ class Peer:
         dtypes: which it has.
         missing: why it cannot run here, None if it can.
         batches: True if it takes several prompts at a time.
+        threads: True if it can be told how many threads to use; else it takes what it may.
         weights: the file of a conversion that holds the weights.
     """
 
@@ -52,6 +53,7 @@ class Peer:
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     missing: Callable[[], str | None] = lambda: None
     batches: bool = True
+    threads: bool = True
     weights: str = ""
 
     def variables(self) -> dict[str, str]:
@@ -125,7 +127,7 @@ def peers() -> dict[str, Peer]:
     server = {"PEER_SERVER": str(setup.program("llama-server"))}
     quantize = {"PEER_QUANTIZE": str(setup.program("llama-quantize"))}
     found = (
-        Peer(OWN, run_module(sys.executable, "own"), dtypes=DTYPES),
+        Peer(OWN, run_module(sys.executable, "own"), dtypes=DTYPES, threads=False),
         Peer("transformers", run_module(sys.executable, "transformers"), batches=False),
         Peer(
             "llama.cpp", run_module(lcpp, "llamacpp"), run_module(lcpp, "llamacpp_convert"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -256,28 +256,36 @@ class Bench:
         return f"{parting}: the conversion is wrong"
 
     def _search(self, engine: Engine, peer: Peer) -> None:
-        """Run every setting once, shortly; a load under which none runs is skipped."""
-        loads = [load for load in self.options.loads if self._takes(engine, peer, load)]
+        """Run shortly every K with all threads, then the best with fewer; skip a load with none."""
+        loads = tuple(load for load in self.options.loads if self._takes(engine, peer, load))
+        first, *fewer = self.threads if peer.threads else (available_cores(),)
         reasons: dict[Load, str] = {}
-        for threads in self.threads:
-            broken = set()
-            for k in (0,) if engine.mode == "plain" else self.options.lengths:
-                for load in (load for load in loads if load not in broken):
-                    setting = Setting(engine, load, k, threads)
-                    # A setting that fails, even by a crash, must not cost the others of its mode.
-                    try:
-                        trial = self._trial(setting, tuple(loads), self._tokens(load, True), 1)
-                        self.found.search[setting] = trial
-                    except OutriderError as error:
-                        reasons[load] = str(error)
-                        broken.add(load)
-                        which = f"{engine.peer} {engine.dtype} {engine.mode} {load.name}"
-                        say(f"{which}, {threads} threads: {error}")
-                        self.pool.close()
+
+        def run(setting: Setting) -> None:
+            # A setting that fails, even by a crash, must not cost the others of its mode.
+            try:
+                trial = self._trial(setting, loads, self._tokens(setting.load, True), 1)
+                self.found.search[setting] = trial
+            except OutriderError as error:
+                reasons[setting.load] = str(error)
+                which = f"{engine.peer} {engine.dtype} {engine.mode} {setting.load.name}"
+                say(f"{which}, {setting.threads} threads: {error}")
+                self.pool.close()
+
+        for k in (0,) if engine.mode == "plain" else self.options.lengths:
+            for load in (load for load in loads if load not in reasons):
+                run(Setting(engine, load, k, first))
+        for load in loads:
+            tried = [s for s in self.found.search if (s.engine, s.load) == (engine, load)]
+            if not tried:
+                self._skip(
+                    Skipped(engine.peer, engine.dtype, engine.mode, load.name, reasons[load])
+                )
+                continue
+            best = max(tried, key=lambda s: self.found.search[s].speed)
+            for threads in fewer:
+                run(replace(best, threads=threads))
         self.pool.close()
-        for load, reason in reasons.items():
-            if not any((s.engine, s.load) == (engine, load) for s in self.found.search):
-                self._skip(Skipped(engine.peer, engine.dtype, engine.mode, load.name, reason))
 
     def _takes(self, engine: Engine, peer: Peer, load: Load) -> bool:
         """True if that load is one for this engine; a peer that has no batches says so."""

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from ...errors import ModelError
-from ..quantize import Quantized
+from ..quantize import Matrix, Quantized
 from .base import (
     REMEDY,
-    Matrix,
     Tensors,
     group_size,
     misshapen,

@@ -11,11 +11,10 @@ from typing import Protocol
 import torch
 
 from ...errors import ModelError
-from ..quantize import Quantized
+from ..quantize import Matrix, Quantized
 
 logger = logging.getLogger("outrider")
 
-Matrix = torch.Tensor | Quantized
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 REMEDY = "give the checkpoint in float32, bfloat16 or float16"
@@ -142,6 +141,21 @@ def read_scales(
     raise misshapen(source, name, found, shape)
 
 
+def scaled(
+    found: torch.Tensor, scales: torch.Tensor, group: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """float8 ``found`` [out, in] times ``scales`` [out, groups], in ``dtype``."""
+    wide = scales.repeat_interleave(group, 1)[:, : found.shape[1]]
+    return (found.float() * wide).to(dtype)
+
+
+def unread(source: Tensors, name: str, found: torch.Tensor) -> ModelError:
+    """The error for a tensor of a type that no format says."""
+    return ModelError(
+        f"{source.folder}: tensor {name!r} holds {found.dtype}, which is not read; {REMEDY}."
+    )
+
+
 def in_order(
     source: Tensors, name: str, codes: Quantized, index: torch.Tensor, dtype: torch.dtype
 ) -> Matrix:
@@ -163,11 +177,7 @@ def in_order(
         f"{source.folder}: matrices quantised in the order of activations (g_idx) are dequantised "
         "at load."
     )
-    picked = index.long()
-    zeros: torch.Tensor | int = 1 << (codes.bits - 1)
-    if codes.zeros is not None:
-        zeros = codes.zeros.int()[:, picked]
-    return ((codes.codes.int() - zeros) * codes.scales[:, picked]).to(dtype)
+    return codes.dequantized(dtype, index.long())
 
 
 def without_symmetry(zeros: torch.Tensor, bits: int) -> torch.Tensor | None:

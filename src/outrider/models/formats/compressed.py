@@ -17,18 +17,19 @@ from typing import Any
 import torch
 
 from ...errors import ModelError
-from ..quantize import BITS, Quantized
+from ..quantize import BITS, Matrix, Quantized
 from .base import (
     FLOAT8,
     PLAIN,
     REMEDY,
-    Matrix,
     Tensors,
     in_order,
     misshapen,
     read_scales,
     say,
+    scaled,
     unpack,
+    unread,
     without_symmetry,
     words,
     words_for,
@@ -100,13 +101,9 @@ class Compressed:
         )
         if found.dtype in FLOAT8:
             say(f"{source.folder}: FP8 weights are dequantised at load.")
-            wide = scales.repeat_interleave(group, 1)[:, : shape[1]]
-            return (found.float() * wide).to(dtype)
+            return scaled(found, scales, group, dtype)
         if found.dtype != torch.int8:
-            raise ModelError(
-                f"{source.folder}: tensor {name!r} holds {found.dtype}, which is not read; "
-                f"{REMEDY}."
-            )
+            raise unread(source, name, found)
         zeros = self._zeros(source, name, scales.shape, 8)
         return Quantized((found.int() + 128).to(torch.uint8), scales, zeros, 8, group)
 

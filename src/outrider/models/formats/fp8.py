@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ...errors import ModelError
-from .base import FLOAT8, PLAIN, REMEDY, Matrix, Tensors, read_scales
+from ..quantize import Matrix
+from .base import FLOAT8, PLAIN, Tensors, read_scales, scaled, unread
 
 BLOCK = (128, 128)
 
@@ -45,11 +46,7 @@ class Fp8:
         if found.dtype in PLAIN:
             return found.to(dtype)
         if found.dtype not in FLOAT8:
-            raise ModelError(
-                f"{source.folder}: tensor {name!r} holds {found.dtype}, which is not read; "
-                f"{REMEDY}."
-            )
+            raise unread(source, name, found)
         suffix = "_scale_inv" if f"{name}_scale_inv" in source else "_scale"
         scales, group = read_scales(source, name + suffix, shape, (), self._block)
-        wide = scales.repeat_interleave(group, 1)[:, : shape[1]]
-        return (found.float() * wide).to(dtype)
+        return scaled(found, scales, group, dtype)

@@ -16,8 +16,8 @@ from gguf.quants import dequantize
 
 from ...errors import ModelError
 from ...gguf import StoredTensor, open_gguf
-from ..quantize import Quantized
-from .base import Matrix, say
+from ..quantize import Matrix, Quantized
+from .base import say
 from .gguf_config import interleaves
 
 GROUP = 32

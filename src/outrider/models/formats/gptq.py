@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from ...errors import ModelError
-from ..quantize import BITS, Quantized
+from ..quantize import BITS, Matrix, Quantized
 from .base import (
     REMEDY,
-    Matrix,
     Tensors,
     group_size,
     in_order,

@@ -115,6 +115,11 @@ bool complete(const Weights<T>& m) {
     return all;
 }
 
+// Of a layer's page: keys and values of all heads.
+std::size_t page_elements(const Config& c, int page_size) {
+    return std::size_t(2) * c.kv_heads * padded(page_size, BLOCK) * padded(c.head_dim, IN_PAD);
+}
+
 template <class T>
 void move_entries(const Store& store, const std::int32_t* from, const std::int32_t* to, int count) {
     const Config& c = store.model->c;
@@ -212,8 +217,7 @@ API const char* outrider_check(Model* model) {
 // Bytes that a page of `page_size` positions takes.
 API std::int64_t outrider_page_bytes(const Model* model, int page_size) {
     const Config& c = model->c;
-    return std::int64_t(c.dtype == 0 ? 4 : 2) * c.layers * 2 * c.kv_heads *
-           padded(page_size, BLOCK) * padded(c.head_dim, IN_PAD);
+    return std::int64_t(c.dtype == 0 ? 4 : 2) * c.layers * page_elements(c, page_size);
 }
 
 API Store* outrider_store(const Model* model, int pages, int page_size) {
@@ -226,8 +230,7 @@ API Store* outrider_store(const Model* model, int pages, int page_size) {
         store->model = model;
         store->pages = pages;
         store->page_size = page_size;
-        store->page_elements = std::size_t(2) * c.kv_heads * padded(page_size, BLOCK) *
-                               padded(c.head_dim, IN_PAD);
+        store->page_elements = page_elements(c, page_size);
         store->layer_elements = store->page_elements * pages;
         store->harmed.resize(std::size_t(pages) * page_size);
         try {

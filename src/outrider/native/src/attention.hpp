@@ -103,12 +103,11 @@ inline void weigh(float* sums, const T* values, const T* law, int width, int cou
 // A chunk's products for queries [first, last): by the kernels above, or by AMX's tiles.
 template <class T>
 struct Products {
-    Products(int) {}
-    void scores(Bench<T>& b, int first, int last, const T* const* keys, int from, int to, int width) {
+    static void scores(Bench<T>& b, int first, int last, const T* const* keys, int from, int to, int width) {
         for (int i = from; i < to; ++i)
             score(b.scores[first] + i * BLOCK, keys[i], b.q[first], width, last - first);
     }
-    void weigh(Bench<T>& b, int first, int last, const T* const* values, int from, int to,
+    static void weigh(Bench<T>& b, int first, int last, const T* const* values, int from, int to,
                int width) {
         for (int i = from; i < to; ++i)
             outrider::weigh(b.sums[first], values[i], b.law[first] + i * BLOCK, width, last - first);
@@ -120,7 +119,6 @@ struct Products {
 // Tiles 0 to 3 hold sums, 4 queries, 5 keys, 6 laws of a block, 7 its values.
 template <>
 struct Products<bf16> {
-    explicit Products(int) {}
     static void configure(int queries) {
         TileConfig config(queries);
         config.lines[4] = std::uint8_t(queries);
@@ -130,7 +128,7 @@ struct Products<bf16> {
         asm volatile("" ::"r"(&config) : "memory");
         _tile_loadconfig(&config);
     }
-    void scores(Bench<bf16>& b, int first, int last, const bf16* const* keys, int from, int to,
+    static void scores(Bench<bf16>& b, int first, int last, const bf16* const* keys, int from, int to,
                 int width) {
         configure(last - first);
         asm volatile("" ::"r"(&b) : "memory");
@@ -164,7 +162,7 @@ struct Products<bf16> {
         asm volatile("" ::"r"(&b) : "memory");
         _tile_release();
     }
-    void weigh(Bench<bf16>& b, int first, int last, const bf16* const* values, int from, int to,
+    static void weigh(Bench<bf16>& b, int first, int last, const bf16* const* values, int from, int to,
                int width) {
         configure(last - first);
         asm volatile("" ::"r"(&b) : "memory");
@@ -217,11 +215,10 @@ public:
             begin = std::min(begin, first_of(row));
             end = std::max(end, length_of(row));
         }
-        Products<T> products(queries);
         const int last = block_of(end - 1) + 1;
         for (int chunk = block_of(begin) / CHUNK_BLOCKS * CHUNK_BLOCKS; chunk < last;
              chunk += CHUNK_BLOCKS)
-            run_chunk(b, tile, products, chunk, std::max(block_of(begin), chunk),
+            run_chunk(b, tile, chunk, std::max(block_of(begin), chunk),
                       std::min(last, chunk + CHUNK_BLOCKS));
         for (int i = 0; i < queries; ++i) {
             T* to = out + (tile.first_row + i / heads) * out_stride +
@@ -284,17 +281,12 @@ private:
         for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
     }
 
-    void run_chunk(Bench<T>& b, const Tile& tile, Products<T>& products, int chunk, int from,
-                   int to) const {
+    void run_chunk(Bench<T>& b, const Tile& tile, int chunk, int from, int to) const {
         const int width = cache_.width, heads = tile.heads;
         const int queries = (tile.last_row - tile.first_row) * heads;
         const Row& first = rows_.rows[tile.first_row];
-        const bool tree = first.num_above > 0;
         // Blocks that lie in the cache as all rows see them; a tree's rows go on by themselves.
-        const int shared = tree ? std::clamp(first.prefix / cache_.page_size * cache_.blocks() +
-                                                 first.prefix % cache_.page_size / BLOCK,
-                                             from, to)
-                                : to;
+        const int shared = first.num_above ? std::clamp(block_of(first.prefix), from, to) : to;
         const T* keys[CHUNK_BLOCKS];
         const T* values[CHUNK_BLOCKS];
         for (int i = from; i < shared; ++i) {
@@ -304,13 +296,11 @@ private:
         // Blocks lie apart, too short for the hardware to see where it goes.
         for (int i = from; i < shared; ++i) ask_for(values[i - chunk]);
         if (shared > from)
-            products.scores(b, 0, queries, keys, from - chunk, shared - chunk, width);
-        if (shared > from) {
-            if (!tree || shared == to) {
-                for (int i = 0; i < queries; ++i) soften(b, tile, i, chunk, from, to);
-                products.weigh(b, 0, queries, values, from - chunk, to - chunk, width);
-                return;
-            }
+            Products<T>::scores(b, 0, queries, keys, from - chunk, shared - chunk, width);
+        if (shared == to) {
+            for (int i = 0; i < queries; ++i) soften(b, tile, i, chunk, from, to);
+            Products<T>::weigh(b, 0, queries, values, from - chunk, to - chunk, width);
+            return;
         }
         for (int r = tile.first_row; r < tile.last_row; ++r) {
             const int q = (r - tile.first_row) * heads;
@@ -318,10 +308,10 @@ private:
                 gather(rows_.rows[r], i, b.keys, b.values[i - chunk]);
                 keys[i - chunk] = b.keys;
                 values[i - chunk] = b.values[i - chunk];
-                products.scores(b, q, q + heads, keys, i - chunk, i - chunk + 1, width);
+                Products<T>::scores(b, q, q + heads, keys, i - chunk, i - chunk + 1, width);
             }
             for (int i = q; i < q + heads; ++i) soften(b, tile, i, chunk, from, to);
-            products.weigh(b, q, q + heads, values, from - chunk, to - chunk, width);
+            Products<T>::weigh(b, q, q + heads, values, from - chunk, to - chunk, width);
         }
     }
 

@@ -14,6 +14,14 @@ struct Part {
     std::int16_t low, high;  // -(sum of the digits) = low + 128 * high
 };
 
+// A finite fp16 number: exponent and mantissa moved into place, the biases' difference multiplied in.
+inline float from_half(std::uint16_t x) {
+    const std::uint32_t bits = std::uint32_t(x & 0x7fff) << 13;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out * (x & 0x8000 ? -0x1p112f : 0x1p112f);
+}
+
 #if defined(__AVX512F__)
 
 struct Ints {
@@ -132,12 +140,7 @@ inline F16 to_float(Ints a) {
 }
 inline F16 load_half(const std::uint16_t* p) {
     float out[LANES];
-    for (int i = 0; i < LANES; ++i) {
-        // Exponent and mantissa moved into place, the difference of the biases multiplied in.
-        const std::uint32_t bits = std::uint32_t(p[i] & 0x7fff) << 13;
-        std::memcpy(&out[i], &bits, 4);
-        out[i] *= p[i] & 0x8000 ? -0x1p112f : 0x1p112f;
-    }
+    for (int i = 0; i < LANES; ++i) out[i] = from_half(p[i]);
     return load(out);
 }
 inline Ints load_zeros(const std::uint8_t* p) {

@@ -92,8 +92,6 @@ void Law::count_prompt(const std::int32_t* ids, int count) {
     for (int i = 0; i < count; ++i)
         if (slots_.emplace(ids[i], int(ids_.size())).second) ids_.push_back(ids[i]);
     times_.resize(ids_.size());
-    in_prompt_ = int(ids_.size());
-    known_ += count;
 }
 
 void Law::count_output(const std::int32_t* ids, int count) {
@@ -105,11 +103,11 @@ void Law::count_output(const std::int32_t* ids, int count) {
         }
         ++times_[at->second];
     }
-    known_ += count;
 }
 
-float Law::penalised(float z, int times, bool seen) const {
-    if (seen && o.repetition != 1) z = z > 0 ? z / o.repetition : z * o.repetition;
+// Of a token that occurs, in the output so many times.
+float Law::penalised(float z, int times) const {
+    if (o.repetition != 1) z = z > 0 ? z / o.repetition : z * o.repetition;
     // Rounded as NumPy rounds it in sampling/history.py.
     const double off = double(o.frequency * float(times)) + (times > 0 ? o.presence : 0.0);
     return z - float(off);
@@ -122,11 +120,11 @@ void Law::penalise(float* z, Path path) const {
         const auto at = slots_.find(id);
         int times = at == slots_.end() ? 0 : times_[at->second];
         for (int j = 0; j < path.length; ++j) times += path.ids[j] == id;
-        ahead.emplace_back(id, penalised(z[id], times, true));
+        ahead.emplace_back(id, penalised(z[id], times));
     }
     for (std::size_t slot = 0; slot < ids_.size(); ++slot) {
         float& at = z[ids_[slot]];
-        at = penalised(at, times_[slot], true);
+        at = penalised(at, times_[slot]);
     }
     for (const auto& [id, value] : ahead) z[id] = value;
 }

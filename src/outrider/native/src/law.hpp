@@ -40,11 +40,8 @@ public:
     // Tokens of the prompt, then of the output, as they are committed; for penalties.
     void count_prompt(const std::int32_t* ids, int count);
     void count_output(const std::int32_t* ids, int count);
-    // How many tokens have been counted.
-    int known() const { return known_; }
-
     // Makes z [vocabulary] of logits, in place; `output` tokens are committed beside the prompt.
-    // `masked_only` leaves out what comes before penalties, which the caller has done.
+    // `late_only` leaves out what comes before penalties, which the caller has done.
     void apply(float* z, int output, Path path, bool late_only) const;
 
     // Where the token at `position` gets its noise.
@@ -54,14 +51,12 @@ public:
     }
 
 private:
-    float penalised(float z, int times, bool seen) const;
+    float penalised(float z, int times) const;
     void penalise(float* z, Path path) const;
 
     const std::uint8_t* banned_;
     std::unordered_map<std::int32_t, int> slots_;
     std::vector<std::int32_t> ids_, times_;
-    int in_prompt_ = 0;
-    int known_ = 0;
 };
 
 // The token of a law and its score: NaN where an element of z is.

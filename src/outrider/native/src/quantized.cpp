@@ -18,13 +18,6 @@ std::uint16_t to_half(float x) {
     return std::uint16_t(sign + ((exponent + 13) << 10) + whole);
 }
 
-float from_half(std::uint16_t x) {
-    const int exponent = x >> 10 & 31, fraction = x & 1023;
-    const float size = exponent ? std::ldexp(float(fraction + 1024), exponent - 25)
-                                : std::ldexp(float(fraction), -24);
-    return x & 0x8000 ? -size : size;
-}
-
 // The power of two that brings the largest scale to 2^13 and above, or 0 if one is no number.
 float factor_of(const float* scales, std::size_t count) {
     float top = 0;

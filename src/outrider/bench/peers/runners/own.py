@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from outrider import LLM, SamplingParams, __version__
 from outrider.errors import ConfigError
-from outrider.native.threads import allowed_threads
 
 from .serve import Ids, Runner, Spec, Unsupported, serve
 
@@ -32,8 +31,6 @@ class Own:
             raise Unsupported(str(error)) from None
 
     def prepare(self, k: int, threads: int) -> None:
-        if threads != allowed_threads():
-            raise Unsupported("the native step takes all threads that it may, once and for all")
         if k:
             engine = self.llm.engine
             engine.config = replace(engine.config, num_speculative_tokens=k)
