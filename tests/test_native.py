@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from native_steps import HERE, step
@@ -128,6 +129,14 @@ def test_what_is_out_of_bounds_is_refused(
 def test_only_what_exists_can_be_moved(model: NativeTransformer) -> None:
     with pytest.raises(ModelError, match="slot"):
         model.new_store(2, PAGE).move([0], [32])
+
+
+def test_memory_is_read_in_whole_pieces() -> None:
+    found = native.library()
+    assert found is not None
+    found.read(np.ones(3 << 17, np.uint8))
+    with pytest.raises(ModelError, match="pieces of 128 KiB"):
+        found.read(np.ones(1000, np.uint8))
 
 
 def test_a_cache_belongs_to_its_model(folder: Path, model: NativeTransformer) -> None:

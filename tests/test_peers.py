@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
-from outrider.bench.peers import known, pairs, setup
+from outrider.bench.peers import known, measure, pairs, setup
 from outrider.bench.peers.known import OWN, Peer
 from outrider.bench.peers.measure import Bench, Options, first_difference
 from outrider.bench.peers.pairs import Pair, Recipe
@@ -56,6 +56,7 @@ for line in sys.stdin:
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(setup.HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setattr(measure, "read_bandwidth", lambda: 1000.0)
     return tmp_path / "home"
 
 
@@ -76,6 +77,13 @@ def pair(tmp_path: Path) -> Pair:
     for name in ("target", "drafter"):
         (tmp_path / name).mkdir()
         save_file({"x": torch.zeros(2, 3)}, tmp_path / name / "model.safetensors")
+        config = {
+            "model_type": "llama",
+            "vocab_size": 1,
+            "hidden_size": 3,
+            "num_attention_heads": 1,
+        }
+        (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
     prompts = [[1, 2], [3, 4, 5], [6], [7]]
     return Pair("made-up", tmp_path / "target", tmp_path / "drafter", prompts, 2)
 
@@ -108,6 +116,8 @@ def test_each_side_runs_at_its_best_and_ratios_are_exact(
     assert own["tokens_per_second_interval"] == pytest.approx((60, 60))
     assert own["end_to_end_tokens_per_second"] == pytest.approx(9 / (0.5 + 8 / 60))
     assert (own["ttft_ms"], own["peak_memory_bytes"]) == (pytest.approx(500), 2000)
+    assert own["memory_share"] == pytest.approx((6 - 3) * 4 * 60 / 1000)  # but the embedding
+    assert by_mode["other", "draft"]["memory_share"] is None
     assert by_mode["other", "draft"]["tokens_per_second"] == pytest.approx(240)
     assert all(r["identical_to_plain"] and r["identical_to_outrider"] for r in found["runs"])
     (ratio,) = found["ratios"]

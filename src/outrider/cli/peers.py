@@ -20,7 +20,8 @@ DEFINITIONS = (
     "tokens/s: median of {rounds} interleaved rounds of the best settings, in brackets its "
     "{confidence:.1%} confidence interval (order statistics). It is, under decode, "
     "(N-1)/(T(N)-T(1)), prompts one by one; under batch N, output of N requests that start "
-    "together / time until all are done; under prefill N, N / T(1) · end to end: output / T(N) · "
+    "together / time until all are done; under prefill N, N / T(1) · of memory: weights that a "
+    "token reads x tokens/s / measured bandwidth · end to end: output / T(N) · "
     "TTFT: T(1), a call for one token (batch: one each) · peak: resident memory of the peer's "
     "processes, loading included · bits: size of the weights / their number · = plain: ids equal "
     "to the peer's own plain run, = ours: to our plain run · others: most cores that other "
@@ -60,7 +61,7 @@ def table(report: dict[str, Any], pair: dict[str, Any]) -> Table:
     )  # fmt: skip
     for name in ("dtype", "load", "peer", "mode", "K", "threads"):
         made.add_column(name)
-    for name in ("tokens/s", "", "end to end", "TTFT ms", "peak MB", "bits"):
+    for name in ("tokens/s", "", "of memory", "end to end", "TTFT ms", "peak MB", "bits"):
         made.add_column(name, justify="right")
     for name in ("= plain", "= ours", "others"):
         made.add_column(name)
@@ -75,6 +76,7 @@ def table(report: dict[str, Any], pair: dict[str, Any]) -> Table:
             str(run["threads"]),
             f"{run['tokens_per_second']:.1f}",
             escape(interval(run["tokens_per_second_interval"], ".0f")),
+            "" if run["memory_share"] is None else f"{run['memory_share']:.0%}",
             f"{run['end_to_end_tokens_per_second']:.1f}",
             f"{run['ttft_ms']:.0f}",
             f"{run['peak_memory_bytes'] / 1e6:.0f}",

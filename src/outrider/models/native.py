@@ -127,7 +127,9 @@ class NativeTransformer:
                     library.set_vector(self.handle, number, name, table)
             slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
             quiet = a.num_layers * a.hidden_size * a.intermediate_size < slow
-            for index in tqdm(range(a.num_layers), "Packing weights", disable=quiet, leave=False):
+            for index in tqdm(
+                range(a.num_layers), "Packing weights", disable=quiet or None, leave=False
+            ):
                 self._load_layer(loader, index, kinds.index(a.kinds[index]))
             library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
             self._set(0, "head", loader.head(embedding), None)

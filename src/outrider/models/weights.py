@@ -410,7 +410,7 @@ def load_weights(
         count = architecture.num_layers
         size = count * architecture.hidden_size * architecture.intermediate_size
         quiet = recipe is None or size < SLOW_TO_QUANTISE
-        numbers = tqdm(range(count), "Quantising weights", disable=quiet, leave=False)
+        numbers = tqdm(range(count), "Quantising weights", disable=quiet or None, leave=False)
         layers = tuple(loader.layer(i) for i in numbers)
         embedding = loader.embedding()
         table = plain(embedding, dtype).to(device)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-ABI = 4
+ABI = 5
 """What the library's ``outrider_abi`` answers; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -103,5 +103,6 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
         [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Long, _Int, _Int, *[_Pointer] * 2],
     ),
     "logprobs": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, *[_Pointer] * 4]),
+    "read": (_Text, [_Pointer, _Long]),
     "noise": (None, [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, _Long, _Pointer]),
 }

@@ -365,6 +365,10 @@ class Library:
         self._c.outrider_noise(seed, position, sample, count, out.ctypes.data)
         return out
 
+    def read(self, memory: NDArray[np.uint8]) -> None:
+        """Read ``memory`` [a multiple of 128 KiB] once, with the threads of a step."""
+        self._done(self._c.outrider_read(memory.ctypes.data, memory.nbytes))
+
 
 def _at(numbers: array[int] | array[float]) -> int:
     """Where an array lies; NumPy's own way to say so takes longer than some calls."""

@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 from ...config import Recipe
 from ...models.export import bits_per_weight
+from ...models.families import read_config
 from . import setup
 from .setup import call, home, say
 
@@ -118,6 +119,14 @@ def number_of_weights(checkpoint: Path) -> int:
             names = opened.keys()
             total += sum(prod(opened.get_slice(name).get_shape()) for name in names)
     return total
+
+
+def weights_read(checkpoint: Path) -> int:
+    """How many of them a step of one token reads: all but an embedding that is no head as well."""
+    total = number_of_weights(checkpoint)
+    config = read_config(checkpoint)
+    looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return total - int(looked_up)
 
 
 def peers() -> dict[str, Peer]:

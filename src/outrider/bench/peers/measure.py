@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import ConfigError, OutriderError
 from ..offline import available_cores
+from .bandwidth import read_bandwidth
 from .known import MODES, OWN, Peer
 from .pairs import PROMPTS, Pair
 from .session import Answer, PeerError, Pool, Session
@@ -163,7 +164,8 @@ class Found:
 
     ``search`` has every setting tried, ``rounds`` a trial a round for those that were best,
     ``bits`` the bits per weight by peer and dtype (None: unknown), ``conversions`` the peers whose
-    conversion was checked, and whether that was now.
+    conversion was checked, and whether that was now, ``bandwidth`` how many bytes a second memory
+    was read at, before each round of a dtype and load.
     """
 
     search: dict[Setting, Trial] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class Found:
     versions: dict[str, str] = field(default_factory=dict)
     bits: dict[tuple[str, str], float | None] = field(default_factory=dict)
     conversions: dict[str, bool] = field(default_factory=dict)
+    bandwidth: dict[tuple[str, Load], list[float | None]] = field(default_factory=dict)
 
 
 class Bench:
@@ -216,6 +219,7 @@ class Bench:
             chosen = self._finalists(dtype, load)
             for number in range(self.options.rounds):
                 progress(f"{dtype}, {load.name}: round {number + 1} of {self.options.rounds}")
+                self.found.bandwidth.setdefault((dtype, load), []).append(read_bandwidth())
                 # Turned on by one place a round, so that nobody always runs after the same other.
                 turned = number % max(len(chosen), 1)
                 for setting in chosen[turned:] + chosen[:turned]:

@@ -17,7 +17,7 @@ from typing import Any
 from ..intervals import METHOD, median_interval, ranks
 from ..offline import available_cores
 from ..report import cpu_name
-from .known import OWN
+from .known import OWN, weights_read
 from .measure import Bench, Engine, Setting, Trial, first_difference
 
 NOISY = 0.2
@@ -38,7 +38,9 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
     0.2. ``identical_to_plain`` compares with the same peer's plain outputs under that load,
     ``identical_to_outrider`` with our plain ones of the same dtype; null where that was not run, or
     where a temperature above 0 makes every engine draw its own noise. ``first_difference`` is the
-    earliest index of an output token that is not our plain one's.
+    earliest index of an output token that is not our plain one's. ``memory_share`` is set for plain
+    decoding: the bytes of all weights that a token reads, times tokens/s, over the bandwidth that
+    was measured before the same round; the median over rounds.
     """
     engine, found = setting.engine, bench.found
     plain = plain_outputs(bench, engine.peer, setting)
@@ -67,8 +69,21 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
         "disturbed_rounds": sum(o is not None and o > NOISY for o in others),
         "identical_to_plain": all(o == plain for o in outputs) if plain and comparable else None,
         "identical_to_outrider": all(p is None for p in parted) if parted else None,
+        "memory_share": memory_share(bench, setting, speeds),
         "first_difference": min((p for p in parted if p is not None), default=None),
     }
+
+
+def memory_share(bench: Bench, setting: Setting, speeds: Sequence[float]) -> float | None:
+    """How much of the measured bandwidth plain decoding uses; None where something is unknown."""
+    engine, load = setting.engine, setting.load
+    bits = bench.found.bits[engine.peer, engine.dtype]
+    if bits is None or setting.k or load.kind != "decode":
+        return None
+    size = weights_read(bench.pair.target) * bits / 8
+    measured = bench.found.bandwidth[engine.dtype, load]
+    shares = [size * v / b for v, b in zip(speeds, measured, strict=False) if b is not None]
+    return median(shares) if shares else None
 
 
 def plain_outputs(bench: Bench, peer: str, like: Setting) -> list[list[int]] | None:
@@ -150,6 +165,10 @@ def pair_figures(bench: Bench) -> dict[str, Any]:
         "runs": runs,
         "ratios": ratios,
         "bars": bars(ratios),
+        "read_bandwidth": [
+            {"dtype": dtype, "load": load.name, "bytes_per_second_by_round": measured}
+            for (dtype, load), measured in found.bandwidth.items()
+        ],
         "search": [
             {
                 "peer": s.engine.peer,

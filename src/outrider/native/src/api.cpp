@@ -150,7 +150,7 @@ const char* with(Model* model, Work work) {
 
 using namespace outrider;
 
-API int outrider_abi() { return 4; }
+API int outrider_abi() { return 5; }
 
 API int outrider_cpu() { return cpu_level(); }
 
