@@ -28,7 +28,7 @@ from outrider.models.weights import load_weights
 
 pytestmark = pytest.mark.engine
 
-RECIPES = ("int8", "int4", "int8-g64", "int4-g32", "int4-zp", "int8-channel-zp", "int4-channel")
+RECIPES = ("int8", "int4", "int8-g64", "int4-g32", "int4-zp", "int8-zp", "int4-channel")
 CPU = torch.device("cpu")
 
 
@@ -51,6 +51,7 @@ def spanned(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
 def test_a_recipe_is_its_text(text: str) -> None:
     assert str(Recipe.parse(text)) == text
     assert Recipe.parse("int4-g128") == Recipe.parse("int4") == Recipe(4, 128)
+    assert Recipe.parse("int8-channel") == Recipe.parse("int8") == Recipe(8, None)
 
 
 @pytest.mark.parametrize("text", ["int5", "awq", "", "int4-g48", "int4-zp-g64", "INT4", 4])
@@ -61,7 +62,8 @@ def test_what_is_no_recipe_is_refused(text: Any) -> None:
 
 def test_bits_of_a_weight() -> None:
     bits = {text: Recipe.parse(text).bits_per_weight(512) for text in RECIPES}
-    assert bits["int8"] == 8.125
+    assert bits["int8"] == 8 + 16 / 512
+    assert bits["int8-g64"] == 8.25
     assert bits["int4"] == 4.125
     assert bits["int4-g32"] == 4.5
     assert bits["int4-zp"] == 4.125 + 4 / 128

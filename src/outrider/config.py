@@ -58,6 +58,10 @@ def parse_memory(value: int | float | str | None) -> int | None:
     )
 
 
+USUAL_GROUP = {4: 128, 8: None}
+"""Inputs that share a scale unless asked otherwise, by bits; None is a whole row."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How weights are quantised: what every matrix but the head is made to.
@@ -76,7 +80,7 @@ class Recipe:
     def parse(text: object) -> Recipe:
         """A recipe from its text: int4 or int8, then -g32, -g64, -g128 or -channel, then -zp.
 
-        Without a group it is 128.
+        Without a group int4 has groups of 128, and int8 is per channel.
 
         Raises:
             ConfigError: the text is no recipe.
@@ -89,7 +93,8 @@ class Recipe:
                 "checkpoint whose weights are quantised already needs none."
             )
         bits, group, channel, zeros = found.groups()
-        return Recipe(int(bits), None if channel else int(group or 128), zeros is not None)
+        size = None if channel else int(group) if group else USUAL_GROUP[int(bits)]
+        return Recipe(int(bits), size, zeros is not None)
 
     @property
     def head(self) -> Recipe:
@@ -97,7 +102,7 @@ class Recipe:
 
         At 4 the head of the pocket target costs as much perplexity as all else together.
         """
-        return self if self.bits == 8 else Recipe(8, None if self.group is None else 128)
+        return self if self.bits == 8 else Recipe(8, USUAL_GROUP[8])
 
     def bits_per_weight(self, inputs: int) -> float:
         """Bits of a weight in a matrix of so many ``inputs``, its share of scales and zeros too."""
@@ -105,8 +110,9 @@ class Recipe:
         return self.bits + groups * (16 + self.bits * self.zeros) / inputs
 
     def __str__(self) -> str:
-        group = "-channel" if self.group is None else "" if self.group == 128 else f"-g{self.group}"
-        return f"int{self.bits}{group}{'-zp' if self.zeros else ''}"
+        group = "-channel" if self.group is None else f"-g{self.group}"
+        usual = self.group == USUAL_GROUP[self.bits]
+        return f"int{self.bits}{'' if usual else group}{'-zp' if self.zeros else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,7 @@ Quantization = Annotated[
         "--quantization",
         metavar="RECIPE",
         help="Make the target's weights few-bit at load: int8 or int4, with "
-        "-g32, -g64, -g128 (the default) or -channel for the group, and -zp for zero points, as "
-        "in int4-g64-zp.",
+        "-g32, -g64, -g128 or -channel for the group, and -zp for zero points, as in int4-g64-zp.",
     ),
 ]
 DrafterQuantization = Annotated[

@@ -17,7 +17,7 @@ def quantize(
         str,
         typer.Option(
             metavar="RECIPE",
-            help="int8 or int4, with -g32, -g64, -g128 (the default) or -channel for the group, "
+            help="int8 or int4, with -g32, -g64, -g128 or -channel for the group, "
             "and -zp for zero points, as in int4-g64-zp.",
         ),
     ],
