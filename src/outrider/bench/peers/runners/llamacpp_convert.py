@@ -1,10 +1,10 @@
 """Writes a Llama checkpoint as GGUF: CHECKPOINT FOLDER DTYPE.
 
-float32 is the checkpoint's own numbers; of a bfloat16 file llama-quantize makes the others: bfloat16
-is F16, which ran faster than BF16, int8 Q8_0 and int4 Q4_0; norms are always float32. Prompts are
-given as ids, so only names and merges of the tokenizer go in. No token has a name that llama.cpp
-would take for an end, and the padding token stands for the end: what must not end the output would
-otherwise be banned from it.
+float32 is the checkpoint's own numbers; of a bfloat16 file llama-quantize makes the others:
+bfloat16 is F16, which ran faster than BF16, int8 Q8_0 and int4 Q4_0; norms are always float32.
+Prompts are given as ids, so only names and merges of the tokenizer go in. No token has a name that
+llama.cpp would take for an end, and the padding token stands for the end: what must not end the
+output would otherwise be banned from it.
 """
 
 from __future__ import annotations
