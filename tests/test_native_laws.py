@@ -154,6 +154,6 @@ def test_a_draft_in_one_call_is_that_of_single_steps(
         return [o.outputs[0].token_ids for o in llm.generate(prompts, params)], drafted
 
     whole = texts()
-    monkeypatch.setattr("outrider.drafters.model._is_static", lambda law: False)
+    monkeypatch.setattr("outrider.drafters.model.deciding", lambda *_: None)
     assert texts() == whole
     assert whole[1]

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 
 from ..errors import RequestError
 from ..models.base import Model
-from ..models.native import NativeTransformer
+from ..models.native import NativeTransformer, deciding
 from ..models.rows import Segment
-from ..native.laws import NativeLaw, NativeNoise
 from ..sampling.draws import Noise
 from ..sampling.law import NEVER
-from ..types import Draft, Lawgiving, Row, Scheduled, Verdict
+from ..types import Draft, Row, Scheduled, Verdict
 
 
 @dataclass
@@ -93,8 +92,17 @@ class ModelDrafter:
             draws = length > 0 and state.num_computed == len(tokens)
             if behind:
                 inputs.append(_Input(i, start, behind, draws))
-        if inputs and self._runs_whole(batch, inputs, noise):
-            self._run_whole(batch, inputs, drafts, lengths)
+        drawing = [r.index for r in inputs if r.draws]
+        own = None
+        if inputs and not self._keeps_laws:
+            own = deciding(self.model, noise, [batch[i].sequence for i in drawing])
+        if own is not None:
+            assert isinstance(self.model, NativeTransformer)
+            wanted = [lengths[i] for i in drawing]
+            found = self.model.draft(self._segments(batch, inputs), self._store, own, wanted)
+            for i, tokens in zip(drawing, found, strict=True):
+                drafts[i] += tokens
+                self._states[batch[i].sequence.id].num_computed += max(0, len(tokens) - 1)
             return Draft.chains(drafts)
         while inputs:
             drawing = [r.index for r in inputs if r.draws]
@@ -113,38 +121,6 @@ class ModelDrafter:
             draft = replace(draft, laws=[torch.stack(z) if z else None for z in laws])
         return draft
 
-    def _runs_whole(self, batch: Sequence[Scheduled], inputs: list[_Input], noise: Noise) -> bool:
-        """Whether the native step can make all drafts without coming back."""
-        return (
-            isinstance(self.model, NativeTransformer)
-            and isinstance(noise, NativeNoise)
-            and not self._keeps_laws
-            and all(_is_static(batch[r.index].sequence.law) for r in inputs if r.draws)
-        )
-
-    def _run_whole(
-        self,
-        batch: Sequence[Scheduled],
-        inputs: list[_Input],
-        drafts: list[list[int]],
-        lengths: Sequence[int],
-    ) -> None:
-        """Make all ``drafts`` in one call."""
-        assert isinstance(self.model, NativeTransformer)
-        drawing = [r.index for r in inputs if r.draws]
-        laws = []
-        for i in drawing:
-            law = batch[i].sequence.law
-            assert isinstance(law, NativeLaw)
-            law.know(batch[i].sequence.tokens)
-            laws.append(law)
-        sizes = [(len(batch[i].sequence.tokens), lengths[i]) for i in drawing]
-        pages = [batch[i].sequence.pages for i in drawing]
-        found = self.model.draft(self._segments(batch, inputs), self._store, laws, sizes, pages)
-        for i, tokens in zip(drawing, found, strict=True):
-            drafts[i] += tokens
-            self._states[batch[i].sequence.id].num_computed += max(0, len(tokens) - 1)
-
     @staticmethod
     def _segments(batch: Sequence[Scheduled], inputs: list[_Input]) -> list[Segment]:
         return [
@@ -159,6 +135,7 @@ class ModelDrafter:
             for r in inputs
         ]
 
+    @torch.inference_mode()
     def _run(
         self,
         batch: Sequence[Scheduled],
@@ -201,7 +178,3 @@ class ModelDrafter:
     def release(self, seq_id: str) -> None:
         self._states.pop(seq_id, None)
         self._store.release(seq_id)
-
-
-def _is_static(law: Lawgiving) -> bool:
-    return isinstance(law, NativeLaw) and law.static

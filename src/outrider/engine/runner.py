@@ -8,6 +8,7 @@ import torch
 
 from ..errors import RequestError
 from ..models.base import Model, Store
+from ..models.native import NativeTransformer, deciding
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.draws import SharedNoise
@@ -15,6 +16,9 @@ from ..sampling.law import Laws
 from ..sampling.logprobs import Measure, logprobs, measure
 from ..types import Draft, Logprobs, Row, Scheduled, Verdict
 from .scheduler import Plan
+
+NO_LAWS = torch.empty(0, 0)
+"""The laws of no row."""
 
 
 class Runner:
@@ -52,28 +56,40 @@ class Runner:
         """
         segments = [
             Segment(
-                tokens=item.sequence.tokens[item.start : item.start + item.count],
-                start=item.start,
-                pages=item.sequence.pages,
-                logits=_scored(item) or (1 + len(nodes) if item.samples else 0),
-                prompt_length=item.sequence.prompt_length,
-                nodes=nodes,
-                parents=parents,
-                key=item.sequence.id,
+                item.sequence.tokens[item.start : item.start + item.count],
+                item.start,
+                item.sequence.pages,
+                _scored(item) or (1 + len(nodes) if item.samples else 0),
+                item.sequence.prompt_length,
+                nodes,
+                parents,
+                item.sequence.id,
             )
             for item, nodes, parents in zip(plan.batch, draft.tokens, draft.parents, strict=True)
         ]
+        drawing = [item.sequence for item in plan.batch if item.samples]
+        laws = None
+        if not (self.rule.keeps_laws or any(map(_shows_laws, plan.batch))):
+            laws = deciding(self.model, self.noise, drawing)
+        if laws is None:
+            verdict = self._judge(plan, draft, segments)
+        else:
+            assert isinstance(self.model, NativeTransformer)
+            drawn = self.model.decide(segments, self.store, laws)
+            verdict = self.rule(Laws(NO_LAWS, [], _firsts(segments), drawn), draft, self.noise)
+        self._straighten(plan, verdict)
+        return verdict
+
+    @torch.inference_mode()
+    def _judge(self, plan: Plan, draft: Draft, segments: list[Segment]) -> Verdict:
+        """Decide the step from logits, with whatever Python has to say to them."""
         logits = self.model.run(segments, self.store).logits
-        count = len(plan.batch)
-        nothing = Verdict([[] for _ in range(count)], [[] for _ in range(count)], [None] * count)
         if logits is None:
-            return nothing
+            logits = NO_LAWS
         z = _score_prompts(plan, segments, logits, self._measure)
         step = _Step(z, [], [], self._raw_logprobs)
         for i, item in enumerate(plan.batch):
             step.add(i, item, draft)
-        if not step.rows:
-            return nothing
         verdict = self.rule(Laws(step.z, step.rows, step.first), draft, self.noise)
         for i, error in step.errors.items():
             verdict.errors[i] = error
@@ -81,7 +97,6 @@ class Runner:
             if verdict.errors[i] and item.sequence.law.error:
                 verdict.errors[i] = item.sequence.law.error
         verdict.logprobs.extend(step.logprobs(plan, verdict, self._measure))
-        self._straighten(plan, verdict)
         return verdict
 
     def _straighten(self, plan: Plan, verdict: Verdict) -> None:
@@ -102,9 +117,23 @@ class Runner:
 def _scored(item: Scheduled) -> int:
     """How many of an item's rows want logits because the prompt's log probabilities are asked."""
     sequence = item.sequence
-    asked = sequence.request.params.prompt_logprobs is not None and sequence.sample_index == 0
-    known = len(sequence.prompt_logprobs)
-    return item.count if asked and max(1, known) < sequence.prompt_length else 0
+    if sequence.request.params.prompt_logprobs is None or sequence.sample_index:
+        return 0
+    return item.count if max(1, len(sequence.prompt_logprobs)) < sequence.prompt_length else 0
+
+
+def _shows_laws(item: Scheduled) -> bool:
+    """Whether log probabilities are asked of what an item runs."""
+    return item.sequence.request.params.logprobs is not None or _scored(item) > 0
+
+
+def _firsts(segments: list[Segment]) -> list[int | None]:
+    """Each segment's first row among those that want logits, None where none does."""
+    first, row = [], 0
+    for segment in segments:
+        first.append(row if segment.logits else None)
+        row += segment.logits
+    return first
 
 
 def _score_prompts(

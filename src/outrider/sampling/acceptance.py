@@ -23,7 +23,8 @@ class AcceptanceRule(Protocol):
     trees: bool
     """Whether drafts may branch."""
     keeps_laws: bool
-    """Whether drafts must carry the laws that they were drawn from."""
+    """Whether laws matter beyond what the shared noise draws from them; then drafts must carry
+    those that they were drawn from."""
 
     def drafting(self, noise: SharedNoise) -> Noise:
         """The noise that drafters draw with, given the engine's shared noise."""
@@ -55,7 +56,7 @@ class Coupled:
         return noise
 
     def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict:
-        ids, best = noise.draw(laws.z, laws.rows) if laws.rows else ([], [])
+        ids, best = laws.drawn or (noise.draw(laws.z, laws.rows) if laws.rows else ([], []))
         verdict = Verdict([], [], [])
         for first, nodes, parents in zip(laws.first, draft.tokens, draft.parents, strict=True):
             tokens: list[int] = []

@@ -277,9 +277,11 @@ class Laws:
     """The laws of one step: z fp32 [rows, vocabulary], and whose they are, row by row.
 
     ``first[s]`` is the row of sequence s's last committed token, None when it draws nothing; its
-    draft nodes' rows follow it in order.
+    draft nodes' rows follow it in order. ``drawn`` are the rows' tokens and scores by the shared
+    noise, where the model drew them itself; there are no z and rows then.
     """
 
     z: torch.Tensor
     rows: list[Row]
     first: list[int | None]
+    drawn: tuple[Sequence[int], Sequence[float]] | None = None
