@@ -157,10 +157,10 @@ class Sequence:
     counts: Counts = field(default_factory=Counts)
     finish_reason: str | None = None
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
+    prompt_length: int = field(init=False)
 
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.request.prompt_token_ids)
 
     @property
     def num_output(self) -> int:

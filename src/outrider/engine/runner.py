@@ -54,19 +54,8 @@ class Runner:
 
         Afterwards the entries of accepted nodes stand at their tokens' positions in the cache.
         """
-        segments = [
-            Segment(
-                item.sequence.tokens[item.start : item.start + item.count],
-                item.start,
-                item.sequence.pages,
-                _scored(item) or (1 + len(nodes) if item.samples else 0),
-                item.sequence.prompt_length,
-                nodes,
-                parents,
-                item.sequence.id,
-            )
-            for item, nodes, parents in zip(plan.batch, draft.tokens, draft.parents, strict=True)
-        ]
+        pairs = zip(plan.batch, draft.tokens, draft.parents, strict=True)
+        segments = [_segment(item, nodes, parents) for item, nodes, parents in pairs]
         drawing = [item.sequence for item in plan.batch if item.samples]
         laws = None
         if not (self.rule.keeps_laws or any(map(_shows_laws, plan.batch))):
@@ -112,6 +101,21 @@ class Runner:
                         slots.append(pages[place // size] * size + place % size)
         if sources:
             self.store.move(sources, targets)
+
+
+def _segment(item: Scheduled, nodes: list[int], parents: list[int]) -> Segment:
+    """An item's rows; it wants logits where tokens are drawn, or log probabilities asked."""
+    sequence, start = item.sequence, item.start
+    return Segment(
+        sequence.tokens[start : start + item.count],
+        start,
+        sequence.pages,
+        _scored(item) or (1 + len(nodes) if item.samples else 0),
+        sequence.prompt_length,
+        nodes,
+        parents,
+        sequence.id,
+    )
 
 
 def _scored(item: Scheduled) -> int:
