@@ -205,8 +205,7 @@ class Row(NamedTuple):
     base: int
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """Proposed tokens per scheduled sequence, as trees whose first nodes hang on the last token.
 
     ``tokens[s][i]`` is node i of sequence s and ``parents[s][i]`` the index of its parent node,

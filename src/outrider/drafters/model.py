@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -124,7 +124,7 @@ class ModelDrafter:
                 state.num_computed += 1
         draft = Draft.chains(drafts)
         if self._keeps_laws:
-            draft = replace(draft, laws=[torch.stack(z) if z else None for z in laws])
+            draft = draft._replace(laws=[torch.stack(z) if z else None for z in laws])
         return draft
 
     def _run(

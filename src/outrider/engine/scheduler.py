@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..cache.pages import PagePool
 from ..errors import MemoryBudgetError
 from ..types import Draft, Event, Origin, Scheduled, Sequence, Verdict
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """One step: the sequences that run, and those whose pages were taken to make room."""
 
     batch: list[Scheduled]

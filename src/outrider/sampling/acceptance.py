@@ -63,15 +63,14 @@ class Coupled:
             path: list[int] = []
             error = None
             if first is not None:
-                children = {
-                    (p, token): i for i, (p, token) in enumerate(zip(parents, nodes, strict=True))
-                }
+                children = {edge: i for i, edge in enumerate(zip(parents, nodes, strict=True))}
                 node: int | None = -1
                 while node is not None:
                     row = first + 1 + node
+                    token = ids[row]
                     error = error or trouble(best[row])
-                    tokens.append(ids[row])
-                    node = children.get((node, ids[row]))
+                    tokens.append(token)
+                    node = children.get((node, token))
                     if node is not None:
                         path.append(node)
             verdict.tokens.append(tokens)

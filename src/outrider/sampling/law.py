@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -272,8 +272,7 @@ def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return z
 
 
-@dataclass(frozen=True)
-class Laws:
+class Laws(NamedTuple):
     """The laws of one step: z fp32 [rows, vocabulary], and whose they are, row by row.
 
     ``first[s]`` is the row of sequence s's last committed token, None when it draws nothing; its
