@@ -1,10 +1,10 @@
-"""What a step costs outside the native step: ``python -m outrider.bench.host MODEL PROMPTS``.
+"""What a step costs outside C++: ``python -m outrider.bench.host MODEL PROMPTS``.
 
-Host time is the wall time from the end of one decode step to the end of the next, less what the
-library's own clock says was spent in its calls: scheduling, drafting, marshalling, acceptance,
-text, and what ``LLM`` does around a step. Medians over the steps of all rounds in which the whole
-batch was decoding. The engines (plain, ngram, and the checkpoint's own drafter if it has one) take
-turns from round to round.
+Host time is the wall time from the end of one step to the end of the next, less what the library's
+own clock says was spent in its calls: scheduling, drafting, marshalling, acceptance, text, and what
+``LLM`` does around a step ("around"). Figures are medians over the steps of all rounds in which
+the whole batch was decoding; "tokens" is what a sequence got of such a step. The engines (plain,
+ngram, and the checkpoint's own drafter if it has one) take turns within a round.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..errors import ModelError, OutriderError
+from ..errors import ConfigError, ModelError, OutriderError
 from ..llm import LLM
 from ..native.choice import library
 from ..native.library import Library
 from ..types import Event, SamplingParams
 
-LARGEST = 1000
-"""Microseconds in a millisecond, nanoseconds in a microsecond."""
-COLUMNS = ("mode", "batch", "steps", "host us", "around", "native us", "per sequence", "tokens")
+COLUMNS = ("mode", "batch", "steps", "host us", "around us", "native us", "us/sequence", "tokens")
 
 
 @dataclass
@@ -69,7 +67,15 @@ class Cell:
         return watched
 
     def report(self) -> dict[str, Any]:
-        """Medians in microseconds."""
+        """Medians in microseconds.
+
+        Raises:
+            ConfigError: no step counts.
+        """
+        if not self.step:
+            raise ConfigError(
+                f"no step decoded {self.batch} sequences at once; generate more than one token."
+            )
         host = median(a + b for a, b in zip(self.step, self.around, strict=True)) / 1000
         return {
             "mode": self.mode,
@@ -107,7 +113,11 @@ def measure(
     rounds: int,
     temperature: float,
 ) -> list[dict[str, Any]]:
-    """Every mode at every batch size, ``rounds`` times by turns after one that is not counted."""
+    """Every mode at every batch size, ``rounds`` times after one that is not counted.
+
+    Raises:
+        OutriderError: the checkpoint cannot be used, or the native step is not there.
+    """
     modes = {"plain": "none", "ngram": "ngram"}
     if (Path(model) / "drafter").is_dir():
         modes["model"] = str(Path(model) / "drafter")

@@ -175,4 +175,4 @@ class ModelDrafter:
 def _segment(sequence: Sampled, tokens: list[int], start: int, draws: bool) -> Segment:
     """Rows of a sequence; ``draws`` says that a token follows."""
     pages, prompt = sequence.pages, sequence.prompt_length
-    return Segment(tokens, start, pages, int(draws), prompt, key=sequence.id)
+    return Segment(tokens, start, pages, int(draws), prompt, (), (), sequence.id)
