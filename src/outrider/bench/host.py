@@ -74,7 +74,7 @@ class Cell:
         """
         if not self.step:
             raise ConfigError(
-                f"no step decoded {self.batch} sequences at once; generate more than one token."
+                f"no step decoded {self.batch} sequences at once; generate more tokens."
             )
         host = median(a + b for a, b in zip(self.step, self.around, strict=True)) / 1000
         return {
