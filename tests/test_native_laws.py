@@ -187,8 +187,9 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
         segments.append(Segment(tokens, 0, [1 + i], rows, 3, nodes, parents))
     prompt = Segment([7, 8], 0, [4], 0, 9)  # wants nothing
     segments.insert(1, prompt)
-    laws = deciding(model, noise, sequences)
-    assert laws is not None
+    own = deciding(model, noise, sequences)
+    assert own is not None
+    _, laws = own
     drawn = model.decide(segments, model.new_store(5, 16), laws)
     z = model.run(segments, model.new_store(5, 16)).logits
     assert z is not None

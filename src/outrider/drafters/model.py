@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ..errors import RequestError
 from ..models.base import Model
-from ..models.native import NativeTransformer, deciding
+from ..models.native import deciding
 from ..models.rows import Segment
 from ..sampling.draws import Noise
 from ..sampling.law import NEVER
@@ -92,8 +92,8 @@ class ModelDrafter:
             own = deciding(self.model, noise, [batch[i].sequence for i in drawing])
         if own is None:
             return self._draft_singly(batch, lengths, noise, drafts, segments, drawing)
-        assert isinstance(self.model, NativeTransformer)
-        found = self.model.draft(segments, self._store, own, [lengths[i] for i in drawing])
+        model, laws = own
+        found = model.draft(segments, self._store, laws, [lengths[i] for i in drawing])
         for i, draft in zip(drawing, found, strict=True):
             drafts[i] += draft
             self._states[batch[i].sequence.id].num_computed += max(0, len(draft) - 1)

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import RequestError
 from ..models.base import Model, Store
-from ..models.native import NativeTransformer, deciding
+from ..models.native import deciding
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.draws import SharedNoise
@@ -56,15 +56,15 @@ class Runner:
         """
         pairs = zip(plan.batch, draft.tokens, draft.parents, strict=True)
         segments = [_segment(item, nodes, parents) for item, nodes, parents in pairs]
-        drawing = [item.sequence for item in plan.batch if item.samples]
-        laws = None
+        own = None
         if not (self.rule.keeps_laws or any(map(_shows_laws, plan.batch))):
-            laws = deciding(self.model, self.noise, drawing)
-        if laws is None:
+            drawing = [item.sequence for item in plan.batch if item.samples]
+            own = deciding(self.model, self.noise, drawing)
+        if own is None:
             verdict = self._judge(plan, draft, segments)
         else:
-            assert isinstance(self.model, NativeTransformer)
-            drawn = self.model.decide(segments, self.store, laws)
+            model, laws = own
+            drawn = model.decide(segments, self.store, laws)
             verdict = self.rule(Laws(NO_LAWS, [], _firsts(segments), drawn), draft, self.noise)
         self._straighten(plan, verdict)
         return verdict

@@ -277,8 +277,10 @@ class NativeTransformer:
         return self.library.draft(self.handle, store.handle, _words(segments), laws, lengths)
 
 
-def deciding(model: Model, noise: Noise, sequences: Iterable[Sampled]) -> list[int] | None:
-    """The laws by which the native step draws for ``sequences`` in a forward's own call.
+def deciding(
+    model: Model, noise: Noise, sequences: Iterable[Sampled]
+) -> tuple[NativeTransformer, list[int]] | None:
+    """``model``, and the laws by which it draws for ``sequences`` in a forward's own call.
 
     None where Python has a say in it: with another model or noise, a grammar, a processor.
     """
@@ -291,7 +293,7 @@ def deciding(model: Model, noise: Noise, sequences: Iterable[Sampled]) -> list[i
             return None
         law.know(sequence.tokens)
         laws.append(law.handle)
-    return laws
+    return model, laws
 
 
 def _words(segments: Sequence[Segment]) -> array[int]:
