@@ -141,8 +141,8 @@ class Counts:
 class Sequence:
     """One sample of one request while the engine works on it.
 
-    ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them.
-    ``num_computed`` of them have keys and values in the cache, on ``pages``.
+    ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
+    (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``.
     """
 
     id: str
@@ -151,13 +151,13 @@ class Sequence:
     text: Detokenizing
     law: Lawgiving
     tokens: list[int]
-    limit: int = 0
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     finish_reason: str | None = None
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
     prompt_length: int = field(init=False)
+    limit: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_token_ids)
