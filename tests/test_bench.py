@@ -16,13 +16,16 @@ from typer.testing import CliRunner, Result
 
 from outrider import LLM, SamplingParams, pocket
 from outrider.audit.ties import Difference, compare
+from outrider.bench import host
 from outrider.bench import report as reporting
 from outrider.bench.offline import Bench, Options, drafter_names
 from outrider.bench.repeats import Step, fresh_acceptance_length, repeats, steps
 from outrider.bench.workload import Workload
 from outrider.cli import app
+from outrider.errors import ConfigError, ModelError
 from outrider.models.base import Output, Store
 from outrider.models.rows import Segment
+from outrider.native.choice import library
 from outrider.sampling.noise import gumbel
 from outrider.types import Origin
 
@@ -324,3 +327,29 @@ def test_replays_agree_with_the_engine_and_leave_it_alone(llm: LLM) -> None:
     assert found.measured == 0.0
     llm.engine.check()
     assert not llm.engine.has_work
+
+
+def test_host_time_is_a_step_without_its_native_calls(
+    tiny_llama: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    if library() is None:
+        with pytest.raises(ModelError, match="native step is off"):
+            host.measure(str(tiny_llama), PROMPTS, [1], 2, 6, 1, 0.0)
+        return
+    folder = shutil.copytree(tiny_llama, tmp_path / "pair")
+    shutil.copytree(tiny_drafter, folder / "drafter")
+    runs = host.measure(str(folder), PROMPTS, [1, 3], 2, 6, 1, 0.0)
+    places = [(mode, batch) for batch in (1, 3) for mode in ("plain", "ngram", "model")]
+    assert [(run["mode"], run["batch_size"]) for run in runs] == places
+    for run in runs:
+        assert run["host_us"] > run["around_us"] > 0
+        assert run["native_us"] > 0
+        assert 1 <= run["tokens_per_step"] <= 3
+    plain = runs[0]
+    assert (plain["steps"], plain["tokens_per_step"]) == (4, 1)  # no first step, no last one
+
+
+def test_host_time_needs_steps(tiny_llama: Path) -> None:
+    if library() is not None:
+        with pytest.raises(ConfigError, match="more tokens"):
+            host.measure(str(tiny_llama), PROMPTS, [1], 2, 1, 1, 0.0)

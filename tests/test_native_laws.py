@@ -13,13 +13,16 @@ from native_steps import HERE, step
 
 from outrider import LLM
 from outrider.errors import ModelError
+from outrider.models.native import NativeTransformer, deciding
+from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.laws import NativeLaw, NativeNoise, measurer
 from outrider.sampling.draws import SharedNoise
 from outrider.sampling.law import RequestLaw
 from outrider.sampling.logprobs import measure
 from outrider.sampling.noise import gumbel
-from outrider.types import Request, Row, SamplingParams
+from outrider.text.detokenize import Detokenizer
+from outrider.types import Request, Row, SamplingParams, Sequence
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 CPU = torch.device("cpu")
@@ -154,6 +157,86 @@ def test_a_draft_in_one_call_is_that_of_single_steps(
         return [o.outputs[0].token_ids for o in llm.generate(prompts, params)], drafted
 
     whole = texts()
-    monkeypatch.setattr("outrider.drafters.model._is_static", lambda law: False)
+    monkeypatch.setattr("outrider.drafters.model.deciding", lambda *_: None)
+    assert texts() == whole
+    monkeypatch.setattr("outrider.engine.runner.deciding", lambda *_: None)
     assert texts() == whole
     assert whole[1]
+
+
+CHAIN, TREE = ([3, 4, 3], [-1, 0, 1]), ([3, 4, 5, 3], [-1, 0, 0, -1])
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
+    options: str, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    found = step(HERE[-1])
+    folder = make_checkpoint(tmp_path, "llama", vocab_size=WIDTH)
+    model = NativeTransformer(found, folder, "float32", 64)
+    params = SamplingParams(**OPTIONS[options])
+    noise = NativeNoise(WIDTH, CPU, found)
+    plans: list[tuple[list[int], list[int]]] = [CHAIN, ([], []), TREE]
+    sequences, segments = [], []
+    for i, (nodes, parents) in enumerate(plans):
+        request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
+        law = NativeLaw(RequestLaw(request, WIDTH, CPU), None, 0, found)
+        tokens = [1, 2, 3, 4, 2][: 5 - i]
+        sequences.append(Sequence(f"{i}", request, 0, Detokenizer(None, (), ()), law, tokens))
+        rows = 1 + len(nodes)
+        segments.append(Segment(tokens, 0, [1 + i], rows, 3, nodes, parents))
+    prompt = Segment([7, 8], 0, [4], 0, 9)  # wants nothing
+    segments.insert(1, prompt)
+    own = deciding(model, noise, sequences)
+    assert own is not None
+    _, laws = own
+    drawn = model.decide(segments, model.new_store(5, 16), laws)
+    z = model.run(segments, model.new_store(5, 16)).logits
+    assert z is not None
+    keys = []
+    for sequence, (nodes, parents) in zip(sequences, plans, strict=True):
+        paths: list[list[int]] = [[]]
+        for token, parent in zip(nodes, parents, strict=True):
+            paths.append([*paths[parent + 1], token])
+        first, base = len(keys), len(sequence.tokens)
+        sequence.law.apply(z[first : first + len(paths)], sequence.tokens, paths)
+        seed, greedy = sequence.request.seed, params.greedy
+        keys += [Row(sequence.id, seed, 0, base + len(p), greedy, base) for p in paths]
+    assert tuple(map(list, drawn)) == noise.draw(z, keys)
+
+
+def test_what_cannot_be_decided_is_refused(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    found = step(HERE[-1])
+    model = NativeTransformer(found, make_checkpoint(tmp_path, "llama"), "float32", 64)
+    store = model.new_store(3, 16)
+    width = model.shape.vocab_size
+
+    def law(vocabulary: int) -> NativeLaw:
+        return NativeLaw(
+            RequestLaw(Request("r", (1,), SamplingParams(), 0), vocabulary, CPU), None, 0, found
+        )
+
+    good, narrow = law(width), law(width - 1)
+    one = Segment([1], 0, [1], 1, 1)
+    drafted = Segment([1], 0, [1], 2, 1, [2], [-1])
+    for segment, laws, sentence in (
+        (one, [], "as many laws"),
+        (one, [good.handle] * 2, "as many laws"),
+        (drafted._replace(logits=1), [good.handle], "not every node"),
+        (one, [narrow.handle], "another vocabulary"),
+        (one._replace(tokens=[width]), [good.handle], "no embedding"),
+        (one._replace(pages=[3]), [good.handle], "page is not"),
+        (one._replace(start=64, pages=[1] * 5), [good.handle], "past the longest"),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            model.decide([segment], store, laws)
+    for segment, laws, lengths, sentence in (
+        (one, [], [], "as many drafts"),
+        (drafted, [good.handle], [1], "begins with one row"),
+        (one, [good.handle], [0], "bad size"),
+        (one, [good.handle], [17], "pages do not cover"),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            model.draft([segment], store, laws, lengths)

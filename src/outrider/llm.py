@@ -403,23 +403,25 @@ class LLM:
             return {i: Logprob(p.logprob, p.rank, self._words[i]) for i, p in found.items()}
 
         own, prompt = event.logprobs, event.prompt_logprobs
-        return replace(
-            event,
+        return event._replace(
             logprobs=None if own is None else worded(own),
             prompt_logprobs=None if prompt is None else [f and worded(f) for f in prompt],
         )
 
     def _run(self, pending: dict[str, _Pending]) -> Iterator[Event]:
         """Step until all is done; whatever ends it early frees what is left."""
+        left = dict(pending)
         try:
-            while not all(p.done for p in pending.values()):
+            while left:
                 for event in map(self._worded, self.engine.step()):
-                    pending[event.request_id].take(event)
+                    item = pending[event.request_id]
+                    item.take(event)
+                    if event.finish_reason is not None and item.done:
+                        del left[event.request_id]
                     yield event
         finally:
-            for id, item in pending.items():
-                if not item.done:
-                    self.engine.abort(id)
+            for id in left:
+                self.engine.abort(id)
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

@@ -1,6 +1,7 @@
 """What travels between the floors: requests, sequences, what a step schedules, what it emits.
 
-The standard library only, so that every floor may know these.
+The standard library only, so that every floor may know these. What is made anew for every sequence
+or token of a step is no frozen dataclass, which takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 from .params import SamplingParams as SamplingParams
 
@@ -65,7 +67,7 @@ class Request:
     seed: int
     eos_token_ids: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def end_token_ids(self) -> frozenset[int]:
         """Ids that end the output: EOS unless ignored, and the request's stop tokens."""
         eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
@@ -139,8 +141,8 @@ class Counts:
 class Sequence:
     """One sample of one request while the engine works on it.
 
-    ``tokens`` are committed tokens only: the prompt, then the output. ``num_computed`` of them
-    have keys and values in the cache, on ``pages``.
+    ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
+    (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``.
     """
 
     id: str
@@ -154,17 +156,18 @@ class Sequence:
     counts: Counts = field(default_factory=Counts)
     finish_reason: str | None = None
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
+    prompt_length: int = field(init=False)
+    limit: int = field(init=False, default=0)
 
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.request.prompt_token_ids)
 
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.prompt_length
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Scheduled:
     """A sequence's rows in one step: ``count`` committed tokens from ``start`` on.
 
@@ -187,8 +190,7 @@ def depths(parents: Iterable[int]) -> list[int]:
     return found
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Whose token a law decides: what the noise of that token is keyed by.
 
     ``position`` is the token's index in prompt + output, ``base`` how many tokens were committed
@@ -203,8 +205,7 @@ class Row:
     base: int
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """Proposed tokens per scheduled sequence, as trees whose first nodes hang on the last token.
 
     ``tokens[s][i]`` is node i of sequence s and ``parents[s][i]`` the index of its parent node,
@@ -242,8 +243,7 @@ class Verdict:
     logprobs: list[list[Logprobs] | None] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One token of one sample, as it is emitted; ``token_id`` is None in a closing event.
 
     ``text`` is what may be shown now: it lags where a character or a stop string may be under way.

@@ -68,9 +68,8 @@ class PagePool:
     def truncate(self, table: list[int], tokens: int) -> None:
         """Give back the pages of ``table`` beyond those that ``tokens`` tokens need."""
         keep = self.pages_for(tokens)
-        for page in table[keep:]:
-            self._drop(page)
-        del table[keep:]
+        while len(table) > keep:
+            self._drop(table.pop())
 
     def share(self, pages: Iterable[int]) -> list[int]:
         """Hold ``pages`` once more and return them as a table of its own."""

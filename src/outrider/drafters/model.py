@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
 from ..errors import RequestError
 from ..models.base import Model
-from ..models.native import NativeTransformer
+from ..models.native import deciding
 from ..models.rows import Segment
-from ..native.laws import NativeLaw, NativeNoise
 from ..sampling.draws import Noise
 from ..sampling.law import NEVER
-from ..types import Draft, Lawgiving, Row, Scheduled, Verdict
+from ..types import Draft, Row, Scheduled, Verdict
+from ..types import Sequence as Sampled
 
 
 @dataclass
@@ -30,16 +30,6 @@ class _State:
     num_computed: int = 0
     base: int = 0
     drafted: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Input:
-    """Rows to run for sequence ``index`` of the batch; ``draws`` says that a token follows."""
-
-    index: int
-    start: int
-    tokens: list[int]
-    draws: bool
 
 
 class ModelDrafter:
@@ -77,103 +67,82 @@ class ModelDrafter:
 
     def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
         drafts: list[list[int]] = [[] for _ in batch]
-        laws: list[list[torch.Tensor]] = [[] for _ in batch]
-        inputs = []
+        segments: list[Segment] = []
+        drawing: list[int] = []  # whose segments a token follows
         for i, (item, length) in enumerate(zip(batch, lengths, strict=True)):
             if item.samples and not length:
                 continue  # nothing to draft: catching up can wait
-            tokens = item.sequence.tokens
-            state = self._states.setdefault(item.sequence.id, _State())
+            sequence, tokens = item.sequence, item.sequence.tokens
+            state = self._states.get(sequence.id)
+            if state is None:
+                state = self._states[sequence.id] = _State()
             start, stop = state.num_computed, item.start + item.count
             behind = tokens[start : min(stop, start + self._max_rows)]
             if behind and max(behind) >= self.model.shape.vocab_size:
                 continue  # the target has said what this model has no embedding for
             state.num_computed = start + len(behind)
             state.base, state.drafted = len(tokens), drafts[i]
-            draws = length > 0 and state.num_computed == len(tokens)
             if behind:
-                inputs.append(_Input(i, start, behind, draws))
-        if inputs and self._runs_whole(batch, inputs, noise):
-            self._run_whole(batch, inputs, drafts, lengths)
-            return Draft.chains(drafts)
-        while inputs:
-            drawing = [r.index for r in inputs if r.draws]
-            tokens, z = self._run(batch, inputs, drafts, noise)
+                draws = length > 0 and state.num_computed == len(tokens)
+                segments.append(_segment(sequence, behind, start, draws))
+                if draws:
+                    drawing.append(i)
+        own = None
+        if segments and not self._keeps_laws:
+            own = deciding(self.model, noise, [batch[i].sequence for i in drawing])
+        if own is None:
+            return self._draft_singly(batch, lengths, noise, drafts, segments, drawing)
+        model, laws = own
+        found = model.draft(segments, self._store, laws, [lengths[i] for i in drawing])
+        for i, draft in zip(drawing, found, strict=True):
+            drafts[i] += draft
+            self._states[batch[i].sequence.id].num_computed += max(0, len(draft) - 1)
+        return Draft.chains(drafts)
+
+    @torch.inference_mode()
+    def _draft_singly(
+        self,
+        batch: Sequence[Scheduled],
+        lengths: Sequence[int],
+        noise: Noise,
+        drafts: list[list[int]],
+        segments: list[Segment],
+        drawing: list[int],
+    ) -> Draft:
+        """Run ``segments`` and go on token by token where laws or draws need Python."""
+        laws: list[list[torch.Tensor]] = [[] for _ in batch]
+        while segments:
+            tokens, z = self._run(batch, segments, drawing, drafts, noise)
             for i, token, law in zip(drawing, tokens, z, strict=True):
                 drafts[i].append(token)
                 laws[i].append(law)
-            inputs = []
+            drawing = [i for i in drawing if len(drafts[i]) < lengths[i]]
+            segments = []
             for i in drawing:
-                if len(drafts[i]) < lengths[i]:
-                    state = self._states[batch[i].sequence.id]
-                    inputs.append(_Input(i, state.num_computed, drafts[i][-1:], True))
-                    state.num_computed += 1
+                sequence, state = batch[i].sequence, self._states[batch[i].sequence.id]
+                segments.append(_segment(sequence, drafts[i][-1:], state.num_computed, True))
+                state.num_computed += 1
         draft = Draft.chains(drafts)
         if self._keeps_laws:
-            draft = replace(draft, laws=[torch.stack(z) if z else None for z in laws])
+            draft = draft._replace(laws=[torch.stack(z) if z else None for z in laws])
         return draft
-
-    def _runs_whole(self, batch: Sequence[Scheduled], inputs: list[_Input], noise: Noise) -> bool:
-        """Whether the native step can make all drafts without coming back."""
-        return (
-            isinstance(self.model, NativeTransformer)
-            and isinstance(noise, NativeNoise)
-            and not self._keeps_laws
-            and all(_is_static(batch[r.index].sequence.law) for r in inputs if r.draws)
-        )
-
-    def _run_whole(
-        self,
-        batch: Sequence[Scheduled],
-        inputs: list[_Input],
-        drafts: list[list[int]],
-        lengths: Sequence[int],
-    ) -> None:
-        """Make all ``drafts`` in one call."""
-        assert isinstance(self.model, NativeTransformer)
-        drawing = [r.index for r in inputs if r.draws]
-        laws = []
-        for i in drawing:
-            law = batch[i].sequence.law
-            assert isinstance(law, NativeLaw)
-            law.know(batch[i].sequence.tokens)
-            laws.append(law)
-        sizes = [(len(batch[i].sequence.tokens), lengths[i]) for i in drawing]
-        pages = [batch[i].sequence.pages for i in drawing]
-        found = self.model.draft(self._segments(batch, inputs), self._store, laws, sizes, pages)
-        for i, tokens in zip(drawing, found, strict=True):
-            drafts[i] += tokens
-            self._states[batch[i].sequence.id].num_computed += max(0, len(tokens) - 1)
-
-    @staticmethod
-    def _segments(batch: Sequence[Scheduled], inputs: list[_Input]) -> list[Segment]:
-        return [
-            Segment(
-                tokens=r.tokens,
-                start=r.start,
-                pages=batch[r.index].sequence.pages,
-                logits=int(r.draws),
-                prompt_length=batch[r.index].sequence.prompt_length,
-                key=batch[r.index].sequence.id,
-            )
-            for r in inputs
-        ]
 
     def _run(
         self,
         batch: Sequence[Scheduled],
-        inputs: list[_Input],
+        segments: list[Segment],
+        drawing: list[int],
         drafts: list[list[int]],
         noise: Noise,
     ) -> tuple[list[int], Sequence[torch.Tensor]]:
-        """Run the inputs' rows and draw a token for each input that wants one: tokens and laws."""
-        logits = self.model.run(self._segments(batch, inputs), self._store).logits
+        """Run the segments and draw for the sequences in ``drawing``: tokens and laws."""
+        logits = self.model.run(segments, self._store).logits
         if logits is None:
             return [], ()
         # Padded or cut to the target's vocabulary, which its options speak of.
         z = F.pad(logits, (0, noise.vocab_size - logits.shape[1]), value=NEVER)
         keys = []
-        for j, i in enumerate(r.index for r in inputs if r.draws):
+        for j, i in enumerate(drawing):
             sequence = batch[i].sequence
             request, ahead = sequence.request, len(drafts[i])
             with suppress(RequestError):  # the target will meet it too, and say so
@@ -203,5 +172,7 @@ class ModelDrafter:
         self._store.release(seq_id)
 
 
-def _is_static(law: Lawgiving) -> bool:
-    return isinstance(law, NativeLaw) and law.static
+def _segment(sequence: Sampled, tokens: list[int], start: int, draws: bool) -> Segment:
+    """Rows of a sequence; ``draws`` says that a token follows."""
+    pages, prompt = sequence.pages, sequence.prompt_length
+    return Segment(tokens, start, pages, int(draws), prompt, (), (), sequence.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -266,7 +266,6 @@ class Engine:
         """True while any sequence waits or runs."""
         return bool(self.scheduler.running or self.scheduler.waiting)
 
-    @torch.inference_mode()
     def step(self) -> list[Event]:
         """Schedule, draft, verify, commit; return what was emitted."""
         drafter = self.drafter
@@ -307,7 +306,7 @@ class Engine:
             del self._live[event.request_id]
         self.counts.add(done.counts)
         self._forget(done)
-        return replace(event, counts=done.counts)
+        return event._replace(counts=done.counts)
 
     def _forget(self, sequence: Sequence) -> None:
         self.drafter.release(sequence.id)

@@ -8,6 +8,7 @@ import torch
 
 from ..errors import RequestError
 from ..models.base import Model, Store
+from ..models.native import deciding
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.draws import SharedNoise
@@ -15,6 +16,9 @@ from ..sampling.law import Laws
 from ..sampling.logprobs import Measure, logprobs, measure
 from ..types import Draft, Logprobs, Row, Scheduled, Verdict
 from .scheduler import Plan
+
+NO_LAWS = torch.empty(0, 0)
+"""The laws of no row."""
 
 
 class Runner:
@@ -50,30 +54,31 @@ class Runner:
 
         Afterwards the entries of accepted nodes stand at their tokens' positions in the cache.
         """
-        segments = [
-            Segment(
-                tokens=item.sequence.tokens[item.start : item.start + item.count],
-                start=item.start,
-                pages=item.sequence.pages,
-                logits=_scored(item) or (1 + len(nodes) if item.samples else 0),
-                prompt_length=item.sequence.prompt_length,
-                nodes=nodes,
-                parents=parents,
-                key=item.sequence.id,
-            )
-            for item, nodes, parents in zip(plan.batch, draft.tokens, draft.parents, strict=True)
-        ]
+        pairs = zip(plan.batch, draft.tokens, draft.parents, strict=True)
+        segments = [_segment(item, nodes, parents) for item, nodes, parents in pairs]
+        own = None
+        if not (self.rule.keeps_laws or any(map(_shows_laws, plan.batch))):
+            drawing = [item.sequence for item in plan.batch if item.samples]
+            own = deciding(self.model, self.noise, drawing)
+        if own is None:
+            verdict = self._judge(plan, draft, segments)
+        else:
+            model, laws = own
+            drawn = model.decide(segments, self.store, laws)
+            verdict = self.rule(Laws(NO_LAWS, [], _firsts(segments), drawn), draft, self.noise)
+        self._straighten(plan, verdict)
+        return verdict
+
+    @torch.inference_mode()
+    def _judge(self, plan: Plan, draft: Draft, segments: list[Segment]) -> Verdict:
+        """Decide the step from logits, with whatever Python has to say to them."""
         logits = self.model.run(segments, self.store).logits
-        count = len(plan.batch)
-        nothing = Verdict([[] for _ in range(count)], [[] for _ in range(count)], [None] * count)
         if logits is None:
-            return nothing
+            logits = NO_LAWS
         z = _score_prompts(plan, segments, logits, self._measure)
         step = _Step(z, [], [], self._raw_logprobs)
         for i, item in enumerate(plan.batch):
             step.add(i, item, draft)
-        if not step.rows:
-            return nothing
         verdict = self.rule(Laws(step.z, step.rows, step.first), draft, self.noise)
         for i, error in step.errors.items():
             verdict.errors[i] = error
@@ -81,7 +86,6 @@ class Runner:
             if verdict.errors[i] and item.sequence.law.error:
                 verdict.errors[i] = item.sequence.law.error
         verdict.logprobs.extend(step.logprobs(plan, verdict, self._measure))
-        self._straighten(plan, verdict)
         return verdict
 
     def _straighten(self, plan: Plan, verdict: Verdict) -> None:
@@ -99,12 +103,41 @@ class Runner:
             self.store.move(sources, targets)
 
 
+def _segment(item: Scheduled, nodes: list[int], parents: list[int]) -> Segment:
+    """An item's rows; it wants logits where tokens are drawn, or log probabilities asked."""
+    sequence, start = item.sequence, item.start
+    return Segment(
+        sequence.tokens[start : start + item.count],
+        start,
+        sequence.pages,
+        _scored(item) or (1 + len(nodes) if item.samples else 0),
+        sequence.prompt_length,
+        nodes,
+        parents,
+        sequence.id,
+    )
+
+
 def _scored(item: Scheduled) -> int:
     """How many of an item's rows want logits because the prompt's log probabilities are asked."""
     sequence = item.sequence
-    asked = sequence.request.params.prompt_logprobs is not None and sequence.sample_index == 0
-    known = len(sequence.prompt_logprobs)
-    return item.count if asked and max(1, known) < sequence.prompt_length else 0
+    if sequence.request.params.prompt_logprobs is None or sequence.sample_index:
+        return 0
+    return item.count if max(1, len(sequence.prompt_logprobs)) < sequence.prompt_length else 0
+
+
+def _shows_laws(item: Scheduled) -> bool:
+    """Whether log probabilities are asked of what an item runs."""
+    return item.sequence.request.params.logprobs is not None or _scored(item) > 0
+
+
+def _firsts(segments: list[Segment]) -> list[int | None]:
+    """Each segment's first row among those that want logits, None where none does."""
+    first, row = [], 0
+    for segment in segments:
+        first.append(row if segment.logits else None)
+        row += segment.logits
+    return first
 
 
 def _score_prompts(

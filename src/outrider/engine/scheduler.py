@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..cache.pages import PagePool
 from ..errors import MemoryBudgetError
 from ..types import Draft, Event, Origin, Scheduled, Sequence, Verdict
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """One step: the sequences that run, and those whose pages were taken to make room."""
 
     batch: list[Scheduled]
@@ -44,23 +43,20 @@ class Scheduler:
         self._max_rows = max_num_batched_tokens
         self._max_model_len = max_model_len
 
-    def _limit(self, sequence: Sequence) -> int:
-        """The longest that a sequence may become, in tokens."""
-        most = sequence.request.params.max_tokens
-        if most is None:
-            return self._max_model_len
-        return min(sequence.prompt_length + most, self._max_model_len)
-
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence.
+        """Queue a sequence and say how long it may become.
 
         Raises:
             MemoryBudgetError: the pool could not hold it even alone.
         """
-        needed = self.pool.pages_for(self._limit(sequence))
+        most = sequence.request.params.max_tokens
+        sequence.limit = self._max_model_len
+        if most is not None:
+            sequence.limit = min(sequence.prompt_length + most, self._max_model_len)
+        needed = self.pool.pages_for(sequence.limit)
         if needed > self.pool.num_usable:
             raise MemoryBudgetError(
-                f"the request may grow to {self._limit(sequence)} tokens, which need {needed} "
+                f"the request may grow to {sequence.limit} tokens, which need {needed} "
                 f"cache pages, but the cache has {self.pool.num_usable}; "
                 "lower max_tokens or give more memory."
             )
@@ -77,23 +73,13 @@ class Scheduler:
             max_nodes: nodes that a draft of any depth may have, where that is above
                 ``num_speculative_tokens`` (trees); else it has no more than its length (chains).
         """
-        batch: list[Scheduled] = []
+        chosen: list[tuple[Sequence, int]] = []
         preempted: list[Sequence] = []
         room = self._max_rows
-        for sequence in list(self.running):
-            if sequence not in self.running:
-                continue  # preempted by an older one
+        for sequence in self.running:  # which the youngest may leave meanwhile, at its end
             count = min(len(sequence.tokens) - sequence.num_computed, room)
-            if not count:
-                continue
-            while not self.pool.grow(sequence.pages, sequence.num_computed + count):
-                youngest = self.running[-1]
-                self._preempt(youngest)
-                preempted.append(youngest)
-                if youngest is sequence:
-                    break
-            if sequence in self.running:
-                batch.append(self._scheduled(sequence, count))
+            if count and self._make_room(sequence, count, preempted):
+                chosen.append((sequence, count))
                 room -= count
         while self.waiting and room and not preempted and len(self.running) < self._max_num_seqs:
             sequence = self.waiting[0]
@@ -103,34 +89,34 @@ class Scheduler:
                 break
             self.pool.grow(sequence.pages, len(sequence.tokens))
             self.running.append(self.waiting.popleft())
-            batch.append(self._scheduled(sequence, count))
+            chosen.append((sequence, count))
             room -= count
-        batch = [self._with_draft(item, num_speculative_tokens, max_nodes) for item in batch]
-        return Plan(batch, preempted)
+        most = num_speculative_tokens
+        return Plan([self._scheduled(*rows, most, max_nodes) for rows in chosen], preempted)
 
-    @staticmethod
-    def _scheduled(sequence: Sequence, count: int) -> Scheduled:
-        start = sequence.num_computed
-        return Scheduled(sequence, start, count, start + count == len(sequence.tokens), 0)
+    def _make_room(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
+        """Give a running sequence its pages, younger ones' if need be; False if it lost its own."""
+        while not self.pool.grow(sequence.pages, sequence.num_computed + count):
+            youngest = self.running.pop()
+            self.pool.free(youngest.pages)
+            youngest.num_computed = 0
+            self.waiting.appendleft(youngest)
+            preempted.append(youngest)
+            if youngest is sequence:
+                return False
+        return True
 
-    def _with_draft(self, item: Scheduled, most: int, max_nodes: int) -> Scheduled:
-        """Let a decoding sequence draft as far as its limit and the free pages allow."""
-        sequence, known = item.sequence, len(item.sequence.tokens)
-        if not item.samples or item.count > 1:
-            return item
-        length = max(0, min(most, self._limit(sequence) - known - 1))
+    def _scheduled(self, sequence: Sequence, count: int, most: int, max_nodes: int) -> Scheduled:
+        """Its rows; if it decodes, with a draft as deep as its limit and the free pages allow."""
+        start, known = sequence.num_computed, len(sequence.tokens)
+        samples = start + count == known
+        length = max(0, min(most, sequence.limit - known - 1)) if samples and count == 1 else 0
         while length:
             nodes = max_nodes if max_nodes > most else length
             if self.pool.grow(sequence.pages, known + nodes):
                 break
             length -= 1
-        return replace(item, length=length)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.pool.free(sequence.pages)
-        sequence.num_computed = 0
-        self.running.remove(sequence)
-        self.waiting.appendleft(sequence)
+        return Scheduled(sequence, start, count, samples, length)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and free its pages at once."""
@@ -209,7 +195,7 @@ class Scheduler:
         if stopped:
             sequence.finish_reason = "stop"
             return text
-        if len(sequence.tokens) >= self._limit(sequence):
+        if len(sequence.tokens) >= sequence.limit:
             sequence.finish_reason = "length"
             text += sequence.text.flush()
         return text

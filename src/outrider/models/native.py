@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from transformers import PretrainedConfig
 from ..config import Recipe
 from ..errors import ModelError
 from ..native.interface import DTYPES, TABLES, Config
-from ..native.laws import NativeLaw
+from ..native.laws import NativeLaw, NativeNoise
 from ..native.library import Library
-from .base import Output, Store
+from ..sampling.draws import Noise
+from ..types import Sequence as Sampled
+from .base import Model, Output, Store
 from .families import Architecture, read_architecture, read_config
 from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
@@ -220,32 +223,51 @@ class NativeTransformer:
         Raises:
             ModelError: a token, page, position or layer is out of range.
         """
-        words, rows = _words(segments, store.page_size)
         wanted = sum(segment.logits for segment in segments)
+        rows = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
         s = self.shape
         logits = torch.empty(wanted, s.vocab_size)
         kept = torch.empty(len(hidden), rows, s.hidden_size)
         run = range(s.num_layers) if layers is None else layers
+        words = _words(segments)
         self.library.forward(self.handle, store.handle, words, run, hidden, logits, kept)
         states = dict(zip(hidden, kept.to(self.dtype), strict=True)) if hidden else {}
         return Output(logits if wanted else None, states)
+
+    def decide(
+        self, segments: Sequence[Segment], store: Store, laws: Sequence[int]
+    ) -> tuple[Sequence[int], Sequence[float]]:
+        """Run ``segments`` and draw where they want logits, in one call.
+
+        Args:
+            segments: what to run; they want no logits, or those of their last token and all nodes.
+            store: this model's cache.
+            laws: of each segment that wants logits, see ``deciding``.
+
+        Returns:
+            The token of each row and its score, as of ``Noise.draw``.
+
+        Raises:
+            ModelError: a token, page or position is out of range.
+        """
+        assert isinstance(store, NativeStore)
+        rows = sum(segment.logits for segment in segments)
+        return self.library.decide(self.handle, store.handle, _words(segments), laws, rows)
 
     def draft(
         self,
         segments: Sequence[Segment],
         store: Store,
-        laws: Sequence[NativeLaw],
-        sizes: Sequence[tuple[int, int]],
-        pages: Sequence[Sequence[int]],
+        laws: Sequence[int],
+        lengths: Sequence[int],
     ) -> list[list[int]]:
         """Run ``segments`` and draft token by token behind those that want a row of logits.
 
         Args:
-            segments: what of each sequence is to be run first.
+            segments: what of each sequence is to be run first; pages reach to the draft's end.
             store: this model's cache.
-            laws: of each sequence that drafts, with nothing in them that needs Python.
-            sizes: how many tokens come before its draft, and how many to draft.
-            pages: its page table, to the end of the draft.
+            laws: of each sequence that drafts, see ``deciding``.
+            lengths: how many tokens to draft for it.
 
         Returns:
             The drafts, in the order of ``laws``; shorter where a law leaves nothing to draw.
@@ -254,23 +276,35 @@ class NativeTransformer:
             ModelError: a token, page or position is out of range.
         """
         assert isinstance(store, NativeStore)
-        words, _ = _words(segments, store.page_size)
-        handles = [law.handle for law in laws]
-        return self.library.draft(self.handle, store.handle, words, handles, sizes, pages)
+        return self.library.draft(self.handle, store.handle, _words(segments), laws, lengths)
 
 
-def _words(segments: Sequence[Segment], page_size: int) -> tuple[list[int], int]:
-    """``segments`` as the library reads them, and how many rows they have."""
+def deciding(
+    model: Model, noise: Noise, sequences: Iterable[Sampled]
+) -> tuple[NativeTransformer, list[int]] | None:
+    """``model``, and the laws by which it draws for ``sequences`` in a forward's own call.
+
+    None where Python has a say in it: with another model or noise, a grammar, a processor.
+    """
+    if not (isinstance(model, NativeTransformer) and isinstance(noise, NativeNoise)):
+        return None
+    laws = []
+    for sequence in sequences:
+        law = sequence.law
+        if not (isinstance(law, NativeLaw) and law.static):
+            return None
+        law.know(sequence.tokens)
+        laws.append(law.handle)
+    return model, laws
+
+
+def _words(segments: Sequence[Segment]) -> array[int]:
+    """``segments`` as the library reads them, see src/api.cpp."""
     words: list[int] = []
-    rows = 0
-    for segment in segments:
-        total = len(segment.tokens) + len(segment.nodes)
-        pages = segment.pages[: -(-(segment.start + total) // page_size)]
-        words += (len(segment.tokens), len(segment.nodes), segment.start)
-        words += (len(pages), segment.logits)
-        words += segment.tokens
-        words += segment.nodes
-        words += segment.parents
+    for tokens, start, pages, logits, _, nodes, parents, _ in segments:
+        words += (len(tokens), len(nodes), start, len(pages), logits)
+        words += tokens
+        words += nodes
+        words += parents
         words += pages
-        rows += total
-    return words, rows
+    return array("i", words)

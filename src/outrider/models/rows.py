@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,7 @@ LANES = 64
 """Lengths of contexts are padded to a multiple of this many lanes."""
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """One sequence's rows: committed tokens from position ``start`` on, then draft nodes.
 
     ``parents[j]`` is the draft node above node j, -1 for the last committed token; nodes come

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-ABI = 5
+ABI = 6
 """What the library's ``outrider_abi`` answers; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -70,6 +70,7 @@ class QuantizedMatrix(Protocol):
 FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "abi": (_Int, []),
     "cpu": (_Int, []),
+    "spent": (_Long, []),
     "start": (_Int, [_Int]),
     "model": (_Pointer, [ctypes.POINTER(Config), _Pointer]),
     "model_free": (None, [_Pointer]),
@@ -98,9 +99,10 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "law_count": (_Text, [_Pointer, _Pointer, _Int]),
     "law_apply": (_Text, [_Pointer, _Pointer, _Int, _Int, _Pointer, _Long, _Int]),
     "draw": (_Text, [_Pointer, _Int, _Long, _Int, *[_Pointer] * 4]),
+    "decide": (_Text, [*[_Pointer] * 3, _Long, _Pointer, _Int, *[_Pointer] * 2, _Int]),
     "draft": (
         _Text,
-        [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Long, _Int, _Int, *[_Pointer] * 2],
+        [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Int, _Int, *[_Pointer] * 2],
     ),
     "logprobs": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, *[_Pointer] * 4]),
     "read": (_Text, [_Pointer, _Long]),

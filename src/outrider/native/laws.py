@@ -43,6 +43,7 @@ class NativeLaw(SequenceLaw):
             or request.banned is not None
         )
         self._step = step
+        self._penalises = params.penalises
         self._known = len(self._prompt)
         options = Options(
             seed=request.request.seed,
@@ -70,7 +71,7 @@ class NativeLaw(SequenceLaw):
 
     def know(self, tokens: list[int]) -> None:
         """Take in what was committed since the last call; ``tokens`` are prompt and output."""
-        if self._law.params.penalises and len(tokens) > self._known:
+        if self._penalises and len(tokens) > self._known:
             self._step.count(self.handle, tokens[self._known :])
             self._known = len(tokens)
 

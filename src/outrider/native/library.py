@@ -53,6 +53,11 @@ class Library:
         """Which of ``ISAS`` this CPU can run, the last of them by number."""
         return int(self._c.outrider_cpu())
 
+    @property
+    def nanoseconds(self) -> int:
+        """Time that this process has spent in the library's calls, ns."""
+        return int(self._c.outrider_spent())
+
     def _done(self, wrong: bytes | None) -> None:
         if wrong is not None:
             raise ModelError(f"the native step refused its input: {wrong.decode()}.")
@@ -182,7 +187,7 @@ class Library:
         self,
         model: int,
         store: int,
-        words: list[int],
+        words: array[int],
         layers: Sequence[int],
         hidden: Sequence[int],
         logits: torch.Tensor,
@@ -193,15 +198,14 @@ class Library:
         ``logits`` fp32 [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are
         written.
         """
-        flat = array("i", words)
         which = array("i", [*layers, *hidden])
         first = _at(which)
         self._done(
             self._c.outrider_forward(
                 model,
                 store,
-                _at(flat),
-                len(flat),
+                _at(words),
+                len(words),
                 first,
                 len(layers),
                 first + 4 * len(layers),
@@ -291,43 +295,65 @@ class Library:
         )
         return tokens.tolist(), scores.tolist()
 
+    def decide(
+        self, model: int, store: int, words: array[int], laws: Sequence[int], rows: int
+    ) -> tuple[array[int], array[float]]:
+        """Run the segments in ``words`` and draw for the ``rows`` that want logits.
+
+        These are, of a segment, none or those of its last token and of all its nodes; ``laws`` has
+        a law for each segment of the latter kind.
+
+        Returns:
+            The token of each row and its score.
+        """
+        handles = array("Q", laws)
+        tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
+        self._done(
+            self._c.outrider_decide(
+                model,
+                store,
+                _at(words),
+                len(words),
+                _at(handles),
+                len(handles),
+                _at(tokens),
+                _at(scores),
+                rows,
+            )
+        )
+        return tokens, scores
+
     def draft(
         self,
         model: int,
         store: int,
-        words: list[int],
+        words: array[int],
         laws: Sequence[int],
-        sizes: Sequence[tuple[int, int]],
-        pages: Sequence[Sequence[int]],
+        lengths: Sequence[int],
     ) -> list[list[int]]:
         """Run the segments in ``words`` and go on from those that want a row of logits.
 
         Args:
-            model, store, words: as of ``forward``.
-            laws: of each sequence that drafts.
-            sizes: tokens before its draft, and how many to draft, 1 or more.
-            pages: its page table, to the end of the draft.
+            model, store, words: as of ``forward``; page tables reach to the end of the draft.
+            laws: of each segment that drafts.
+            lengths: how many tokens each of them drafts, 1 or more.
 
         Returns:
             What was drafted; less than asked for where a law leaves nothing to draw.
         """
-        flat = array("i", words)
-        handles = array("Q", laws)
-        numbers = [n for (a, b), p in zip(sizes, pages, strict=True) for n in (a, b, len(p))]
-        table = array("i", [*numbers, *(page for p in pages for page in p)])
-        longest = max((length for _, length in sizes), default=0)
-        tokens = array("i", bytes(4 * len(sizes) * longest))
-        drafted = array("i", bytes(4 * len(sizes)))
+        handles, wanted = array("Q", laws), array("i", lengths)
+        longest = max(lengths, default=0)
+        tokens = array("i", bytes(4 * len(wanted) * longest))
+        drafted = array("i", bytes(4 * len(wanted)))
         self._done(
             self._c.outrider_draft(
                 model,
                 store,
-                _at(flat),
-                len(flat),
+                _at(words),
+                len(words),
                 _at(handles),
-                _at(table),
-                len(table),
-                len(sizes),
+                _at(wanted),
+                len(wanted),
                 longest,
                 _at(tokens),
                 _at(drafted),

@@ -23,7 +23,8 @@ class AcceptanceRule(Protocol):
     trees: bool
     """Whether drafts may branch."""
     keeps_laws: bool
-    """Whether drafts must carry the laws that they were drawn from."""
+    """Whether laws matter beyond what the shared noise draws from them; then drafts must carry
+    those that they were drawn from."""
 
     def drafting(self, noise: SharedNoise) -> Noise:
         """The noise that drafters draw with, given the engine's shared noise."""
@@ -55,22 +56,21 @@ class Coupled:
         return noise
 
     def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict:
-        ids, best = noise.draw(laws.z, laws.rows) if laws.rows else ([], [])
+        ids, best = laws.drawn or (noise.draw(laws.z, laws.rows) if laws.rows else ([], []))
         verdict = Verdict([], [], [])
         for first, nodes, parents in zip(laws.first, draft.tokens, draft.parents, strict=True):
             tokens: list[int] = []
             path: list[int] = []
             error = None
             if first is not None:
-                children = {
-                    (p, token): i for i, (p, token) in enumerate(zip(parents, nodes, strict=True))
-                }
+                children = {edge: i for i, edge in enumerate(zip(parents, nodes, strict=True))}
                 node: int | None = -1
                 while node is not None:
                     row = first + 1 + node
+                    token = ids[row]
                     error = error or trouble(best[row])
-                    tokens.append(ids[row])
-                    node = children.get((node, ids[row]))
+                    tokens.append(token)
+                    node = children.get((node, token))
                     if node is not None:
                         path.append(node)
             verdict.tokens.append(tokens)

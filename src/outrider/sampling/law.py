@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -272,14 +272,15 @@ def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return z
 
 
-@dataclass(frozen=True)
-class Laws:
+class Laws(NamedTuple):
     """The laws of one step: z fp32 [rows, vocabulary], and whose they are, row by row.
 
     ``first[s]`` is the row of sequence s's last committed token, None when it draws nothing; its
-    draft nodes' rows follow it in order.
+    draft nodes' rows follow it in order. ``drawn`` are the rows' tokens and scores by the shared
+    noise, where the model drew them itself; there are no z and rows then.
     """
 
     z: torch.Tensor
     rows: list[Row]
     first: list[int | None]
+    drawn: tuple[Sequence[int], Sequence[float]] | None = None

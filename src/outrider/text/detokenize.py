@@ -16,6 +16,8 @@ UNFINISHED = "\ufffd"
 
 def _added(before: str, after: str) -> str:
     """What ``after`` has behind the beginning that it shares with ``before``."""
+    if after.startswith(before):
+        return after[len(before) :]
     pairs = enumerate(zip(before, after, strict=False))
     same = next((i for i, (a, b) in pairs if a != b), min(len(before), len(after)))
     return after[same:]

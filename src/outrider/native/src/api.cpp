@@ -150,7 +150,10 @@ const char* with(Model* model, Work work) {
 
 using namespace outrider;
 
-API int outrider_abi() { return 5; }
+API int outrider_abi() { return 6; }
+
+// Nanoseconds that the process has spent in calls of this library that can fail.
+API std::int64_t outrider_spent() { return spent; }
 
 API int outrider_cpu() { return cpu_level(); }
 

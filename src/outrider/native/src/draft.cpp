@@ -1,6 +1,6 @@
-// A drafter's steps in one call: forward, law and draw, token by token.
+// Laws and draws in the forward's own call: a target's step, or all steps of a drafter.
 #include <cmath>
-#include <limits>
+#include <numeric>
 
 #include "guard.hpp"
 #include "model.hpp"
@@ -9,49 +9,87 @@
 namespace outrider {
 namespace {
 
+// Runs all layers; returns the logits [num_logits, vocabulary] of the rows that want them.
+float* run(const Model& model, Store& store, const Rows& rows) {
+    std::vector<std::int32_t> layers(model.c.layers);
+    std::iota(layers.begin(), layers.end(), 0);
+    float* logits = store.logits.reserve(std::size_t(rows.num_logits) * model.c.vocabulary);
+    forward(model, store, rows,
+            Wanted{layers.data(), int(layers.size()), nullptr, 0, logits, nullptr});
+    return logits;
+}
+
+// Makes the law of a row of `own` logits, in place, and draws from it. Before its position stand
+// `committed` tokens and then the path.
+Drawn decide(const Law& law, float* z, int own, int committed, Path path) {
+    const int wanted = law.o.vocabulary;
+    // Padded or cut to the target's vocabulary, which its options speak of.
+    std::vector<float> wide;
+    if (own < wanted) {
+        wide.assign(wanted, -INFINITY);
+        std::copy(z, z + own, wide.begin());
+        z = wide.data();
+    }
+    law.apply(z, committed - law.o.prompt_length, path, false);
+    const NoiseKey key = law.key(committed + path.length);
+    return draw(z, wanted, law.o.temperature == 0 ? nullptr : &key);
+}
+
+// A row to decide: `path` are its ancestors among the nodes, and itself.
+struct Decision {
+    const Law* law;
+    int committed;
+    std::vector<std::int32_t> path;
+};
+
+const char* decide_all(const Model& model, Store& store, const Rows& rows, const Law* const* laws,
+                       int num_laws, std::int32_t* tokens, float* scores) {
+    if (int(rows.scored.size()) != num_laws) return "there are not as many laws as wanted";
+    std::vector<Decision> all;
+    for (int s = 0; s < num_laws; ++s) {
+        const Scored& from = rows.scored[s];
+        if (from.logits != 1 + from.num_nodes) return "not every node wants a row of logits";
+        if (laws[s]->o.vocabulary != model.c.vocabulary) return "a law is of another vocabulary";
+        const std::size_t first = all.size();
+        all.push_back({laws[s], from.committed, {}});
+        for (int i = 0; i < from.num_nodes; ++i) {
+            all.push_back(all[first + 1 + from.parents[i]]);
+            all.back().path.push_back(from.nodes[i]);
+        }
+    }
+    float* logits = run(model, store, rows);
+    each_row(int(all.size()), model.c.vocabulary, [&](int r) {
+        const Decision& d = all[r];
+        const Drawn drawn = decide(*d.law, logits + std::size_t(r) * model.c.vocabulary,
+                                   model.c.vocabulary, d.committed,
+                                   {d.path.data(), int(d.path.size())});
+        tokens[r] = drawn.token;
+        scores[r] = drawn.score;
+    });
+    return nullptr;
+}
+
 // A sequence that drafts: its first segment is run as it came, then one row a token.
 struct Drafting {
     const Law* law;
-    const std::int32_t* pages;
-    int num_pages;
-    int committed;  // tokens before the draft, all of which are in the cache after the first forward
-    int length;     // tokens to draft
+    const Scored from;  // all of its tokens are in the cache after the first forward
+    int length;         // tokens to draft
     std::int32_t* tokens;
     int drafted = 0;
 };
 
-const char* draft(const Model& model, Store& store, const std::int32_t* words, std::int64_t count,
-                  std::vector<Drafting>& all) {
-    std::vector<std::int32_t> layers(model.c.layers);
-    for (int i = 0; i < model.c.layers; ++i) layers[i] = i;
+const char* draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all) {
     const int own = model.c.vocabulary;
     std::vector<Drafting*> drawing;
     for (Drafting& d : all) drawing.push_back(&d);
-    std::vector<float> logits;
     std::vector<std::int32_t> next;
     for (;;) {
-        Rows rows;
-        if (const char* wrong = read_rows(model, store, words, count, rows)) return wrong;
-        if (rows.num_logits != int(drawing.size())) return "not every draft wants one row of logits";
-        logits.resize(std::size_t(rows.num_logits) * own);
-        forward(model, store, rows,
-                Wanted{layers.data(), int(layers.size()), nullptr, 0, logits.data(), nullptr});
+        float* logits = run(model, store, rows);
         if (drawing.empty()) return nullptr;
         each_row(int(drawing.size()), own, [&](int r) {
             Drafting& d = *drawing[r];
-            const int wanted = d.law->o.vocabulary;
-            float* z = logits.data() + std::size_t(r) * own;
-            // Padded or cut to the target's vocabulary, which its options speak of.
-            std::vector<float> wide;
-            if (own < wanted) {
-                wide.assign(wanted, -INFINITY);
-                std::copy(z, z + own, wide.begin());
-                z = wide.data();
-            }
-            const Path path{d.tokens, d.drafted};
-            d.law->apply(z, d.committed - d.law->o.prompt_length, path, false);
-            const NoiseKey key = d.law->key(d.committed + d.drafted);
-            const Drawn drawn = draw(z, wanted, d.law->o.temperature == 0 ? nullptr : &key);
+            const Drawn drawn = decide(*d.law, logits + std::size_t(r) * own, own,
+                                       d.from.committed, {d.tokens, d.drafted});
             // What no target could draw ends the draft; so does what the drafter cannot read.
             if (std::isfinite(drawn.score)) d.tokens[d.drafted++] = drawn.token;
             if (!std::isfinite(drawn.score) || drawn.token >= own) d.length = d.drafted;
@@ -61,14 +99,15 @@ const char* draft(const Model& model, Store& store, const std::int32_t* words, s
         for (Drafting* d : drawing) {
             if (d->drafted >= d->length) continue;
             left.push_back(d);
-            const int start = d->committed + d->drafted - 1;
-            next.insert(next.end(), {1, 0, start, d->num_pages, 1, d->tokens[d->drafted - 1]});
-            next.insert(next.end(), d->pages, d->pages + d->num_pages);
+            const int start = d->from.committed + d->drafted - 1, pages = d->from.num_pages;
+            next.insert(next.end(), {1, 0, start, pages, 1, d->tokens[d->drafted - 1]});
+            next.insert(next.end(), d->from.pages, d->from.pages + pages);
         }
         if (left.empty()) return nullptr;
         drawing.swap(left);
-        words = next.data();
-        count = std::int64_t(next.size());
+        rows = Rows();
+        if (const char* wrong = read_rows(model, store, next.data(), next.size(), rows))
+            return wrong;
     }
 }
 
@@ -77,27 +116,41 @@ const char* draft(const Model& model, Store& store, const std::int32_t* words, s
 
 using namespace outrider;
 
-// `words` are segments as outrider_forward's; those that want a row of logits draft. `numbers`
-// are of each of these: tokens before the draft, its length, how many pages; then come the page
-// tables, which reach to the end of the draft. `tokens` [drafts, longest] and `drafted` are written.
-API const char* outrider_draft(const Model* model, Store* store, const std::int32_t* words,
-                               std::int64_t count, const Law* const* laws,
-                               const std::int32_t* numbers, std::int64_t size, int drafts,
-                               int longest, std::int32_t* tokens, std::int32_t* drafted) {
+// A forward over `words` (see outrider_forward) whose segments either want no logits or want those
+// of their last token and of all nodes: these rows are decided, by a law a segment. Their `tokens`
+// and `scores` [num_rows] are written.
+API const char* outrider_decide(const Model* model, Store* store, const std::int32_t* words,
+                                std::int64_t count, const Law* const* laws, int num_laws,
+                                std::int32_t* tokens, float* scores, int num_rows) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
-        if (drafts < 0 || 3 * std::int64_t(drafts) > size) return "a draft is cut short";
+        Rows rows;
+        if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
+        if (rows.num_logits != num_rows) return "the rows are not as many as announced";
+        return decide_all(*model, *store, rows, laws, num_laws, tokens, scores);
+    });
+}
+
+// A forward over `words`; segments that want a row of logits, one each, go on for as many tokens as
+// `lengths` says, by a law each. Their page tables reach to the end of the draft. `tokens` [drafts,
+// longest] and `drafted` are written.
+API const char* outrider_draft(const Model* model, Store* store, const std::int32_t* words,
+                               std::int64_t count, const Law* const* laws,
+                               const std::int32_t* lengths, int drafts, int longest,
+                               std::int32_t* tokens, std::int32_t* drafted) {
+    return guarded([&]() -> const char* {
+        if (store->model != model) return "the cache is another model's";
+        Rows rows;
+        if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
+        if (int(rows.scored.size()) != drafts) return "there are not as many drafts as wanted";
         std::vector<Drafting> all;
-        const std::int32_t* pages = numbers + 3 * drafts;
         for (int i = 0; i < drafts; ++i) {
-            const std::int32_t* n = numbers + 3 * i;
-            if (n[0] < 1 || n[1] < 1 || n[1] > longest || n[2] < 1 ||
-                n[2] > numbers + size - pages)
-                return "a draft has a bad size";
-            all.push_back({laws[i], pages, n[2], n[0], n[1], tokens + std::size_t(i) * longest});
-            pages += n[2];
+            const Scored& from = rows.scored[i];
+            if (from.logits != 1 || from.num_nodes) return "a draft begins with one row of logits";
+            if (lengths[i] < 1 || lengths[i] > longest) return "a draft has a bad size";
+            all.push_back({laws[i], from, lengths[i], tokens + std::size_t(i) * longest});
         }
-        const char* wrong = draft(*model, *store, words, count, all);
+        const char* wrong = draft(*model, *store, std::move(rows), all);
         for (int i = 0; i < drafts; ++i) drafted[i] = all[i].drafted;
         return wrong;
     });

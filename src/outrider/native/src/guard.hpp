@@ -1,6 +1,9 @@
 // What every function of the C interface does with exceptions.
 #pragma once
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <exception>
 #include <new>
 
@@ -8,9 +11,19 @@
 
 namespace outrider {
 
+// Nanoseconds spent in guarded calls: what a step takes beyond them is the caller's own.
+inline std::atomic<std::int64_t> spent{0};
+
+struct Timed {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = Clock::now();
+    ~Timed() { spent += std::chrono::nanoseconds(Clock::now() - start).count(); }
+};
+
 // A sentence, or null where all went well.
 template <class Work>
 const char* guarded(Work work) {
+    const Timed timed;
     try {
         return work();
     } catch (const std::bad_alloc&) {

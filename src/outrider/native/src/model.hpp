@@ -83,6 +83,7 @@ struct Store {
     Memory<char> data;
     std::vector<std::uint8_t> harmed;  // slots whose row was not finite
     int num_harmed = 0;
+    Memory<float> logits;  // of rows that are decided in the forward's own call
 };
 
 template <class T>
@@ -100,8 +101,15 @@ struct Row {
     std::int32_t logits;           // which line of logits, or -1
 };
 
+// A segment that wants logits, as it was read: what points does so into the words.
+struct Scored {
+    const std::int32_t *nodes, *parents, *pages;
+    int num_nodes, num_pages, committed, logits;  // `committed`: tokens before its nodes
+};
+
 struct Rows {
     std::vector<Row> rows;
+    std::vector<Scored> scored;
     std::vector<std::int32_t> pages;
     std::vector<std::int32_t> above;
     int num_logits = 0;

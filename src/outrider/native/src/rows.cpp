@@ -37,6 +37,8 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
         if (parents[j] < -1 || parents[j] >= j) return "a node stands before its parent";
         chain = chain && parents[j] == j - 1;
     }
+    if (logits)
+        out.scored.push_back({drafted, parents, table, nodes, pages, int(committed), logits});
     const int first_page = int(out.pages.size());
     out.pages.insert(out.pages.end(), table, table + pages);
     auto slot = [&](std::int64_t place) {
