@@ -82,6 +82,7 @@ class NativeTransformer:
         dtype: of weights and cache, see ``choose_dtype``; sums are fp32.
         max_length: rotary tables reach this far.
         recipe: makes the weights few-bit.
+        window: see ``read_architecture``.
 
     Raises:
         ModelError: the checkpoint is missing or damaged, or not covered.
@@ -98,9 +99,10 @@ class NativeTransformer:
         dtype: str,
         max_length: int,
         recipe: Recipe | None = None,
+        window: int | None = None,
     ) -> None:
         config = read_config(folder)
-        architecture = read_architecture(config, folder)
+        architecture = read_architecture(config, folder, window)
         self.dtype = choose_dtype(
             dtype, torch.float32 if architecture is None else architecture.dtype
         )
