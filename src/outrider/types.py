@@ -5,6 +5,7 @@ The standard library only, so that every floor may know these.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -140,7 +141,7 @@ class Sequence:
     """One sample of one request while the engine works on it.
 
     ``tokens`` are committed tokens only: the prompt, then the output. ``num_computed`` of them
-    have keys and values in the cache, on ``pages``.
+    have keys and values in the cache, on ``pages``: an array, which the native step takes whole.
     """
 
     id: str
@@ -150,7 +151,7 @@ class Sequence:
     law: Lawgiving
     tokens: list[int]
     num_computed: int = 0
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
     counts: Counts = field(default_factory=Counts)
     finish_reason: str | None = None
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)

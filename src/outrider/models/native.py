@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -259,18 +260,16 @@ class NativeTransformer:
         return self.library.draft(self.handle, store.handle, words, handles, sizes, pages)
 
 
-def _words(segments: Sequence[Segment], page_size: int) -> tuple[list[int], int]:
+def _words(segments: Sequence[Segment], page_size: int) -> tuple[array[int], int]:
     """``segments`` as the library reads them, and how many rows they have."""
-    words: list[int] = []
+    words = array("i")
     rows = 0
     for segment in segments:
         total = len(segment.tokens) + len(segment.nodes)
         pages = segment.pages[: -(-(segment.start + total) // page_size)]
-        words += (len(segment.tokens), len(segment.nodes), segment.start)
-        words += (len(pages), segment.logits)
-        words += segment.tokens
-        words += segment.nodes
-        words += segment.parents
-        words += pages
+        words.extend((len(segment.tokens), len(segment.nodes), segment.start))
+        words.extend((len(pages), segment.logits))
+        for part in (segment.tokens, segment.nodes, segment.parents, pages):
+            words.extend(part)
         rows += total
     return words, rows

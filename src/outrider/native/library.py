@@ -182,7 +182,7 @@ class Library:
         self,
         model: int,
         store: int,
-        words: list[int],
+        words: array[int],
         layers: Sequence[int],
         hidden: Sequence[int],
         logits: torch.Tensor,
@@ -193,15 +193,14 @@ class Library:
         ``logits`` fp32 [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are
         written.
         """
-        flat = array("i", words)
         which = array("i", [*layers, *hidden])
         first = _at(which)
         self._done(
             self._c.outrider_forward(
                 model,
                 store,
-                _at(flat),
-                len(flat),
+                _at(words),
+                len(words),
                 first,
                 len(layers),
                 first + 4 * len(layers),
@@ -295,7 +294,7 @@ class Library:
         self,
         model: int,
         store: int,
-        words: list[int],
+        words: array[int],
         laws: Sequence[int],
         sizes: Sequence[tuple[int, int]],
         pages: Sequence[Sequence[int]],
@@ -311,10 +310,11 @@ class Library:
         Returns:
             What was drafted; less than asked for where a law leaves nothing to draw.
         """
-        flat = array("i", words)
         handles = array("Q", laws)
         numbers = [n for (a, b), p in zip(sizes, pages, strict=True) for n in (a, b, len(p))]
-        table = array("i", [*numbers, *(page for p in pages for page in p)])
+        table = array("i", numbers)
+        for p in pages:
+            table.extend(p)
         longest = max((length for _, length in sizes), default=0)
         tokens = array("i", bytes(4 * len(sizes) * longest))
         drafted = array("i", bytes(4 * len(sizes)))
@@ -322,8 +322,8 @@ class Library:
             self._c.outrider_draft(
                 model,
                 store,
-                _at(flat),
-                len(flat),
+                _at(words),
+                len(words),
                 _at(handles),
                 _at(table),
                 len(table),
