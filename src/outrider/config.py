@@ -14,7 +14,7 @@ ACCEPTANCE_RULES = ("coupled", "rejection", "block")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
-PRESETS = {"long-context": {"model": 256, "ngram": 4096}}
+PRESETS = {"long-context": {"model": 512, "ngram": 4096}}
 """By preset: the window of each kind of drafter, in tokens; measured in docs/performance.md."""
 
 

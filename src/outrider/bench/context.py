@@ -109,6 +109,12 @@ def read_prompts(pair: Pair, text: str | None, length: int, count: int) -> list[
     return [ids[start : start + length] for start in starts]
 
 
+def _number(option: str, text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{option} has {text!r}; give tokens, 1 or more, with commas between.")
+    return int(text)
+
+
 def open_sides(pair: Pair, windows: Sequence[str], length: int, args: Any) -> list[Side]:
     """Plain decoding, and every drafter with every window, each in an engine of its own."""
     given: dict[str, Any] = {
@@ -127,7 +133,7 @@ def open_sides(pair: Pair, windows: Sequence[str], length: int, args: Any) -> li
             if window in PRESETS:
                 extra = {"preset": window}
             elif window != NO_WINDOW:
-                extra = {"drafter_window": int(window)}
+                extra = {"drafter_window": _number("--windows", window)}
             llm = LLM(target, drafter=drafters.get(drafter), **given, **extra)
             made.append(Side(drafter, window, llm))
     return made
@@ -177,7 +183,8 @@ def measure(args: Any) -> dict[str, Any]:
     Raises:
         OutriderError: a pair, text or option cannot be used, or an output is not the plain one.
     """
-    contexts, windows = [int(c) for c in args.contexts.split(",")], args.windows.split(",")
+    contexts = [_number("--contexts", c) for c in args.contexts.split(",")]
+    windows = [w for w in args.windows.split(",") if w]
     pair, longest = find_pair(args.pair), max(contexts)
     prompts = read_prompts(pair, args.text, longest, args.rounds)
     sides = open_sides(pair, windows, longest + args.tokens, args)
@@ -244,7 +251,9 @@ def main() -> None:
     parser.add_argument("--text", help="prompts are cut from this file; random ids unless given")
     parser.add_argument("--contexts", default="64,256,1024,2048,4096,8192")
     parser.add_argument(
-        "--windows", default="none,long-context", help="none, a preset's name, or tokens"
+        "--windows",
+        default="none,long-context",
+        help="none, a preset's name or tokens, with commas; empty for plain decoding alone",
     )
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
