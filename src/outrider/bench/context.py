@@ -177,6 +177,19 @@ def attention(plain: Side, tokens: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _run(sides: list[Side], contexts: list[int], prompts: list[list[int]], args: Any) -> None:
+    """Warm up, then all rounds; the sides' order turns on by one place a round."""
+    for number in tqdm(range(-1, args.rounds), leave=False, disable=None):
+        for context in contexts if number >= 0 else contexts[:1]:  # the first is to warm up
+            outputs = []
+            for i in range(len(sides)):
+                side = sides[(i + number) % len(sides)]
+                noted = context if number >= 0 else None
+                outputs.append(side.measure(prompts[number][:context], args.tokens, noted))
+            if any(output != outputs[0] for output in outputs):
+                raise OutriderError(f"outputs differ behind {context} tokens, in round {number}.")
+
+
 def measure(args: Any) -> dict[str, Any]:
     """The whole report.
 
@@ -191,15 +204,10 @@ def measure(args: Any) -> dict[str, Any]:
     plain = sides[0]
     gc.collect()
     gc.freeze()
-    for number in tqdm(range(-1, args.rounds), leave=False, disable=None):
-        for context in contexts if number >= 0 else contexts[:1]:  # the first is to warm up
-            outputs = []
-            for i in range(len(sides)):
-                side = sides[(i + number) % len(sides)]
-                noted = context if number >= 0 else None
-                outputs.append(side.measure(prompts[number][:context], args.tokens, noted))
-            if any(output != outputs[0] for output in outputs):
-                raise OutriderError(f"outputs differ behind {context} tokens, in round {number}.")
+    try:
+        _run(sides, contexts, prompts, args)
+    finally:
+        gc.unfreeze()
     return {
         "machine": {
             "cpu": cpu_name(), "cores": available_cores(), "torch": torch.__version__,
