@@ -178,6 +178,8 @@ def report(replay: dict[str, str] | None = None) -> dict[str, Any]:
         "dtype": "float32",
         "quantization": None,
         "drafter_quantization": None,
+        "drafter_window": 7,
+        "preset": None,
         "cpu": "a processor",
         "cores": 2,
     }
@@ -199,6 +201,7 @@ def test_the_plot_is_a_png_that_says_replay(
     for name in ("a.png", "b.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert "replay" not in texts[0]
+    assert "drafter's window 7" in texts[0]
     assert "replay: recorded answers" in texts[1]
     with pytest.raises(ConfigError, match="cannot be written"):
         draw(report(), tmp_path / "none" / "c.png")

@@ -14,6 +14,8 @@ ACCEPTANCE_RULES = ("coupled", "rejection", "block")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+PRESETS = {"long-context": {"model": 512, "ngram": 4096}}
+"""By preset: the window of each kind of drafter, in tokens; measured in docs/performance.md."""
 
 
 def free_memory() -> int:
@@ -129,6 +131,11 @@ class EngineConfig:
         max_num_seqs: sequences decoded together at most.
         max_num_batched_tokens: committed rows of one step at most: the prefill chunk.
         num_speculative_tokens: the draft length K, 1 or more.
+        drafter_window: how many of the last tokens a drafter looks at, 1 or more: no layer of a
+            drafter's model attends to more, and prompt lookup searches no more. None is what the
+            model's config says, and 16,384 for prompt lookup. Output does not depend on it.
+        preset: "long-context" gives the drafter a window that was measured to serve contexts of
+            thousands of tokens, unless ``drafter_window`` gives another; None is no preset.
         acceptance_rule: "coupled" (the same seed gives the same tokens whatever drafts), or
             "rejection" or "block" (the target's law, other tokens with another drafter or K).
         memory: what the cache may take, see ``parse_memory``.
@@ -148,6 +155,8 @@ class EngineConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     num_speculative_tokens: int = 4
+    drafter_window: int | None = None
+    preset: str | None = None
     acceptance_rule: str = "coupled"
     memory: int | float | str | None = None
     page_size: int = 16
@@ -175,6 +184,13 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; {remedy}.")
+        window = self.drafter_window
+        if window is not None and (
+            not isinstance(window, int) or isinstance(window, bool) or window < 1
+        ):
+            raise ConfigError(f"drafter_window is {window!r}; give 1 or more tokens, or None.")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ConfigError(f"preset is {self.preset!r}; give {', '.join(PRESETS)}, or None.")
         if self.max_model_len is not None and (
             not isinstance(self.max_model_len, int) or self.max_model_len < 2
         ):
@@ -188,6 +204,12 @@ class EngineConfig:
         for recipe in (self.quantization, self.drafter_quantization):
             if recipe is not None:
                 Recipe.parse(recipe)
+
+    def window_of(self, drafter: str) -> int | None:
+        """How many of the last tokens a drafter of that name looks at; None: not limited here."""
+        if self.drafter_window is None and self.preset is not None:
+            return PRESETS[self.preset].get(drafter)
+        return self.drafter_window
 
     def model_length(self, context: int) -> int:
         """The longest sequence, given the target's ``context``; checks what depends on it.

@@ -42,7 +42,7 @@ IGNORED = ("use_v2_block_manager",)
 OPTIONS = (
     "dtype", "quantization", "drafter_quantization", "max_model_len", "max_num_seqs",
     "max_num_batched_tokens", "memory", "seed", "num_speculative_tokens", "acceptance_rule",
-    "prompt_lookup_min", "prompt_lookup_max", "logprobs_mode",
+    "prompt_lookup_min", "prompt_lookup_max", "drafter_window", "preset", "logprobs_mode",
 )  # fmt: skip
 
 
@@ -243,8 +243,8 @@ class LLM:
         num_speculative_tokens: the draft length K; 4 unless given.
         acceptance_rule: "coupled" unless given, "rejection" or "block", see ``EngineConfig``.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
-        dtype, quantization, drafter_quantization, max_model_len, max_num_seqs,
-            max_num_batched_tokens, memory, seed, logprobs_mode: see ``EngineConfig``.
+        dtype, quantization, drafter_quantization, drafter_window, preset, max_model_len,
+            max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode: see ``EngineConfig``.
             ``gpu_memory_utilization`` is ``memory`` as a share. With ``seed`` the i-th request
             since the start gets a seed of its own that depends on both.
 

@@ -6,6 +6,7 @@ or token of a step is no frozen dataclass, which takes three times as long to ma
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -142,7 +143,8 @@ class Sequence:
     """One sample of one request while the engine works on it.
 
     ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
-    (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``.
+    (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``: an
+    array, which the native step takes whole.
     """
 
     id: str
@@ -152,7 +154,7 @@ class Sequence:
     law: Lawgiving
     tokens: list[int]
     num_computed: int = 0
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
     counts: Counts = field(default_factory=Counts)
     finish_reason: str | None = None
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)

@@ -79,7 +79,8 @@ class Audit:
         seed: everything drawn depends on it.
         fault: what is made wrong on purpose.
         progress: told what is under way.
-        weights: ``quantization`` and ``drafter_quantization`` as for ``LLM``.
+        options: ``quantization``, ``drafter_quantization``, ``drafter_window`` and ``preset``, as
+            for ``LLM``.
 
     Raises:
         OutriderError: a checkpoint or an option cannot be used.
@@ -94,16 +95,16 @@ class Audit:
         seed: int,
         fault: Fault,
         progress: Progress,
-        **weights: str | None,
+        **options: int | str | None,
     ) -> None:
         self.folder = find_folder(model)
         self.size = size
         self.fault = fault
         self.progress = progress
         self._python, self._numpy = random.Random(seed), np.random.default_rng(seed)
-        asked = weights.get("quantization")
+        asked = options.get("quantization")
         self._recipe = None if asked is None else Recipe.parse(asked)
-        self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **weights}
+        self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **options}
         context = read_shape(read_config(self.folder), self.folder).context
         longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
         self._options["max_model_len"] = longest
@@ -292,7 +293,7 @@ def verify(
     seed: int | None = None,
     fault: Fault | None = None,
     progress: Progress = lambda _: None,
-    **weights: str | None,
+    **options: int | str | None,
 ) -> Report:
     """Audit a pair, see the module's docstring.
 
@@ -303,13 +304,14 @@ def verify(
         seed: 0 and up; None takes a fresh one. The report has it.
         fault: a wrong rule, to see whether the audit catches it.
         progress: called with a line whenever something new is under way.
-        weights: ``quantization`` and ``drafter_quantization`` as for ``LLM``.
+        options: ``quantization``, ``drafter_quantization``, ``drafter_window`` and ``preset``, as
+            for ``LLM``.
 
     Raises:
         OutriderError: a checkpoint or an option cannot be used.
     """
     seed = fresh_seed() if seed is None else seed
-    audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **weights)
+    audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **options)
     checks = [audit.against_transformers(), audit.equality(), audit.laws()]
     return Report(
         model=str(model),

@@ -40,7 +40,7 @@ class Options:
         temperatures: 0 or above.
         max_tokens: output tokens of each prompt, 2 or more; EOS is ignored. A replay target ends
             with the recorded answer, and an item with a schema when its JSON is complete.
-        dtype, quantization, drafter_quantization: see ``LLM``.
+        dtype, quantization, drafter_quantization, drafter_window, preset: see ``LLM``.
         batch_sizes: how many prompts run together.
         rounds: how often everything is run.
 
@@ -60,6 +60,8 @@ class Options:
     rounds: int = 7
     quantization: str | None = None
     drafter_quantization: str | None = None
+    drafter_window: int | None = None
+    preset: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("lengths", "temperatures", "drafters", "batch_sizes"):
@@ -237,6 +239,8 @@ class Bench:
             "dtype": options.dtype,
             "quantization": options.quantization,
             "drafter_quantization": options.drafter_quantization,
+            "drafter_window": options.drafter_window,
+            "preset": options.preset,
             "max_num_seqs": max(options.batch_sizes),
         }
         if self.replay is not None:

@@ -23,7 +23,7 @@ import math
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -256,7 +256,9 @@ class ReplayModel:
     """
 
     def __init__(self, model: Model, tracks: Tracks) -> None:
-        self.shape: Shape = model.shape
+        # Without the other's windows: planted laws go by the whole prompt.
+        own = {field.name: getattr(model.shape, field.name) for field in fields(Shape)}
+        self.shape = Shape(**own)
         self.dtype, self.device = model.dtype, model.device
         self.trees, self.truncates = model.trees, model.truncates
         self._model = model

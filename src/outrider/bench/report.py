@@ -38,6 +38,8 @@ def machine(bench: Bench) -> dict[str, Any]:
         "dtype": str(bench.plain.engine.model.dtype).removeprefix("torch."),
         "quantization": bench.options.quantization,
         "drafter_quantization": bench.options.drafter_quantization,
+        "drafter_window": bench.options.drafter_window,
+        "preset": bench.options.preset,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -150,8 +152,11 @@ def heading(report: dict[str, Any]) -> list[str]:
     run, machine = report["runs"][0], report["machine"]
     workload = run["workload"] + (" (held to JSON schemas)" if run["structured_outputs"] else "")
     weights = machine["dtype"]
-    for whose, name in (("", "quantization"), ("drafter ", "drafter_quantization")):
-        weights += f", {whose}{machine[name]}" if machine[name] else ""
+    for what, name in (
+        ("", "quantization"), ("drafter ", "drafter_quantization"),
+        ("drafter's window ", "drafter_window"), ("preset ", "preset"),
+    ):  # fmt: skip
+        weights += f", {what}{machine[name]}" if machine[name] else ""
     where = f"{weights} · {machine['cpu']}, {machine['cores']} cores"
     lines = [f"{run['target']} · workload {workload} · {where}"]
     return [*lines, f"replay: {run['replay']['what']}"] if run["replay"] else lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableSequence
 
 NULL_PAGE = 0
 """Page 0 belongs to nobody: padding rows write there and nobody reads it."""
@@ -39,7 +39,7 @@ class PagePool:
         """Pages that ``tokens`` tokens need."""
         return -(-tokens // self.page_size)
 
-    def grow(self, table: list[int], tokens: int) -> bool:
+    def grow(self, table: MutableSequence[int], tokens: int) -> bool:
         """Lengthen a page table in place until it covers ``tokens`` tokens.
 
         Takes the page after the table's last one where it is free: neighbours in a run can be
@@ -65,7 +65,7 @@ class PagePool:
         # The middle of a gap behind somebody's pages, so that both can go on growing.
         return -at + (1 if -at == NULL_PAGE else max(1, widest // 2))
 
-    def truncate(self, table: list[int], tokens: int) -> None:
+    def truncate(self, table: MutableSequence[int], tokens: int) -> None:
         """Give back the pages of ``table`` beyond those that ``tokens`` tokens need."""
         keep = self.pages_for(tokens)
         while len(table) > keep:
@@ -80,7 +80,7 @@ class PagePool:
             self._references[page] += 1
         return table
 
-    def free(self, table: list[int]) -> None:
+    def free(self, table: MutableSequence[int]) -> None:
         """Give back every page of ``table`` and empty it."""
         self.truncate(table, 0)
 
@@ -91,7 +91,7 @@ class PagePool:
         if not self._references[page]:
             self._free.add(page)
 
-    def check(self, tables: Iterable[list[int]]) -> None:
+    def check(self, tables: Iterable[MutableSequence[int]]) -> None:
         """Assert that ``tables`` are all the tables there are and that nothing leaked."""
         counted = Counter(page for table in tables for page in table)
         for page in range(1, self.num_pages):

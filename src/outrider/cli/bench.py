@@ -18,8 +18,10 @@ from rich.table import Table
 from ..errors import OutriderError
 from .common import (
     DrafterQuantization,
+    DrafterWindow,
     Dtype,
     Model,
+    Preset,
     Quantization,
     bars,
     model_folder,
@@ -233,6 +235,8 @@ def bench(
     dtype: Dtype = "auto",
     quantization: Quantization = None,
     drafter_quantization: DrafterQuantization = None,
+    drafter_window: DrafterWindow = None,
+    preset: Preset = None,
     rounds: Annotated[
         int, typer.Option(min=LEAST_ROUNDS, help="Interleaved rounds.")
     ] = LEAST_ROUNDS,
@@ -272,7 +276,8 @@ def bench(
             drafters=tuple(dict.fromkeys(drafters)) if drafter else None,
             lengths=lengths, temperatures=temperatures, max_tokens=max_tokens, dtype=dtype,
             batch_sizes=batch_sizes, rounds=rounds, quantization=quantization,
-            drafter_quantization=drafter_quantization,
+            drafter_quantization=drafter_quantization, drafter_window=drafter_window,
+            preset=preset,
         )  # fmt: skip
         engines = Bench(options, asked)
         if plot and len(engines.engines) == 1:

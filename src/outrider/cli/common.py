@@ -65,6 +65,21 @@ DrafterQuantization = Annotated[
         help="The same for the drafter's weights, which stay as they are unless given.",
     ),
 ]
+DrafterWindow = Annotated[
+    int | None,
+    typer.Option(
+        "--drafter-window",
+        metavar="TOKENS",
+        help="How many of the last tokens a drafter attends to or looks up; all unless given. "
+        "Output stays the same.",
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset", help="long-context: a drafter's window that was measured to serve there."
+    ),
+]
 
 
 def exit_code(error: OutriderError) -> int:

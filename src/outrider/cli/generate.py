@@ -20,9 +20,11 @@ from .common import (
     SIGNS,
     Drafter,
     DrafterQuantization,
+    DrafterWindow,
     Dtype,
     Length,
     Model,
+    Preset,
     Quantization,
     bars,
     model_folder,
@@ -275,6 +277,8 @@ def generate(
     dtype: Dtype = "auto",
     quantization: Quantization = None,
     drafter_quantization: DrafterQuantization = None,
+    drafter_window: DrafterWindow = None,
+    preset: Preset = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt plus output, in tokens.")
     ] = None,
@@ -298,7 +302,7 @@ def generate(
     llm = open_llm(
         model_folder(model), drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         dtype=dtype, quantization=quantization, drafter_quantization=drafter_quantization,
-        max_model_len=max_model_len, memory=memory,
+        drafter_window=drafter_window, preset=preset, max_model_len=max_model_len, memory=memory,
     )  # fmt: skip
     if json_:
         write(json.dumps(as_json(llm.generate(text, params)[0])) + "\n")

@@ -18,7 +18,9 @@ from ..errors import OutriderError
 from .common import (
     Drafter,
     DrafterQuantization,
+    DrafterWindow,
     Model,
+    Preset,
     Quantization,
     model_folder,
     status,
@@ -93,6 +95,8 @@ def verify(
     drafter: Drafter = "auto",
     quantization: Quantization = None,
     drafter_quantization: DrafterQuantization = None,
+    drafter_window: DrafterWindow = None,
+    preset: Preset = None,
     thorough: Annotated[
         bool,
         typer.Option(
@@ -141,6 +145,7 @@ def verify(
         report = audit(
             folder, texts, drafter, size, seed, wrong, progress,
             quantization=quantization, drafter_quantization=drafter_quantization,
+            drafter_window=drafter_window, preset=preset,
         )  # fmt: skip
     if json_:
         write(json.dumps(report.as_json(), indent=1) + "\n")

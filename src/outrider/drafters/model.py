@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from ..errors import RequestError
 from ..models.base import Model
+from ..models.families import Architecture
 from ..models.native import deciding
 from ..models.rows import Segment
 from ..sampling.draws import Noise
@@ -62,6 +63,8 @@ class ModelDrafter:
         self.max_length = self.max_nodes = max_length
         self._store = model.new_store(num_pages, page_size)
         self._max_rows = max_rows + 1  # a chunk, and the token drawn after it
+        shape = model.shape
+        self._reach = shape.reach if isinstance(shape, Architecture) else None
         self._keeps_laws = keeps_laws
         self._states: dict[str, _State] = {}
 
@@ -77,6 +80,9 @@ class ModelDrafter:
             if state is None:
                 state = self._states[sequence.id] = _State()
             start, stop = state.num_computed, item.start + item.count
+            if self._reach is not None:
+                # Nothing that is still to be drafted depends on what lies before.
+                start = max(start, len(tokens) - self._reach)
             behind = tokens[start : min(stop, start + self._max_rows)]
             if behind and max(behind) >= self.model.shape.vocab_size:
                 continue  # the target has said what this model has no embedding for

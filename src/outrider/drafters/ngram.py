@@ -12,6 +12,8 @@ from ..sampling.draws import Noise
 from ..types import Draft, Scheduled, Verdict
 
 Gram = tuple[int, ...]
+LOOKUP_WINDOW = 16384
+"""Tokens that are looked up unless a window is given."""
 
 
 class NgramIndex:
@@ -79,7 +81,7 @@ class NgramDrafter:
     target_layers: tuple[int, ...] = ()
 
     def __init__(
-        self, max_length: int, min_n: int = 2, max_n: int = 4, window: int = 16384
+        self, max_length: int, min_n: int = 2, max_n: int = 4, window: int = LOOKUP_WINDOW
     ) -> None:
         if not 1 <= min_n <= max_n or window < 1:
             raise ConfigError(

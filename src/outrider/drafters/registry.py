@@ -11,7 +11,7 @@ from ..models.base import Model
 from ..models.families import Folder, find_folder
 from .base import Drafter, NoDrafter
 from .model import ModelDrafter
-from .ngram import NgramDrafter
+from .ngram import LOOKUP_WINDOW, NgramDrafter
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class DrafterSpec:
             rows = config.max_num_batched_tokens
             return ModelDrafter(model, num_pages, config.page_size, rows, length, keeps_laws)
         if self.name == "ngram":
-            return NgramDrafter(length, self.prompt_lookup_min, self.prompt_lookup_max)
+            sizes = (self.prompt_lookup_min, self.prompt_lookup_max)
+            return NgramDrafter(length, *sizes, config.window_of(self.name) or LOOKUP_WINDOW)
         return NoDrafter()
 
 

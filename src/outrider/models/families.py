@@ -118,6 +118,11 @@ class Architecture(Shape):
     expert_size: int
     renormalised: bool
 
+    @property
+    def reach(self) -> int | None:
+        """How many positions a row's logits depend on, itself included; None: all before it."""
+        return None if None in self.windows else 1 + sum(w - 1 for w in self.windows if w)
+
 
 def find_folder(model: Folder) -> Path:
     """The folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
@@ -202,8 +207,12 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
     )
 
 
-def read_architecture(config: PretrainedConfig, folder: Path) -> Architecture | None:
+def read_architecture(
+    config: PretrainedConfig, folder: Path, window: int | None = None
+) -> Architecture | None:
     """The architecture of a model that runs natively; None where family or option has no such path.
+
+    With ``window`` no layer's row sees more positions than that, itself included.
 
     Raises:
         ModelError: see ``read_shape``; or the config contradicts itself.
@@ -221,7 +230,8 @@ def read_architecture(config: PretrainedConfig, folder: Path) -> Architecture | 
     bias = bool(getattr(config, "attention_bias", False))
     layers, kinds = config.num_hidden_layers, _kinds(config)
     windowed = [family.windowed or kind == "sliding_attention" for kind in kinds]
-    window = getattr(config, "sliding_window", None)
+    own = getattr(config, "sliding_window", None)
+    limits = [own if w else None for w in windowed]
     sized = float(getattr(config, "query_pre_attn_scalar", None) or head_dim(config)) ** -0.5
     return Architecture(
         **{field.name: getattr(shape, field.name) for field in fields(shape)},
@@ -243,7 +253,7 @@ def read_architecture(config: PretrainedConfig, folder: Path) -> Architecture | 
         gemma=family.gemma,
         # One rope for all layers, unless the config lists them by kind.
         kinds=tuple(k if k in (config.rope_parameters or {}) else None for k in kinds),
-        windows=tuple(window if w else None for w in windowed),
+        windows=tuple(min(filter(None, (limit, window)), default=None) for limit in limits),
         scale=float(getattr(config, "attention_multiplier", sized)),
         attention_cap=config.attn_logit_softcapping if family.attention_cap else None,
         logits_cap=getattr(config, "final_logit_softcapping", None),

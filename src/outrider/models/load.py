@@ -18,7 +18,12 @@ from .transformer import Transformer, choose_dtype
 
 
 def load_model(
-    folder: Path, dtype: str, device: torch.device, max_length: int, quantization: str | None = None
+    folder: Path,
+    dtype: str,
+    device: torch.device,
+    max_length: int,
+    quantization: str | None = None,
+    window: int | None = None,
 ) -> Model:
     """The checkpoint in ``folder``, ready to run.
 
@@ -28,7 +33,7 @@ def load_model(
 
     Raises:
         ConfigError: ``quantization`` is no recipe, or given for a checkpoint that is quantised.
-        ModelError: transformers runs the model, and it is to be quantised.
+        ModelError: transformers runs the model, and it is to be quantised or given a window.
     """
     config = read_config(folder)
     architecture = read_architecture(config, folder)
@@ -45,11 +50,16 @@ def load_model(
                 f"{folder}: a {config.model_type!r} model as configured runs through transformers, "
                 "and only native models can be quantised; leave quantization out."
             )
+        if window is not None:
+            raise ModelError(
+                f"{folder}: a {config.model_type!r} model as configured runs through transformers, "
+                "and only native models can be given a window; leave drafter_window and preset out."
+            )
         return Fallback(folder, dtype, device)
     if device.type == "cpu" and covers(
         config, architecture, choose_dtype(dtype, architecture.dtype)
     ):
         step = library()
         if step is not None:
-            return NativeTransformer(step, folder, dtype, max_length, recipe)
-    return Transformer(folder, dtype, device, max_length, recipe)
+            return NativeTransformer(step, folder, dtype, max_length, recipe, window)
+    return Transformer(folder, dtype, device, max_length, recipe, window)

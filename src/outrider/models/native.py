@@ -85,6 +85,7 @@ class NativeTransformer:
         dtype: of weights and cache, see ``choose_dtype``; sums are fp32.
         max_length: rotary tables reach this far.
         recipe: makes the weights few-bit.
+        window: see ``read_architecture``.
 
     Raises:
         ModelError: the checkpoint is missing or damaged, or not covered.
@@ -101,9 +102,10 @@ class NativeTransformer:
         dtype: str,
         max_length: int,
         recipe: Recipe | None = None,
+        window: int | None = None,
     ) -> None:
         config = read_config(folder)
-        architecture = read_architecture(config, folder)
+        architecture = read_architecture(config, folder, window)
         self.dtype = choose_dtype(
             dtype, torch.float32 if architecture is None else architecture.dtype
         )
@@ -300,11 +302,9 @@ def deciding(
 
 def _words(segments: Sequence[Segment]) -> array[int]:
     """``segments`` as the library reads them, see src/api.cpp."""
-    words: list[int] = []
+    words = array("i")
     for tokens, start, pages, logits, _, nodes, parents, _ in segments:
-        words += (len(tokens), len(nodes), start, len(pages), logits)
-        words += tokens
-        words += nodes
-        words += parents
-        words += pages
-    return array("i", words)
+        words.extend((len(tokens), len(nodes), start, len(pages), logits))
+        for part in (tokens, nodes, parents, pages):
+            words.extend(part)
+    return words

@@ -77,14 +77,18 @@ class Rows:
     logits: torch.Tensor | None
     num_logits: int
 
-    def seeing(self, marked: torch.Tensor) -> torch.Tensor:
-        """Which rows [padded rows] attend to a slot of ``marked`` [slots], themselves included."""
+    def seeing(self, marked: torch.Tensor, reach: int | None) -> torch.Tensor:
+        """Which rows [padded rows] depend on a slot of ``marked`` [slots], themselves included.
+
+        They do on the last ``reach`` positions, or on all.
+        """
         parts = []
         for tile in self.tiles:
             first = tile.lanes
             lanes = marked[first : first + tile.length] if isinstance(first, int) else marked[first]
-            seen = torch.from_numpy(np.arange(tile.length) <= tile.positions[:, None])
-            parts.append((seen.to(marked.device) & lanes).any(-1))
+            behind = tile.positions[:, None] - np.arange(tile.length)
+            seen = (behind >= 0) & (behind < (reach or tile.length))
+            parts.append((torch.from_numpy(seen).to(marked.device) & lanes).any(-1))
         found = torch.cat(parts)
         return self.home(found)
 

@@ -122,6 +122,7 @@ class Transformer:
         device: where it lives.
         max_length: rotary tables reach this far.
         recipe: makes the weights few-bit.
+        window: see ``read_architecture``.
 
     Raises:
         ModelError: the checkpoint is missing, damaged or of a family without a native path.
@@ -137,9 +138,10 @@ class Transformer:
         device: torch.device,
         max_length: int,
         recipe: Recipe | None = None,
+        window: int | None = None,
     ) -> None:
         config = read_config(folder)
-        architecture = read_architecture(config, folder)
+        architecture = read_architecture(config, folder, window)
         if architecture is None:
             raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native path.")
         self.shape = architecture
@@ -216,7 +218,7 @@ class Transformer:
         if s.logits_cap is not None:
             logits = (logits / s.logits_cap).tanh_() * s.logits_cap
         if store.any_harmed:
-            harmed = rows.seeing(store.harmed)
+            harmed = rows.seeing(store.harmed, s.reach)
             harmed = harmed if rows.logits is None else harmed.index_select(0, rows.logits)
             logits[harmed[: rows.num_logits]] = float("nan")
         return Output(logits, kept)

@@ -311,10 +311,21 @@ struct Forward : Work {
     }
 };
 
-// Rows that are not finite leave a mark, and whoever sees a mark has NaN logits: most such rows
-// are NaN by themselves, but not one that sees a row whose last layer alone went wrong.
+// How many positions a row's logits depend on, where every layer has a window.
+template <class T>
+int reach_of(const Weights<T>& m) {
+    std::int64_t reach = 1;
+    for (const auto& layer : m.layers) {
+        if (!layer.window) return m.c.max_length;
+        reach += layer.window - 1;
+    }
+    return int(std::min<std::int64_t>(reach, m.c.max_length));
+}
+
+// Rows that are not finite leave a mark, and whoever depends on a mark has NaN logits: most such
+// rows are NaN by themselves, but not one that sees a row whose last layer alone went wrong.
 void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& bad, const Wanted& wanted,
-          int vocabulary) {
+          int vocabulary, int reach) {
     for (std::size_t r = 0; r < bad.size(); ++r) {
         std::uint8_t& old = store.harmed[rows.rows[r].slot];
         store.num_harmed += int(bad[r]) - int(old);
@@ -324,7 +335,8 @@ void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& bad, 
     for (const Row& row : rows.rows) {
         if (row.logits < 0) continue;
         bool sees = false;
-        for (int j = 0; j < row.prefix && !sees; ++j) {
+        const int first = std::max(0, row.prefix + row.num_above - reach);
+        for (int j = first; j < row.prefix && !sees; ++j) {
             int page = rows.pages[row.pages + j / store.page_size];
             sees = store.harmed[std::size_t(page) * store.page_size + j % store.page_size];
         }
@@ -342,7 +354,7 @@ void forward_as(const Weights<T>& m, Store& store, const Rows& rows, const Wante
         if (rows.rows[r].logits >= 0) scored[rows.rows[r].logits] = int(r);
     auto work = std::make_shared<Forward<T>>(m, store, rows, wanted, std::move(scored));
     run_pool(work, work->phases(), work->helpers());
-    mark(store, rows, m.scratch.bad, wanted, m.c.vocabulary);
+    mark(store, rows, m.scratch.bad, wanted, m.c.vocabulary, reach_of(m));
 }
 
 }  // namespace

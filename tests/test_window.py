@@ -1,0 +1,312 @@
+"""A drafter that looks at the last tokens only: the same output, for less work."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeCheckpoint
+from typer.testing import CliRunner
+
+from outrider import LLM, SamplingParams
+from outrider.bench import context
+from outrider.bench.offline import Options
+from outrider.cli import app
+from outrider.config import PRESETS, EngineConfig
+from outrider.drafters import model as drafters_model
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.registry import DrafterSpec
+from outrider.errors import ConfigError, ModelError
+from outrider.models.families import read_architecture, read_config
+from outrider.models.native import NativeTransformer
+from outrider.models.rows import Segment
+from outrider.models.transformer import Transformer
+from outrider.native.choice import library
+from outrider.sampling.draws import SharedNoise
+from outrider.types import Draft, Request, Scheduled
+from outrider.types import Sequence as Sample
+
+pytestmark = pytest.mark.engine
+
+CPU = torch.device("cpu")
+Paths = Transformer | NativeTransformer
+Run = Callable[[Sequence[int], int, int], torch.Tensor]
+LENGTH = 150
+PARAMS = SamplingParams(temperature=0.8, max_tokens=40, seed=5, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+
+def ids_of(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, 128) for _ in range(length)]
+
+
+PROMPTS = [ids_of(LENGTH), ids_of(7, 1), ids_of(61, 2)]
+
+
+@pytest.fixture(scope="module")
+def target(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("target"), "llama")
+
+
+@pytest.fixture(scope="module")
+def drafter(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("drafter"), "llama", num_hidden_layers=3)
+
+
+def windowed(folder: Path, place: Path, window: int) -> Path:
+    """The same weights under a config that has the window: a Mistral's."""
+    copy = Path(shutil.copytree(folder, place))
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    config |= {"model_type": "mistral", "sliding_window": window}
+    config["architectures"] = ["MistralForCausalLM"]
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return copy
+
+
+def open_llm(target: Path, drafter: Path | str | None, **options: Any) -> LLM:
+    given: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 32, **options}
+    return LLM(target, drafter=drafter, max_model_len=256, **given)
+
+
+def said(llm: LLM, params: SamplingParams) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
+
+
+def drafts(llm: LLM, params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
+    """Every draft while the prompts run one after the other, twice over."""
+    found: list[Draft] = []
+    propose = llm.engine.drafter.propose
+
+    def noted(*args: Any) -> Draft:
+        found.append(propose(*args))
+        return found[-1]
+
+    monkeypatch.setattr(llm.engine.drafter, "propose", noted)
+    for prompt in PROMPTS * 2:
+        llm.generate([prompt], params)
+    return found
+
+
+@pytest.mark.parametrize("params", [GREEDY, PARAMS], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("window", [1, 5, 40])
+def test_the_output_is_plain_decodings(
+    target: Path, drafter: Path, window: int, params: SamplingParams
+) -> None:
+    plain = said(open_llm(target, None), params)
+    for side in (drafter, "ngram"):
+        assert said(open_llm(target, side, drafter_window=window), params) == plain
+
+
+def test_what_a_window_lets_through_is_the_configs(
+    target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = windowed(drafter, tmp_path / "own", 9)
+    given = drafts(open_llm(target, drafter, drafter_window=9), PARAMS, monkeypatch)
+    assert given == drafts(open_llm(target, own), PARAMS, monkeypatch)
+    assert given != drafts(open_llm(target, drafter), PARAMS, monkeypatch)
+
+
+@pytest.mark.parametrize("params", [GREEDY, PARAMS], ids=["greedy", "sampled"])
+def test_what_no_draft_depends_on_is_not_run(
+    target: Path, drafter: Path, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    segment = drafters_model._segment
+
+    def counted(sequence: Any, tokens: list[int], start: int, draws: bool) -> Segment:
+        rows.append(len(tokens))
+        return segment(sequence, tokens, start, draws)
+
+    monkeypatch.setattr(drafters_model, "_segment", counted)
+    llm = open_llm(target, drafter, drafter_window=6)
+    quick = drafts(llm, params, monkeypatch)
+    run, reach = sum(rows), 1 + 3 * 5
+    rows.clear()
+    full = open_llm(target, drafter, drafter_window=6)
+    assert isinstance(full.engine.drafter, ModelDrafter)
+    assert full.engine.drafter._reach == reach
+    full.engine.drafter._reach = None
+    assert drafts(full, params, monkeypatch) == quick
+    # The first draft follows the first token of the output.
+    assert sum(rows) - run == 2 * sum(max(0, len(p) + 1 - reach) for p in PROMPTS)
+
+
+def open_window(
+    path: str, folder: Path, dtype: str, window: int
+) -> Transformer | NativeTransformer:
+    if path == "torch":
+        return Transformer(folder, dtype, CPU, 256, None, window)
+    step = library()
+    if step is None:
+        pytest.skip("the native step is off")
+    return NativeTransformer(step, folder, dtype, 256, None, window)
+
+
+def runner(model: Paths) -> Run:
+    """Runs tokens from a position on over pages of 8, the last so many rows to logits."""
+    store, pages = model.new_store(40, 8), [3, 7, 4, *range(8, 39)]
+
+    def run(tokens: Sequence[int], start: int, wanted: int) -> torch.Tensor:
+        segment = Segment(tokens, start, pages, wanted, LENGTH)
+        logits = model.run([segment], store).logits
+        assert logits is not None
+        return logits
+
+    return run
+
+
+@pytest.mark.parametrize("window", [1, 2, 20])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("path", ["torch", "native"])
+def test_a_row_depends_on_its_reach_alone(
+    drafter: Path, path: str, dtype: str, window: int
+) -> None:
+    model = open_window(path, drafter, dtype, window)
+    reach = 1 + 3 * (window - 1)
+    assert model.shape.reach == reach
+    run, ids = runner(model), PROMPTS[0]
+    whole = run(ids, 0, 1)
+    run(ids_of(LENGTH, 9), 0, 1)  # what lies before is another's now
+    assert torch.equal(run(ids[-reach:], LENGTH - reach, 1), whole)
+    if reach > 1:
+        run(ids_of(LENGTH, 9), 0, 1)
+        assert not torch.equal(run(ids[1 - reach :], LENGTH - reach + 1, 1), whole)
+
+
+@pytest.mark.parametrize("path", ["torch", "native"])
+def test_what_is_no_number_harms_no_row_beyond_its_reach(drafter: Path, path: str) -> None:
+    model = open_window(path, drafter, "float32", 3)
+    native = isinstance(model, NativeTransformer)
+    embedding = model.embedding if native else model.weights.embedding
+    assert embedding is not None
+    embedding[1] = float("nan")
+    run = runner(model)
+    logits = run([1, *ids_of(20)], 0, 21)
+    assert logits[:7].isnan().all()
+    # The native step marks every row that this made no number, the last of which is row 6.
+    assert logits[13:].isfinite().all()
+    assert run([5], 6, 1).isnan().all()
+    assert run([5], 21, 1).isfinite().all()
+
+
+def test_the_narrower_window_counts(drafter: Path, tmp_path: Path) -> None:
+    own = windowed(drafter, tmp_path / "own", 9)
+    for folder, window, expected in (
+        (drafter, None, None), (drafter, 4, 4), (own, None, 9), (own, 4, 4), (own, 12, 9),
+    ):  # fmt: skip
+        found = read_architecture(read_config(folder), folder, window)
+        assert found is not None
+        assert found.windows == (expected,) * 3
+        assert found.reach == (None if expected is None else 1 + 3 * (expected - 1))
+
+
+def test_prompt_lookup_has_the_window() -> None:
+    tokens = [1, 2, *range(10, 20), 1, 2]
+    request = Request("a", tuple(tokens), SamplingParams(), 0)
+    sequence = Sample("a/0", request, 0, text=None, law=None, tokens=tokens)  # type: ignore[arg-type]
+    batch = [Scheduled(sequence, len(tokens) - 1, 1, True, 1)]
+    for window, expected in ((None, [10]), (12, [10]), (11, [])):
+        config = EngineConfig(drafter_window=window)
+        made = DrafterSpec("ngram").make(None, config, 8, False)
+        assert made.propose(batch, [1], SharedNoise(32, CPU)).tokens == [expected]
+
+
+def test_a_preset_is_a_window_for_each_kind() -> None:
+    config = EngineConfig(preset="long-context")
+    assert {name: config.window_of(name) for name in ("model", "ngram", "none")} == {
+        **PRESETS["long-context"],
+        "none": None,
+    }
+    assert EngineConfig(preset="long-context", drafter_window=7).window_of("model") == 7
+    assert EngineConfig().window_of("model") is None
+
+
+@pytest.mark.parametrize("window", [0, -1, True, 1.5, "8"])
+def test_a_window_that_is_none_is_refused(window: Any) -> None:
+    with pytest.raises(ConfigError, match=r"drafter_window is .*; give 1 or more tokens, or None"):
+        EngineConfig(drafter_window=window)
+
+
+def test_a_preset_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="preset is 'long'; give long-context, or None"):
+        EngineConfig(preset="long")
+
+
+def test_a_drafter_of_transformers_cannot_have_one(
+    target: Path, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    other = make_checkpoint(tmp_path / "gpt2", "gpt2")
+    with pytest.raises(ModelError, match="only native models can be given a window"):
+        open_llm(target, other, preset="long-context")
+
+
+def test_the_commands_take_both(tiny_llama: Path, tiny_drafter: Path) -> None:
+    def run(*args: object) -> Any:
+        options = ("--model", tiny_llama, "--drafter", tiny_drafter, "--temperature", 0)
+        given = ["generate", "def greet(name):", "--max-tokens", 12, *options, *args]
+        return CliRunner().invoke(app, [str(a) for a in given])
+
+    plain = run()
+    assert plain.exit_code == 0
+    assert run("--drafter-window", 2).stdout == run("--preset", "long-context").stdout
+    assert run("--drafter-window", 2).stdout == plain.stdout
+    bad = run("--drafter-window", 0)
+    assert (bad.exit_code, bad.stderr.count("\n")) == (2, 1)
+    assert "drafter_window is 0; give 1 or more tokens" in bad.stderr
+    assert "preset is 'x'" in run("--preset", "x").stderr
+    options = Options(model=tiny_llama, target="tiny", drafter_window=3, preset="long-context")
+    assert (options.drafter_window, options.preset) == (3, "long-context")
+
+
+def test_the_bench_by_context(
+    tiny_llama: Path, tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "pair"))
+    shutil.copytree(tiny_drafter, folder / "drafter")
+    text, file = tmp_path / "text.txt", tmp_path / "report.json"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 40, encoding="utf-8")
+    args = ["context", str(folder), "--text", str(text), "--contexts", "16,300", "--tokens", "8"]
+    args += ["--rounds", "2", "--windows", "none,5,long-context", "--json", str(file)]
+    monkeypatch.setattr("sys.argv", args)
+    context.main()
+    report = json.loads(file.read_text(encoding="utf-8"))
+    sides = [(r["drafter"], r["window"]) for r in report["runs"] if r["context"] == 300]
+    windows = ("none", "5", "long-context")
+    assert sides == [("none", "none"), *((d, w) for d in ("ngram", "model") for w in windows)]
+    assert all(r["tokens_per_second"] > 0 and r["ttft_ms"] > 0 for r in report["runs"])
+    steps = report["attention"]["steps"]
+    assert [s["context"] for s in steps] == [16, 300]
+    # Two points lie on a line.
+    assert report["attention"]["largest_deviation"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--contexts", "16,x"], "--contexts has 'x'; give tokens, 1 or more"),
+        (["--windows", "0", "--contexts", "16"], "--windows has '0'; give tokens, 1 or more"),
+        (["--contexts", "16", "--text", "/no/such"], "cannot be read as UTF-8 text"),
+        (["--contexts", "9999"], "has 60 tokens, but the longest context is 9999"),
+    ],
+)
+def test_the_bench_by_context_refuses_in_a_sentence(
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    args: list[str],
+    sentence: str,
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("z" * 60, encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["context", str(tiny_llama), "--text", str(text), *args])
+    with pytest.raises(SystemExit):
+        context.main()
+    assert sentence in capsys.readouterr().err
