@@ -180,30 +180,37 @@ struct Forward : Work {
         }
     }
 
-    // Writes one head, normalised and turned, as T.
+    // Writes one head, normalised and turned, as T; lines of 16 may reach into the next half.
     void turn(T* to, const float* from, const float* norm, const float* cos, const float* sin) {
-        alignas(64) float head[MAX_HEAD_DIM] = {}, out[MAX_HEAD_DIM] = {};
+        alignas(64) float head[MAX_HEAD_DIM + LANES], out[MAX_HEAD_DIM + LANES];
         const int half = c.head_dim / 2;
         std::memcpy(head, from, c.head_dim * sizeof(float));
+        std::memset(head + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
         if (norm) rms_norm(head, head, norm, c.head_dim, head_pad, c.norm_eps);
-        if (cos) {
-            for (int i = 0; i < half; ++i) {
-                out[i] = head[i] * cos[i] - head[half + i] * sin[i];
-                out[half + i] = head[half + i] * cos[i] + head[i] * sin[i];
-            }
-        }
-        const float* done = cos ? out : head;
-        for (int i = 0; i < head_pad; i += LANES) store(to + i, load(done + i));
+        for (int i = 0; i < half; i += LANES)
+            store(out + i, load(head + i) * load(cos + i) - load(head + half + i) * load(sin + i));
+        for (int i = 0; i < half; i += LANES)
+            store(out + half + i,
+                  load(head + half + i) * load(cos + i) + load(head + i) * load(sin + i));
+        std::memset(out + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
+        for (int i = 0; i < head_pad; i += LANES) store(to + i, load(out + i));
     }
 
     Cache<T> cache(int layer) const { return cache_of<T>(store_, layer); }
 
-    // A value that is no number would reach even those who give it no weight: it is noted instead.
-    void sanitise(T* value, int row) {
-        bool all = true;
-        for (int d = 0; d < c.head_dim; ++d) all = all && std::isfinite(widen(value[d]));
-        if (all) return;
-        std::memset(value, 0, c.head_dim * sizeof(T));
+    // Writes a value as T. One that is no number would reach even those who give it no weight: it
+    // is noted instead.
+    void put_value(T* to, const float* from, int row) {
+        alignas(64) float value[MAX_HEAD_DIM];
+        std::memcpy(value, from, c.head_dim * sizeof(float));
+        std::memset(value + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
+        F16 zero = splat(0.0f);  // stays so unless an element is no number
+        for (int i = 0; i < head_pad; i += LANES) {
+            store(to + i, load(value + i));
+            zero = fma(load(to + i), splat(0.0f), zero);
+        }
+        if (total(zero) == 0) return;
+        std::memset(to, 0, head_pad * sizeof(T));
         std::atomic_ref<std::uint8_t>(bad[row]).store(1, std::memory_order_relaxed);
     }
 
@@ -215,6 +222,7 @@ struct Forward : Work {
         for (int task = first; task < last; ++task) {
             const int r = task / c.kv_heads, h = task % c.kv_heads;
             const Row& row = rows.rows[r];
+            if (task + 1 < last) to.expect(rows.rows[(task + 1) / c.kv_heads].slot, (task + 1) % c.kv_heads);
             const float* from = qkv + std::size_t(r) * qkv_width;
             const float* cos = m.cos[layer.table].data() + std::size_t(row.position) * half;
             const float* sin = m.sin[layer.table].data() + std::size_t(row.position) * half;
@@ -222,8 +230,7 @@ struct Forward : Work {
             for (int g = h * group; g < (h + 1) * group; ++g)
                 turn(queries + g * head_pad, from + g * d, layer.q_norm.data(), cos, sin);
             turn(key, from + (c.heads + h) * d, layer.k_norm.data(), cos, sin);
-            turn(value, from + (c.heads + c.kv_heads + h) * d, nullptr, nullptr, nullptr);
-            sanitise(value, r);
+            put_value(value, from + (c.heads + c.kv_heads + h) * d, r);
             to.put(row.slot, h, key, value);
         }
     }
@@ -260,7 +267,7 @@ struct Forward : Work {
         norm_multiply(team, layer.input_norm.data(), layer.matrices[QKV], n, same,
                       {.kind = End::put, .y = qkv, .stride = std::size_t(qkv_width),
                        .columns = qkv_width});
-        team.share(n * c.kv_heads, 1,
+        team.share(n * c.kv_heads, 4,
                    [&](int first, int last) { turn_all(first, last, number, layer); });
         attention(team, number, layer);
         const End residual{.kind = End::add, .y = x, .stride = std::size_t(width),
