@@ -143,7 +143,8 @@ struct Forward : Work {
             T* own = normed + std::size_t(team.index) * ALONE * normed_stride;
             if (!ready) {
                 normalise(own, 0, count);
-                if (!weight.packed.empty()) digitise(weight.packed, own, normed_stride, 0, count, mine);
+                if (!weight.packed.empty())
+                    digitise(weight.packed, own, normed_stride, 0, count, mine);
             }
             ready = true;
             multiply(weight, first, last, own, normed_stride, mine, count, end);
@@ -222,7 +223,8 @@ struct Forward : Work {
         for (int task = first; task < last; ++task) {
             const int r = task / c.kv_heads, h = task % c.kv_heads;
             const Row& row = rows.rows[r];
-            if (task + 1 < last) to.expect(rows.rows[(task + 1) / c.kv_heads].slot, (task + 1) % c.kv_heads);
+            const int next = task + 1 < last ? task + 1 : task;
+            to.expect(rows.rows[next / c.kv_heads].slot, next % c.kv_heads);
             const float* from = qkv + std::size_t(r) * qkv_width;
             const float* cos = m.cos[layer.table].data() + std::size_t(row.position) * half;
             const float* sin = m.sin[layer.table].data() + std::size_t(row.position) * half;

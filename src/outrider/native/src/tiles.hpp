@@ -136,11 +136,16 @@ inline void rows_of_tiles(const Matrix<bf16>& m, int unit, const bf16* x, std::s
                           int row, int rows, const End& end, Sums16& room) {
     const std::size_t size = m.unit_size();
     const bf16* w = m.data.data() + unit * size;
-    for (int k = 0; k < m.inputs; k += STEP_INPUTS) {
-        const int left = m.inputs - k, inputs = left < STEP_INPUTS ? left : STEP_INPUTS;
+    // Rows that pass by once keep nothing near: one step, whose own weights are asked for.
+    const bool once = rows <= 2 * TILE_ROWS;
+    const int longest = once ? m.inputs : STEP_INPUTS;
+    for (int k = 0; k < m.inputs; k += longest) {
+        const int left = m.inputs - k, inputs = left < longest ? left : longest;
         const bf16* from = w + std::size_t(k) * LANES;
         // Behind a unit's last inputs stand the first of the next units.
-        const bf16* next = inputs < left ? from + STEP_INPUTS * LANES : w + C * size;
+        const bf16* next = once            ? from + 4 * TILE_INPUTS * LANES
+                           : inputs < left ? from + STEP_INPUTS * LANES
+                                           : w + C * size;
         Fetch<2> fetch(inputs * LANES * int(sizeof(bf16)) / 64);
         for (int c = 0; c < C; ++c) fetch.add(next + c * size);
         const int turns = (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * (inputs / TILE_INPUTS);
