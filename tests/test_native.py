@@ -127,7 +127,8 @@ def test_sequences_of_all_lengths_together(
     together = model.run(segments, store).logits
     alone = [model.run([segment], store).logits for segment in segments]
     assert torch.equal(together, torch.cat(alone))
-    assert together is not None and together.isfinite().all()
+    assert together is not None
+    assert together.isfinite().all()
 
 
 def test_workers_change_no_bits(folder: Path, make_checkpoint: MakeCheckpoint) -> None:
