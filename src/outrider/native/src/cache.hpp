@@ -35,15 +35,6 @@ struct Cache {
         return block[std::size_t(lane / pair) * width * pair + d * pair + lane % pair];
     }
 
-    // Says that a slot will be put soon: its lines are far away, and many.
-    void expect(int slot, int head) const {
-        const int page = slot / page_size, lane = slot % page_size % BLOCK;
-        const int block = slot % page_size / BLOCK;
-        const T* k = keys(page, block, head);
-        const T* v = &value_at(values(page, block, head), lane / pair * pair, 0);
-        for (int d = 0; d < width; d += pair) __builtin_prefetch(k + d * BLOCK, 1, 2);
-        for (int d = 0; d < width; d += BLOCK) __builtin_prefetch(v + d * pair, 1, 2);
-    }
     void put(int slot, int head, const T* key, const T* value) const {
         const int page = slot / page_size, lane = slot % page_size % BLOCK;
         const int block = slot % page_size / BLOCK;

@@ -223,8 +223,6 @@ struct Forward : Work {
         for (int task = first; task < last; ++task) {
             const int r = task / c.kv_heads, h = task % c.kv_heads;
             const Row& row = rows.rows[r];
-            const int next = task + 1 < last ? task + 1 : task;
-            to.expect(rows.rows[next / c.kv_heads].slot, next % c.kv_heads);
             const float* from = qkv + std::size_t(r) * qkv_width;
             const float* cos = m.cos[layer.table].data() + std::size_t(row.position) * half;
             const float* sin = m.sin[layer.table].data() + std::size_t(row.position) * half;
