@@ -180,14 +180,12 @@ inline void product(const Matrix<bf16>& m, int first, int last, const bf16* x, s
         return _tile_release();
     }
     Sums16 room;
-    for (; first < last; first += 2) {
-        for (int row = 0; row < rows; row += STEP_ROWS) {
-            const int count = rows - row < STEP_ROWS ? rows - row : STEP_ROWS;
-            if (last - first >= 2)
-                rows_of_tiles<2>(m, first, x, stride, row, count, end, room);
-            else
-                rows_of_tiles<1>(m, first, x, stride, row, count, end, room);
-        }
+    for (int row = 0; row < rows; row += STEP_ROWS) {
+        const int count = rows - row < STEP_ROWS ? rows - row : STEP_ROWS;
+        int unit = first;
+        for (; last - unit >= 2; unit += 2)
+            rows_of_tiles<2>(m, unit, x, stride, row, count, end, room);
+        if (unit < last) rows_of_tiles<1>(m, unit, x, stride, row, count, end, room);
     }
     _tile_release();
 }
