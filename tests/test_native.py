@@ -88,6 +88,50 @@ def test_a_rows_logits_do_not_depend_on_the_others(isa: str, dtype: str, folder:
         assert torch.equal(torch.cat(parts), expected), size
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("isa", HERE)
+def test_many_rows_go_step_by_step(
+    isa: str, dtype: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """More rows and inputs than products take at once, and 16 rows that take another way."""
+    wide = make_checkpoint(tmp_path, "llama", hidden_size=320, intermediate_size=544)
+    model, ids = NativeTransformer(step(isa), wide, dtype, 512), ids_of(300)
+    pages = list(range(1, 20))
+    expected = whole(model, ids).logits
+    assert expected is not None
+    for size in (16, 31, 40, 288):
+        store = model.new_store(20, PAGE)
+        for start in range(0, 300, size):
+            chunk = ids[start : start + size]
+            found = model.run([Segment(chunk, start, pages, len(chunk), 300)], store).logits
+            assert torch.equal(found, expected[start : start + len(chunk)]), (size, start)
+
+
+@pytest.mark.parametrize("page", [16, 40])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_sequences_of_all_lengths_together(
+    family: str, page: int, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Chains, a tree and a prompt in one forward, behind contexts of none to several chunks."""
+    checkpoint = make_checkpoint(tmp_path, family, **FAMILIES[family])
+    model = NativeTransformer(step(HERE[-1]), checkpoint, "auto", 1024)
+    lengths = (255, 1, 256, 30, 271, 600)
+    each = 700 // page + 1
+    tables = [list(range(1 + each * i, 1 + each * (i + 1)))[::-1] for i in range(len(lengths))]
+    store = model.new_store(each * len(lengths) + 1, page)
+    segments = []
+    for i, (length, table) in enumerate(zip(lengths, tables, strict=True)):
+        model.run([Segment(ids_of(length, i), 0, table, 0, length)], store)
+        nodes, parents = (5, 6, 7, 8), (-1, 0, 0, 2) if i % 2 else (-1, 0, 1, 2)
+        tokens = ids_of(60 if i == 3 else 1, 9 + i)
+        segments.append(Segment(tokens, length, table, 5, length, nodes, parents))
+    together = model.run(segments, store).logits
+    alone = [model.run([segment], store).logits for segment in segments]
+    assert torch.equal(together, torch.cat(alone))
+    assert together is not None
+    assert together.isfinite().all()
+
+
 def test_workers_change_no_bits(folder: Path, make_checkpoint: MakeCheckpoint) -> None:
     """Large enough to be shared, by callers that come at once."""
     wide = make_checkpoint(

@@ -10,23 +10,6 @@
 namespace outrider {
 namespace {
 
-// Rows of one segment that attention takes together: chains, and trees behind one prefix.
-std::vector<Tile> tiles_of(const Rows& all, int group) {
-    const int heads = std::min(group, QUERIES), rows = QUERIES / heads;
-    std::vector<Tile> tiles;
-    const auto& list = all.rows;
-    for (int first = 0, last; first < int(list.size()); first = last) {
-        const Row& row = list[first];
-        last = first + 1;
-        while (last < int(list.size()) && last - first < rows && list[last].pages == row.pages &&
-               (list[last].num_above > 0) == (row.num_above > 0))
-            ++last;
-        for (int head = 0; head < group; head += heads)
-            tiles.push_back({first, last, head, std::min(heads, group - head)});
-    }
-    return tiles;
-}
-
 // Rows that every worker normalises for itself rather than wait for the others.
 constexpr int ALONE = 16;
 // Rows that every worker makes digits of for itself: half a microsecond each, which is about what
@@ -60,12 +43,13 @@ struct Forward : Work {
     const Config c = m.c;
     const int n = int(rows.rows.size());
     const int width = padded(c.hidden, IN_PAD);
-    const int inner = padded(c.inner, IN_PAD);
+    const int normed_stride = apart(width);
+    const int inner = apart(padded(c.inner, IN_PAD));
     const int turned = (c.heads + 2 * c.kv_heads) * c.head_dim;
     const int qkv_width = padded(turned, LANES);
-    const int out_width = padded(c.heads * c.head_dim, IN_PAD);
+    const int out_width = apart(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
-    const std::vector<Tile> tiles = tiles_of(rows, c.heads / c.kv_heads);
+    const Tasks tasks{rows, c.heads / c.kv_heads, c.kv_heads};
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows, const Wanted& wanted,
             std::vector<int> scored)
@@ -78,7 +62,7 @@ struct Forward : Work {
         x = s.x.reserve(count * width);
         qkv = s.qkv.reserve(count * qkv_width);
         const std::size_t alone = std::size_t(ALONE) * pool_size();
-        normed = s.normed.reserve((count > alone ? count : alone) * width);
+        normed = s.normed.reserve((count > alone ? count : alone) * normed_stride);
         q = s.q.reserve(count * c.heads * head_pad);
         attended = s.attended.reserve(count * out_width);
         gated = s.gated.reserve(count * inner);
@@ -145,24 +129,25 @@ struct Forward : Work {
                        Pick pick, const End& end) {
         auto normalise = [&](T* to, int first, int last) {
             for (int r = first; r < last; ++r)
-                rms_norm(to + std::size_t(r) * width, x + std::size_t(pick(r)) * width,
+                rms_norm(to + std::size_t(r) * normed_stride, x + std::size_t(pick(r)) * width,
                          norm, c.hidden, width, c.norm_eps);
         };
         if (count > ALONE) {
             team.share(count, 4, [&](int first, int last) { normalise(normed, first, last); });
-            multiply(team, weight, normed, width, count, end);
+            multiply(team, weight, normed, normed_stride, count, end);
             return;
         }
         bool ready = false;
         const Digits mine = own_digits(team);
         team.share(weight.units(), grain(weight.units(), team.count), [&](int first, int last) {
-            T* own = normed + std::size_t(team.index) * ALONE * width;
+            T* own = normed + std::size_t(team.index) * ALONE * normed_stride;
             if (!ready) {
                 normalise(own, 0, count);
-                if (!weight.packed.empty()) digitise(weight.packed, own, width, 0, count, mine);
+                if (!weight.packed.empty())
+                    digitise(weight.packed, own, normed_stride, 0, count, mine);
             }
             ready = true;
-            multiply(weight, first, last, own, width, mine, count, end);
+            multiply(weight, first, last, own, normed_stride, mine, count, end);
         });
     }
 
@@ -196,30 +181,37 @@ struct Forward : Work {
         }
     }
 
-    // Writes one head, normalised and turned, as T.
+    // Writes one head, normalised and turned, as T; lines of 16 may reach into the next half.
     void turn(T* to, const float* from, const float* norm, const float* cos, const float* sin) {
-        alignas(64) float head[MAX_HEAD_DIM] = {}, out[MAX_HEAD_DIM] = {};
+        alignas(64) float head[MAX_HEAD_DIM + LANES], out[MAX_HEAD_DIM + LANES];
         const int half = c.head_dim / 2;
         std::memcpy(head, from, c.head_dim * sizeof(float));
+        std::memset(head + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
         if (norm) rms_norm(head, head, norm, c.head_dim, head_pad, c.norm_eps);
-        if (cos) {
-            for (int i = 0; i < half; ++i) {
-                out[i] = head[i] * cos[i] - head[half + i] * sin[i];
-                out[half + i] = head[half + i] * cos[i] + head[i] * sin[i];
-            }
-        }
-        const float* done = cos ? out : head;
-        for (int i = 0; i < head_pad; i += LANES) store(to + i, load(done + i));
+        for (int i = 0; i < half; i += LANES)
+            store(out + i, load(head + i) * load(cos + i) - load(head + half + i) * load(sin + i));
+        for (int i = 0; i < half; i += LANES)
+            store(out + half + i,
+                  load(head + half + i) * load(cos + i) + load(head + i) * load(sin + i));
+        std::memset(out + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
+        for (int i = 0; i < head_pad; i += LANES) store(to + i, load(out + i));
     }
 
     Cache<T> cache(int layer) const { return cache_of<T>(store_, layer); }
 
-    // A value that is no number would reach even those who give it no weight: it is noted instead.
-    void sanitise(T* value, int row) {
-        bool all = true;
-        for (int d = 0; d < c.head_dim; ++d) all = all && std::isfinite(widen(value[d]));
-        if (all) return;
-        std::memset(value, 0, c.head_dim * sizeof(T));
+    // Writes a value as T. One that is no number would reach even those who give it no weight: it
+    // is noted instead.
+    void put_value(T* to, const float* from, int row) {
+        alignas(64) float value[MAX_HEAD_DIM];
+        std::memcpy(value, from, c.head_dim * sizeof(float));
+        std::memset(value + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
+        F16 zero = splat(0.0f);  // stays so unless an element is no number
+        for (int i = 0; i < head_pad; i += LANES) {
+            store(to + i, load(value + i));
+            zero = fma(load(to + i), splat(0.0f), zero);
+        }
+        if (total(zero) == 0) return;
+        std::memset(to, 0, head_pad * sizeof(T));
         std::atomic_ref<std::uint8_t>(bad[row]).store(1, std::memory_order_relaxed);
     }
 
@@ -238,24 +230,24 @@ struct Forward : Work {
             for (int g = h * group; g < (h + 1) * group; ++g)
                 turn(queries + g * head_pad, from + g * d, layer.q_norm.data(), cos, sin);
             turn(key, from + (c.heads + h) * d, layer.k_norm.data(), cos, sin);
-            turn(value, from + (c.heads + c.kv_heads + h) * d, nullptr, nullptr, nullptr);
-            sanitise(value, r);
+            put_value(value, from + (c.heads + c.kv_heads + h) * d, r);
             to.put(row.slot, h, key, value);
         }
     }
 
-    void attention(int first_task, int last_task, int number, const Layer<T>& layer) {
-        const int group = c.heads / c.kv_heads, count = int(tiles.size());
+    void attention(Team& team, int number, const Layer<T>& layer) {
+        const int group = c.heads / c.kv_heads;
         const Cache<T> from = cache(number);
+        const Attention<T> work(from, rows, tasks, layer.window, c.scale, c.head_dim);
         Bench<T> bench;
-        for (int task = first_task; task < last_task; ++task) {
-            // A worker's part is of one key head, as far as there are as many heads as workers.
-            const int h = task / count;
-            Attention<T>(from, rows, h, layer.window, c.scale, c.head_dim)
-                .run(bench, tiles[task % count], q + std::size_t(h) * group * head_pad,
-                     std::size_t(c.heads) * head_pad, attended + std::size_t(h) * group * c.head_dim,
-                     out_width);
-        }
+        team.share(tasks.count(), 1, [&](int first, int last) {
+            for (int i = first; i < last; ++i) {
+                const std::size_t head = std::size_t(tasks[i].head) * group;
+                work.run(bench, i, q + head * head_pad, std::size_t(c.heads) * head_pad,
+                         attended + head * c.head_dim, out_width);
+            }
+        });
+        Products<T>::done(bench);
     }
 
     void keep_hidden(Team& team, int layer) {
@@ -275,10 +267,9 @@ struct Forward : Work {
         norm_multiply(team, layer.input_norm.data(), layer.matrices[QKV], n, same,
                       {.kind = End::put, .y = qkv, .stride = std::size_t(qkv_width),
                        .columns = qkv_width});
-        team.share(n * c.kv_heads, 1,
+        team.share(n * c.kv_heads, 4,
                    [&](int first, int last) { turn_all(first, last, number, layer); });
-        team.share(int(tiles.size()) * c.kv_heads, 1,
-                   [&](int first, int last) { attention(first, last, number, layer); });
+        attention(team, number, layer);
         const End residual{.kind = End::add, .y = x, .stride = std::size_t(width),
                            .columns = width, .scale = c.residual_scale};
         multiply(team, layer.matrices[OUTPUT], attended, out_width, n, residual);

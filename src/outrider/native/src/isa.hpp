@@ -306,11 +306,15 @@ inline F16 exp(F16 x) {
 }
 
 inline float highest(F16 a) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(a.v);
+#else
     float all[LANES];
     store(all, a);
     float best = all[0];
     for (int i = 1; i < LANES; ++i) best = all[i] > best ? all[i] : best;
     return best;
+#endif
 }
 
 }  // namespace outrider

@@ -15,6 +15,10 @@ namespace outrider {
 
 constexpr int IN_PAD = 32;  // inputs, and with them the strides of activations
 
+// A stride of at least `width`, itself a multiple of IN_PAD: rows a power of two apart would share
+// few of the cache's sets.
+constexpr int apart(int width) { return width / IN_PAD % 2 ? width : width + IN_PAD; }
+
 template <class T>
 struct Matrix {
     Memory<T> data;

@@ -1,0 +1,232 @@
+// Products of attention: a tile's queries with a chunk's keys, and its weights with their values.
+#pragma once
+
+#include "attention_tasks.hpp"
+#include "tiles.hpp"
+
+namespace outrider {
+
+constexpr int MAX_HEAD_DIM = 256;
+constexpr int CHUNK = CHUNK_BLOCKS * BLOCK;
+
+// What a tile works in.
+template <class T>
+struct alignas(64) Bench {
+    float scores[QUERIES][CHUNK];
+    float sums[QUERIES][MAX_HEAD_DIM];
+    T law[QUERIES][CHUNK];
+    T q[QUERIES][MAX_HEAD_DIM];
+    T keys[BLOCK * MAX_HEAD_DIM], values[CHUNK_BLOCKS][BLOCK * MAX_HEAD_DIM];  // of a tree's row
+    float most[QUERIES], mass[QUERIES], shrunk[QUERIES];
+    int configured = 0;  // lines of AMX's tiles
+    Ahead ahead;
+};
+
+// Blocks [from, to) of a chunk, counted from its first.
+template <class T>
+struct Chunk {
+    int from, to;
+    int token[CHUNK_BLOCKS], room[CHUNK_BLOCKS];  // first token, and how many there can be
+    const T *keys[CHUNK_BLOCKS], *values[CHUNK_BLOCKS];
+};
+
+// scores[r, 16 lanes] = q[r] . keys of a block, for R queries.
+template <class T, int R>
+inline void score_some(float* scores, const T* keys, const T* q, int width) {
+    F16 sums[R];
+    for (F16& sum : sums) sum = splat(0.0f);
+    constexpr int pair = PER_LANE<T>;
+    for (int d = 0; d < width; d += pair) {
+        const auto k = load_pairs(keys + d * BLOCK);
+        for (int r = 0; r < R; ++r)
+            sums[r] = dot(sums[r], k, splat_pair(q + std::size_t(r) * MAX_HEAD_DIM + d));
+    }
+    for (int r = 0; r < R; ++r) store(scores + std::size_t(r) * CHUNK, sums[r]);
+}
+
+template <class T, int R = MAX_ROWS>
+inline void score(float* scores, const T* keys, const T* q, int width, int count) {
+    for (; count >= R; count -= R) {
+        score_some<T, R>(scores, keys, q, width);
+        scores += std::size_t(R) * CHUNK;
+        q += std::size_t(R) * MAX_HEAD_DIM;
+    }
+    if constexpr (R > 1) {
+        if (count) score<T, R / 2>(scores, keys, q, width, count);
+    }
+}
+
+// sums[r, D units of 16] += law[r] . values of a block, for R queries.
+template <class T, int R, int D>
+inline void weigh_some(float* sums, const T* values, const T* law, int width) {
+    F16 s[R][D];
+    for (int r = 0; r < R; ++r)
+        for (int d = 0; d < D; ++d) s[r][d] = load(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES);
+    constexpr int pair = PER_LANE<T>;
+    for (int j = 0; j < BLOCK; j += pair) {
+        decltype(load_pairs(values)) v[D];
+        for (int d = 0; d < D; ++d) v[d] = load_pairs(values + j * width + d * LANES * pair);
+        for (int r = 0; r < R; ++r) {
+            const auto p = splat_pair(law + std::size_t(r) * CHUNK + j);
+            for (int d = 0; d < D; ++d) s[r][d] = dot(s[r][d], v[d], p);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int d = 0; d < D; ++d) store(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES, s[r][d]);
+}
+
+constexpr int WEIGHED = MAX_ROWS >= 4 ? 4 : MAX_ROWS;
+
+template <class T, int R = WEIGHED>
+inline void weigh(float* sums, const T* values, const T* law, int width, int count) {
+    constexpr int D = MAX_ROWS >= 4 ? 4 : 2;
+    for (; count >= R; count -= R) {
+        int d = 0;
+        for (; d + D * LANES <= width; d += D * LANES)
+            weigh_some<T, R, D>(sums + d, values + d * PER_LANE<T>, law, width);
+        for (; d < width; d += LANES)
+            weigh_some<T, R, 1>(sums + d, values + d * PER_LANE<T>, law, width);
+        sums += std::size_t(R) * MAX_HEAD_DIM;
+        law += std::size_t(R) * CHUNK;
+    }
+    if constexpr (R > 1) {
+        if (count) weigh<T, R / 2>(sums, values, law, width, count);
+    }
+}
+
+// A chunk's products for queries [first, last): by the kernels above, or by AMX's tiles. Beside
+// every block `share` lines of memory are asked for.
+template <class T>
+struct Products {
+    template <class Ask>
+    static void scores(Bench<T>& b, int first, int last, const Chunk<T>& chunk, int from, int to,
+                       int width, Ask& ask, int share) {
+        for (int i = from; i < to; ++i) {
+            ask(share);
+            score(b.scores[first] + i * BLOCK, chunk.keys[i], b.q[first], width, last - first);
+        }
+    }
+    static void done(Bench<T>&) {}
+    template <class Ask>
+    static void weigh(Bench<T>& b, int first, int last, const Chunk<T>& chunk, int width, Ask& ask,
+                      int share) {
+        for (int i = chunk.from; i < chunk.to; ++i) {
+            ask(share);
+            outrider::weigh(b.sums[first], chunk.values[i], b.law[first] + i * BLOCK, width,
+                            last - first);
+        }
+    }
+};
+
+#if defined(__AMX_BF16__)
+
+// Tiles 0 to 3 hold sums, 4 queries, 5 keys, 6 laws of a block, 7 its values.
+template <>
+struct Products<bf16> {
+    static void configure(Bench<bf16>& b, int queries) {
+        if (b.configured != queries) {
+            TileConfig config(queries);
+            config.lines[4] = std::uint8_t(queries);
+            config.lines[6] = std::uint8_t(queries);
+            config.bytes[6] = 2 * BLOCK;
+            config.lines[7] = BLOCK / 2;
+            asm volatile("" ::"r"(&config) : "memory");
+            _tile_loadconfig(&config);
+            b.configured = queries;
+        }
+        // The compiler does not know what the tile instructions read.
+        asm volatile("" ::"r"(&b) : "memory");
+    }
+    static void done(Bench<bf16>& b) {
+        if (b.configured) _tile_release();
+        b.configured = 0;
+    }
+    template <class Ask>
+    static void scores(Bench<bf16>& b, int first, int last, const Chunk<bf16>& chunk, int from,
+                       int to, int width, Ask& ask, int share) {
+        configure(b, last - first);
+        constexpr std::size_t stride = CHUNK * sizeof(float);
+        for (int i = from; i < to; i += 4) {
+            const int count = to - i < 4 ? to - i : 4;
+            const bf16* const* keys = chunk.keys + i;
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int d = 0; d < width; d += TILE_INPUTS) {
+                ask(count * share * TILE_INPUTS / width);
+                _tile_loadd(4, b.q[first] + d, MAX_HEAD_DIM * sizeof(bf16));
+                _tile_loadd(5, keys[0] + d * BLOCK, 64);
+                _tile_dpbf16ps(0, 4, 5);
+                if (count == 1) continue;
+                _tile_loadd(5, keys[1] + d * BLOCK, 64);
+                _tile_dpbf16ps(1, 4, 5);
+                if (count == 2) continue;
+                _tile_loadd(5, keys[2] + d * BLOCK, 64);
+                _tile_dpbf16ps(2, 4, 5);
+                if (count == 3) continue;
+                _tile_loadd(5, keys[3] + d * BLOCK, 64);
+                _tile_dpbf16ps(3, 4, 5);
+            }
+            float* to_scores = b.scores[first] + i * BLOCK;
+            _tile_stored(0, to_scores, stride);
+            if (count > 1) _tile_stored(1, to_scores + BLOCK, stride);
+            if (count > 2) _tile_stored(2, to_scores + 2 * BLOCK, stride);
+            if (count > 3) _tile_stored(3, to_scores + 3 * BLOCK, stride);
+        }
+        asm volatile("" ::"r"(&b) : "memory");
+    }
+    template <class Ask>
+    static void weigh(Bench<bf16>& b, int first, int last, const Chunk<bf16>& chunk, int width,
+                      Ask& ask, int share) {
+        configure(b, last - first);
+        constexpr std::size_t stride = MAX_HEAD_DIM * sizeof(float);
+        const std::size_t line = std::size_t(width) * 2 * sizeof(bf16);
+        int d = 0;
+        for (; d + 4 * LANES <= width; d += 4 * LANES) {
+            float* sums = b.sums[first] + d;
+            _tile_loadd(0, sums, stride);
+            _tile_loadd(1, sums + LANES, stride);
+            _tile_loadd(2, sums + 2 * LANES, stride);
+            _tile_loadd(3, sums + 3 * LANES, stride);
+            for (int i = chunk.from; i < chunk.to; ++i) {
+                const bf16* values = chunk.values[i] + 2 * d;
+                ask(share * 4 * LANES / width);
+                _tile_loadd(6, b.law[first] + i * BLOCK, CHUNK * sizeof(bf16));
+                _tile_loadd(7, values, line);
+                _tile_dpbf16ps(0, 6, 7);
+                _tile_loadd(7, values + 2 * LANES, line);
+                _tile_dpbf16ps(1, 6, 7);
+                _tile_loadd(7, values + 4 * LANES, line);
+                _tile_dpbf16ps(2, 6, 7);
+                _tile_loadd(7, values + 6 * LANES, line);
+                _tile_dpbf16ps(3, 6, 7);
+            }
+            _tile_stored(0, sums, stride);
+            _tile_stored(1, sums + LANES, stride);
+            _tile_stored(2, sums + 2 * LANES, stride);
+            _tile_stored(3, sums + 3 * LANES, stride);
+        }
+        for (; d < width; d += 2 * LANES) {  // a head's width is a multiple of 32
+            float* sums = b.sums[first] + d;
+            _tile_loadd(0, sums, stride);
+            _tile_loadd(1, sums + LANES, stride);
+            for (int i = chunk.from; i < chunk.to; ++i) {
+                const bf16* values = chunk.values[i] + 2 * d;
+                ask(share * 2 * LANES / width);
+                _tile_loadd(6, b.law[first] + i * BLOCK, CHUNK * sizeof(bf16));
+                _tile_loadd(7, values, line);
+                _tile_dpbf16ps(0, 6, 7);
+                _tile_loadd(7, values + 2 * LANES, line);
+                _tile_dpbf16ps(1, 6, 7);
+            }
+            _tile_stored(0, sums, stride);
+            _tile_stored(1, sums + LANES, stride);
+        }
+        asm volatile("" ::"r"(&b) : "memory");
+    }
+};
+
+#endif
+
+}  // namespace outrider

@@ -1,0 +1,35 @@
+// Memory that is read next, asked for a little at a time beside other work: asked for at once, the
+// requests would wait for each other, and the work for them.
+#pragma once
+
+namespace outrider {
+
+// Stretches of the same length, at most MOST. They are asked for side by side: memory answers
+// several streams faster than one after the other, if these are a few kilobytes long.
+template <int MOST>
+class Fetch {
+public:
+    // `lines` (of 64 bytes) of each stretch, a multiple of 4.
+    explicit Fetch(int lines = 0) : bytes_(lines * 64) {}
+    void add(const void* from) { from_[count_++] = static_cast<const char*>(from); }
+    // All that is asked for.
+    int lines() const { return count_ * bytes_ / 64; }
+    // Asks for the next `lines`, four by four; returns how many there were not.
+    int operator()(int lines) {
+        for (; lines > 0 && at_ < bytes_ && count_; lines -= 4) {
+            const char* from = from_[turn_] + at_;
+            for (int i = 0; i < 256; i += 64) __builtin_prefetch(from + i, 0, 2);
+            if (++turn_ == count_) {
+                turn_ = 0;
+                at_ += 256;
+            }
+        }
+        return lines;
+    }
+
+private:
+    const char* from_[MOST];
+    int bytes_, count_ = 0, turn_ = 0, at_ = 0;
+};
+
+}  // namespace outrider
