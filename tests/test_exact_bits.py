@@ -12,7 +12,7 @@ from exactness import END, VOCABULARY, Adversary, make_engine, planted_pair, run
 from test_exact import OPTIONS
 
 from outrider import LLM, pocket
-from outrider.audit.sweep import MIXES, PAGE_SIZE, Answers, asks, decode, open_mix
+from outrider.audit.sweep import MIXES, Answers, asks, decode, open_mix
 from outrider.native.choice import library
 from outrider.text.template import TextCodec
 from outrider.types import Request, SamplingParams
@@ -142,7 +142,7 @@ def test_a_low_bit_drafter_changes_nothing(
 @pytest.mark.parametrize("number", range(100))
 def test_random_work_of_any_bits_says_the_same(pair: dict[str, Path], number: int) -> None:
     rng = random.Random(number)
-    recipes = RECIPES + ("int8-g32", "int8-g64-zp", "int4-g64", "int4-channel", "int4-g32-zp")
+    recipes = (*RECIPES, "int8-g32", "int8-g64-zp", "int4-g64", "int4-channel", "int4-g32-zp")
     weights = Weights(
         recipes[number % len(recipes)],
         rng.choice(recipes),
@@ -178,4 +178,3 @@ def test_the_pocket_pair_says_the_same_in_any_bits(target: str | None, drafter: 
         llm = open_mix(mix, options, page, answers, longest, rng)
         for ask, ids in decode(llm, queued, mix.batch):
             assert ids == answers[ask.params.seed or 0], (str(mix), ask)
-        assert PAGE_SIZE == budget.page_size

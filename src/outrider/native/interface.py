@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-ABI = 4
+ABI = 5
 """What the library's ``outrider_abi`` answers; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -73,7 +73,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "start": (_Int, [_Int]),
     "model": (_Pointer, [ctypes.POINTER(Config), _Pointer]),
     "model_free": (None, [_Pointer]),
-    "matrix": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, _Int]),
+    "matrix": (_Text, [_Pointer, _Int, _Int, _Pointer, _Int, _Pointer, _Int, _Int]),
     "quantized": (
         _Text,
         [_Pointer, _Int, _Int, ctypes.POINTER(QuantizedData), _Pointer, _Int, _Int],
@@ -81,6 +81,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "vector": (_Text, [_Pointer, _Int, _Int, _Pointer, _Long]),
     "layer": (_Text, [_Pointer, _Int, _Int, _Int]),
     "check": (_Text, [_Pointer]),
+    "share": (_Long, [_Pointer, _Pointer]),
     "page_bytes": (_Long, [_Pointer, _Int]),
     "store": (_Pointer, [_Pointer, _Int, _Int]),
     "store_free": (None, [_Pointer]),
@@ -88,7 +89,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "move": (_Text, [_Pointer, _Pointer, _Pointer, _Int]),
     "forward": (
         _Text,
-        [_Pointer, _Pointer, _Pointer, _Long, *[_Pointer, _Int] * 4],
+        [_Pointer, _Pointer, _Pointer, _Long, *[_Pointer, _Int] * 2, *[_Pointer, _Int, _Int] * 2],
     ),
     "law": (
         _Pointer,
@@ -96,12 +97,12 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     ),
     "law_free": (None, [_Pointer]),
     "law_count": (_Text, [_Pointer, _Pointer, _Int]),
-    "law_apply": (_Text, [_Pointer, _Pointer, _Int, _Int, _Pointer, _Long, _Int]),
+    "law_apply": (_Text, [_Pointer, _Pointer, _Int, _Int, _Int, _Pointer, _Long, _Int]),
     "draw": (_Text, [_Pointer, _Int, _Long, _Int, *[_Pointer] * 4]),
     "draft": (
         _Text,
         [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Long, _Int, _Int, *[_Pointer] * 2],
     ),
-    "logprobs": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, *[_Pointer] * 4]),
+    "logprobs": (_Text, [_Pointer, *[_Int] * 3, _Pointer, _Pointer, _Int, *[_Pointer] * 4]),
     "noise": (None, [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, _Long, _Pointer]),
 }

@@ -83,8 +83,12 @@ class Library:
     def set_matrix(
         self, model: int, layer: int, kind: str, data: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        """Pack ``data`` [out, in], in the model's dtype, with ``bias`` [out]."""
-        _expect(data, tuple(data.shape), data.dtype if data.dtype in DTYPES else None)
+        """Pack ``data`` [out, in], in the model's dtype, with ``bias`` [out].
+
+        Raises:
+            ModelError: shape or dtype are not the model's.
+        """
+        _expect(data, tuple(data.shape[:2]), data.dtype if data.dtype in DTYPES else None)
         wide = _wide_bias(bias, data.shape[0])
         self._done(
             self._c.outrider_matrix(
@@ -92,6 +96,7 @@ class Library:
                 layer,
                 MATRICES[kind],
                 data.data_ptr(),
+                DTYPES[data.dtype],
                 None if wide is None else wide.data_ptr(),
                 *data.shape,
             )
@@ -152,6 +157,13 @@ class Library:
         """Raise unless the model has all its weights."""
         self._done(self._c.outrider_check(model))
 
+    def share(self, model: int, other: int) -> int:
+        """Hold head and packed embedding once, where those of ``other`` are the same to the bit.
+
+        Either model may be freed first. Returns the bytes that are held once.
+        """
+        return int(self._c.outrider_share(model, other))
+
     def page_bytes(self, model: int, page_size: int) -> int:
         """Bytes of cache that a page takes."""
         return int(self._c.outrider_page_bytes(model, page_size))
@@ -174,6 +186,7 @@ class Library:
     def move(self, store: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy entries between slots, in every layer."""
         count = len(sources)
+        _same_length(sources, targets)
         pairs = array("i", [*sources, *targets])
         first = _at(pairs)
         self._done(self._c.outrider_move(store, first, first + 4 * count, count))
@@ -193,6 +206,8 @@ class Library:
         ``logits`` fp32 [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are
         written.
         """
+        _expect(logits, tuple(logits.shape[:2]), torch.float32)
+        _expect(kept, (len(hidden), *kept.shape[1:3]), torch.float32)
         flat = array("i", words)
         which = array("i", [*layers, *hidden])
         first = _at(which)
@@ -207,9 +222,9 @@ class Library:
                 first + 4 * len(layers),
                 len(hidden),
                 logits.data_ptr(),
-                logits.shape[0],
+                *logits.shape,
                 kept.data_ptr(),
-                kept.shape[1],
+                *kept.shape[1:],
             )
         )
 
@@ -222,6 +237,8 @@ class Library:
         prompt: Sequence[int],
     ) -> int:
         """A sequence's law; ``banned`` (bool [vocabulary]) must outlive it."""
+        if banned is not None:
+            _expect(banned, (options.vocabulary,), torch.bool)
         ids = array("i", [*ends, *bias, *prompt])
         by = array("f", bias.values())
         made = self._c.outrider_law(
@@ -250,12 +267,13 @@ class Library:
         self, law: int, logits: torch.Tensor, output: int, paths: list[list[int]], late_only: bool
     ) -> None:
         """Make laws of ``logits``, fp32 [rows, the law's vocabulary], in place."""
+        _expect(logits, tuple(logits.shape[:2]), torch.float32)
         words = array("i", [i for path in paths for i in (len(path), *path)])
         self._done(
             self._c.outrider_law_apply(
                 law,
                 logits.data_ptr(),
-                logits.shape[0],
+                *logits.shape,
                 output,
                 _at(words),
                 len(words),
@@ -274,6 +292,10 @@ class Library:
             greedy: rows without noise.
         """
         rows = z.shape[0]
+        if z.stride(1) != 1 or z.dtype != torch.float32:
+            raise ModelError("the native step draws from fp32 rows that lie in one piece.")
+        _same_length(range(rows), keys)
+        _same_length(range(rows), greedy)
         words = array("I", [word for key in keys for word in key])
         plain = array("B", greedy)
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
@@ -311,6 +333,7 @@ class Library:
         Returns:
             What was drafted; less than asked for where a law leaves nothing to draw.
         """
+        _same_length(laws, sizes)
         flat = array("i", words)
         handles = array("Q", laws)
         numbers = [n for (a, b), p in zip(sizes, pages, strict=True) for n in (a, b, len(p))]
@@ -339,6 +362,8 @@ class Library:
         self, z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[array[float], array[int], array[int], array[float]]:
         """What ``logprobs.Measured`` has, flat; ``z`` is fp32 [any, vocabulary], contiguous."""
+        _expect(z, tuple(z.shape[:2]), torch.float32)
+        _same_length(rows, tokens)
         which, ids = array("i", rows), array("i", tokens)
         own, ranks = array("f", bytes(4 * len(ids))), array("i", bytes(4 * len(ids)))
         room = bytes(4 * count * len(ids))
@@ -346,6 +371,7 @@ class Library:
         self._done(
             self._c.outrider_logprobs(
                 z.data_ptr(),
+                z.shape[0],
                 len(ids),
                 z.shape[1],
                 _at(which),
@@ -375,6 +401,11 @@ def _expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | N
     fits = tuple(tensor.shape) == shape and tensor.is_contiguous() and tensor.device.type == "cpu"
     if not fits or tensor.dtype != dtype:
         raise ModelError(f"the native step cannot read a tensor of {list(tensor.shape)}.")
+
+
+def _same_length(first: Sequence[object], second: Sequence[object]) -> None:
+    if len(first) != len(second):
+        raise ModelError(f"lists of {len(first)} and {len(second)} do not belong together.")
 
 
 def _wide_bias(bias: torch.Tensor | None, out: int) -> torch.Tensor | None:

@@ -1,5 +1,6 @@
 // The C interface, read by native/library.py. Functions that can fail return a sentence, or null.
 #include <algorithm>
+#include <numeric>
 
 #include "guard.hpp"
 #include "model.hpp"
@@ -36,9 +37,13 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
                         c.hidden,        c.vocabulary, c.vocabulary};
     const int ins[] = {c.hidden, query, c.hidden, c.inner, c.hidden, c.hidden};
     if (out != outs[kind] || in != ins[kind]) return "a matrix has another shape than its model";
-    to = kind == HEAD        ? &m.head
-         : kind == EMBEDDING ? &m.table
-                             : &m.layers[number].matrices[kind];
+    if (kind < HEAD) {
+        to = &m.layers[number].matrices[kind];
+    } else {
+        auto& own = kind == HEAD ? m.head : m.table;
+        own = std::make_shared<Weight<T>>();  // what was there may be another model's too
+        to = own.get();
+    }
     return nullptr;
 }
 
@@ -58,9 +63,10 @@ const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedDa
 }
 
 template <class T>
-const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, const float* bias,
-                       int out, int in) {
+const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, int dtype,
+                       const float* bias, int out, int in) {
     Weight<T>* weight;
+    if (dtype != m.c.dtype) return "a matrix has another dtype than its model";
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
     weight->packed = Packed();
     Matrix<T>& to = weight->plain;
@@ -103,16 +109,19 @@ const char* set_vector(Weights<T>& m, int number, int kind, const float* data, s
     return nullptr;
 }
 
+// Holds head and embedding with `from` where they are the same; how many bytes that is.
 template <class T>
-bool complete(const Weights<T>& m) {
-    bool all = !m.head.empty() && m.norm.size();
-    for (const auto& layer : m.layers) {
-        for (const auto& matrix : layer.matrices) all = all && !matrix.empty();
-        all = all && layer.input_norm.size() && layer.mlp_norm.size();
-        all = all && m.cos[layer.table].size() && m.sin[layer.table].size();
-        all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
+std::int64_t share(Weights<T>& m, const Weights<T>& from) {
+    std::int64_t bytes = 0;
+    for (auto* own : {&m.head, &m.table}) {
+        for (const auto& other : {from.head, from.table}) {
+            if (!*own || !other || !(*own)->same(*other)) continue;
+            *own = other;
+            bytes += other->bytes();
+            break;
+        }
     }
-    return all;
+    return bytes;
 }
 
 // Of a layer's page: keys and values of all heads.
@@ -150,7 +159,7 @@ const char* with(Model* model, Work work) {
 
 using namespace outrider;
 
-API int outrider_abi() { return 4; }
+API int outrider_abi() { return 5; }
 
 API int outrider_cpu() { return cpu_level(); }
 
@@ -181,9 +190,11 @@ API void outrider_model_free(Model* model) {
     delete model;
 }
 
-API const char* outrider_matrix(Model* model, int layer, int kind, const void* data,
+// `data` [out, in] of `dtype`, which is the model's.
+API const char* outrider_matrix(Model* model, int layer, int kind, const void* data, int dtype,
                                 const float* bias, int out, int in) {
-    return with(model, [&](auto& m) { return set_matrix(m, layer, kind, data, bias, out, in); });
+    return with(model,
+                [&](auto& m) { return set_matrix(m, layer, kind, data, dtype, bias, out, in); });
 }
 
 // `codes` [out, in]; see outrider_matrix.
@@ -208,10 +219,21 @@ API const char* outrider_layer(Model* model, int layer, int window, int table) {
     });
 }
 
-API const char* outrider_check(Model* model) {
-    return with(model, [](auto& m) -> const char* {
-        return complete(m) ? nullptr : "the model's weights are not complete";
+API const char* outrider_check(const Model* model) {
+    return guarded([&]() -> const char* {
+        std::vector<std::int32_t> all(model->c.layers);
+        std::iota(all.begin(), all.end(), 0);
+        return ready(*model, all.data(), int(all.size())) ? nullptr : INCOMPLETE;
     });
+}
+
+// The model's head and packed embedding, where `from` has the same, are held once from now on,
+// whichever model is freed first. Returns their bytes.
+API std::int64_t outrider_share(Model* model, const Model* from) {
+    if (model->c.dtype != from->c.dtype) return 0;
+    if (model->c.dtype == 0)
+        return share(*static_cast<Weights<float>*>(model), *static_cast<const Weights<float>*>(from));
+    return share(*static_cast<Weights<bf16>*>(model), *static_cast<const Weights<bf16>*>(from));
 }
 
 // Bytes that a page of `page_size` positions takes.
@@ -275,13 +297,16 @@ API const char* outrider_move(Store* store, const std::int32_t* from, const std:
 
 // `words` are segments one after the other, each [tokens, nodes, start, pages, logits] and then
 // the token ids, the nodes' ids, their parents and the page table. `logits` has room for
-// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, hidden].
+// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width].
 API const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
                                  std::int64_t count, const std::int32_t* layers, int num_layers,
                                  const std::int32_t* hidden, int num_hidden, float* logits,
-                                 int num_logits, float* hidden_out, int num_rows) {
+                                 int num_logits, int vocabulary, float* hidden_out, int num_rows,
+                                 int width) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
+        if (vocabulary != model->c.vocabulary || width != model->c.hidden)
+            return "the room for results has another shape than its model";
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         if (rows.num_logits != num_logits || int(rows.rows.size()) != num_rows)
@@ -290,6 +315,7 @@ API const char* outrider_forward(const Model* model, Store* store, const std::in
             if (layers[i] < 0 || layers[i] >= model->c.layers) return "there is no such layer";
         for (int i = 0; i < num_hidden; ++i)
             if (hidden[i] < -1 || hidden[i] >= model->c.layers) return "there is no such layer";
+        if (!ready(*model, layers, num_layers)) return INCOMPLETE;
         forward(*model, *store, rows,
                 Wanted{layers, num_layers, hidden, num_hidden, logits, hidden_out});
         return nullptr;

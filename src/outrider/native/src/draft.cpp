@@ -24,6 +24,7 @@ const char* draft(const Model& model, Store& store, const std::int32_t* words, s
                   std::vector<Drafting>& all) {
     std::vector<std::int32_t> layers(model.c.layers);
     for (int i = 0; i < model.c.layers; ++i) layers[i] = i;
+    if (!ready(model, layers.data(), model.c.layers)) return INCOMPLETE;
     const int own = model.c.vocabulary;
     std::vector<Drafting*> drawing;
     for (Drafting& d : all) drawing.push_back(&d);

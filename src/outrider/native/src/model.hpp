@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -30,6 +31,10 @@ struct Weight {
 
     bool empty() const { return plain.empty() && packed.empty(); }
     int units() const { return plain.units + packed.units; }
+    std::size_t bytes() const { return plain.bytes() + packed.bytes(); }
+    bool same(const Weight& other) const {
+        return plain.same(other.plain) && packed.same(other.packed);
+    }
 };
 
 template <class T>
@@ -64,7 +69,8 @@ struct Weights : Model {
     using Model::Model;
     const T* embedding = nullptr;  // [vocabulary, hidden], its owner's; null: see rows()
     std::vector<Layer<T>> layers;
-    Weight<T> head, table;  // `table`: a packed embedding that is not the head
+    // Other models may hold the same. `table`: a packed embedding that is not the head, or null.
+    std::shared_ptr<Weight<T>> head, table;
     int width = 0, blocks = 0;  // of a row of digits, at most
     Memory<float> norm;
     Memory<float> cos[TABLES], sin[TABLES];  // [max_length, head_dim / 2]
@@ -72,7 +78,7 @@ struct Weights : Model {
 
     int head_pad() const { return padded(c.head_dim, IN_PAD); }
     // Where tokens are looked up, if not in `embedding`.
-    const Weight<T>& rows() const { return table.empty() ? head : table; }
+    const Weight<T>& rows() const { return table ? *table : *head; }
 };
 
 // Keys and values: [layer][page], see cache.hpp.
@@ -120,6 +126,11 @@ struct Wanted {
 // Reads `words` (see api.cpp) into rows; returns what is wrong with them, or null.
 const char* read_rows(const Model& model, const Store& store, const std::int32_t* words,
                       std::int64_t count, Rows& rows);
+
+constexpr const char* INCOMPLETE = "the model's weights are not complete";
+
+// Whether a forward through these layers has all its weights.
+bool ready(const Model& model, const std::int32_t* layers, int count);
 
 void forward(const Model& model, Store& store, const Rows& rows, const Wanted& wanted);
 
