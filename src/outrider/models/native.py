@@ -135,13 +135,13 @@ class NativeTransformer:
             self.embedding = self._held(embedding, beside)
         self.handle = library.new_model(self._config(max_length), self.embedding)
         weakref.finalize(self, library.free_model, self.handle)
-        # First, so that what is shared is gone before the layers come.
-        self._set(0, "head", loader.head(embedding), None)
+        near = None if beside is None else beside.handle
+        self._set(0, "head", loader.head(embedding), None, near)
         if self.embedding is None and not a.tied:
-            self._set(0, "embedding", embedding, None)
-        del embedding
-        if beside is not None:
-            self.shared_bytes += library.share(self.handle, beside.handle)
+            self._set(0, "embedding", embedding, None, near)
+        del embedding  # before the layers come
+        if near is not None:
+            self.shared_bytes += library.shared(self.handle, near)
         for number, kind in enumerate(kinds):
             rope = Rope(config, max_length, torch.float32, self.device, kind)
             for name, table in zip(("cos", "sin"), rope.halves(), strict=True):
@@ -206,11 +206,18 @@ class NativeTransformer:
             library.set_vector(model, index, "q", weights.q_norm[: a.head_dim])
             library.set_vector(model, index, "k", weights.k_norm[: a.head_dim])
 
-    def _set(self, index: int, kind: str, matrix: Matrix, bias: torch.Tensor | None) -> None:
+    def _set(
+        self,
+        index: int,
+        kind: str,
+        matrix: Matrix,
+        bias: torch.Tensor | None,
+        beside: int | None = None,
+    ) -> None:
         if isinstance(matrix, Quantized):
-            self.library.set_quantized(self.handle, index, kind, matrix, bias)
+            self.library.set_quantized(self.handle, index, kind, matrix, bias, beside)
         else:
-            self.library.set_matrix(self.handle, index, kind, matrix, bias)
+            self.library.set_matrix(self.handle, index, kind, matrix, bias, beside)
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page of this model takes."""

@@ -81,9 +81,18 @@ class Library:
         self._c.outrider_model_free(model)
 
     def set_matrix(
-        self, model: int, layer: int, kind: str, data: torch.Tensor, bias: torch.Tensor | None
+        self,
+        model: int,
+        layer: int,
+        kind: str,
+        data: torch.Tensor,
+        bias: torch.Tensor | None,
+        beside: int | None = None,
     ) -> None:
         """Pack ``data`` [out, in], in the model's dtype, with ``bias`` [out].
+
+        A head or embedding that is the same to the bit in the model ``beside`` is held once; either
+        model may be freed first.
 
         Raises:
             ModelError: shape or dtype are not the model's.
@@ -99,13 +108,20 @@ class Library:
                 DTYPES[data.dtype],
                 None if wide is None else wide.data_ptr(),
                 *data.shape,
+                beside,
             )
         )
 
     def set_quantized(
-        self, model: int, layer: int, kind: str, data: QuantizedMatrix, bias: torch.Tensor | None
+        self,
+        model: int,
+        layer: int,
+        kind: str,
+        data: QuantizedMatrix,
+        bias: torch.Tensor | None,
+        beside: int | None = None,
     ) -> None:
-        """Pack ``data`` [out, in] in place of a matrix of the model's dtype, with ``bias`` [out].
+        """Pack ``data`` [out, in] in place of a matrix of the model's dtype, see ``set_matrix``.
 
         Scales are kept as fp16 times one power of two, which is exact for what was fp16 or bf16
         and within 2^28 of the largest.
@@ -139,6 +155,7 @@ class Library:
                 None if wide is None else wide.data_ptr(),
                 out,
                 width,
+                beside,
             )
         )
 
@@ -157,12 +174,9 @@ class Library:
         """Raise unless the model has all its weights."""
         self._done(self._c.outrider_check(model))
 
-    def share(self, model: int, other: int) -> int:
-        """Hold head and packed embedding once, where those of ``other`` are the same to the bit.
-
-        Either model may be freed first. Returns the bytes that are held once.
-        """
-        return int(self._c.outrider_share(model, other))
+    def shared(self, model: int, beside: int) -> int:
+        """Bytes of head and packed embedding that both models hold as one."""
+        return int(self._c.outrider_shared(model, beside))
 
     def page_bytes(self, model: int, page_size: int) -> int:
         """Bytes of cache that a page takes."""

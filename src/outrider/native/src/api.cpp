@@ -47,9 +47,16 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
     return nullptr;
 }
 
+// The heads and embeddings of a model, to be compared with.
+template <class T>
+std::vector<std::shared_ptr<Weight<T>>> ends_of(const Weights<T>* m) {
+    if (!m) return {};
+    return {m->head, m->table};
+}
+
 template <class T>
 const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedData& from,
-                          const float* bias, int out, int in) {
+                          const float* bias, int out, int in, const Weights<T>* beside) {
     Weight<T>* weight;
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
     Packed& to = weight->packed;
@@ -59,30 +66,63 @@ const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedDa
     weight->plain = Matrix<T>();
     m.width = std::max(m.width, to.width());
     m.blocks = std::max(m.blocks, to.blocks());
+    if (kind < HEAD) return nullptr;
+    for (const auto& other : ends_of(beside))
+        if (other && other->packed.same(to)) {
+            (kind == HEAD ? m.head : m.table) = other;
+            break;
+        }
     return nullptr;
+}
+
+// Units of a matrix whose outputs come in `parts` that take turns, as where a gate's units and
+// those of what it gates do.
+template <class T>
+void pack_one(T* to, const T* from, int unit, int parts, int out, int in) {
+    const int rows = out / parts, first = unit / parts * LANES;
+    const std::size_t start = std::size_t(unit % parts) * rows + first;
+    pack_unit(to, from + start * in, in, std::min(LANES, rows - first), in);
+}
+
+// Whether `m`, of one part and without bias, is what packing `from` makes.
+template <class T>
+bool holds(const Matrix<T>& m, const T* from, int out, int in) {
+    if (m.units != padded(out, LANES) / LANES || m.inputs != padded(in, IN_PAD) || m.bias.size())
+        return false;
+    Memory<T> room(m.unit_size());
+    for (int unit = 0; unit < m.units; ++unit) {
+        std::memset(static_cast<void*>(room.data()), 0, room.bytes());
+        pack_one(room.data(), from, unit, 1, out, in);
+        if (std::memcmp(room.data(), m.data.data() + unit * m.unit_size(), room.bytes()))
+            return false;
+    }
+    return true;
 }
 
 template <class T>
 const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, int dtype,
-                       const float* bias, int out, int in) {
+                       const float* bias, int out, int in, const Weights<T>* beside) {
     Weight<T>* weight;
     if (dtype != m.c.dtype) return "a matrix has another dtype than its model";
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
+    const T* from = static_cast<const T*>(data);
+    if (kind >= HEAD && !bias)
+        for (const auto& other : ends_of(beside))
+            if (other && holds(other->plain, from, out, in)) {
+                (kind == HEAD ? m.head : m.table) = other;
+                return nullptr;
+            }
     weight->packed = Packed();
     Matrix<T>& to = weight->plain;
-    // A gate's units and those of what it gates take turns.
     const int parts = kind == GATE_UP ? 2 : 1, rows = out / parts;
     to.inputs = padded(in, IN_PAD);
     to.units = padded(rows, LANES) / LANES * parts;
     to.data = Memory<T>(to.units * to.unit_size());
     if (bias) to.bias = Memory<float>(std::size_t(to.units) * LANES);
-    const T* from = static_cast<const T*>(data);
     for (int unit = 0; unit < to.units; ++unit) {
+        pack_one(to.data.data() + unit * to.unit_size(), from, unit, parts, out, in);
         const int first = unit / parts * LANES, part = unit % parts * rows;
-        const int count = rows - first < LANES ? rows - first : LANES;
-        pack_unit(to.data.data() + unit * to.unit_size(), from + std::size_t(part + first) * in,
-                  in, count, in);
-        for (int i = 0; bias && i < count; ++i)
+        for (int i = 0; bias && i < std::min(LANES, rows - first); ++i)
             to.bias.data()[unit * LANES + i] = bias[part + first + i];
     }
     return nullptr;
@@ -109,21 +149,6 @@ const char* set_vector(Weights<T>& m, int number, int kind, const float* data, s
     return nullptr;
 }
 
-// Holds head and embedding with `from` where they are the same; how many bytes that is.
-template <class T>
-std::int64_t share(Weights<T>& m, const Weights<T>& from) {
-    std::int64_t bytes = 0;
-    for (auto* own : {&m.head, &m.table}) {
-        for (const auto& other : {from.head, from.table}) {
-            if (!*own || !other || !(*own)->same(*other)) continue;
-            *own = other;
-            bytes += other->bytes();
-            break;
-        }
-    }
-    return bytes;
-}
-
 // Of a layer's page: keys and values of all heads.
 std::size_t page_elements(const Config& c, int page_size) {
     return std::size_t(2) * c.kv_heads * padded(page_size, BLOCK) * padded(c.head_dim, IN_PAD);
@@ -145,13 +170,22 @@ void move_entries(const Store& store, const std::int32_t* from, const std::int32
     }
 }
 
+// Calls `work` with the weights as what they are, and with those of `beside` if of the same dtype.
+template <class Work>
+const char* with(Model* model, const Model* beside, Work work) {
+    if (beside && beside->c.dtype != model->c.dtype) beside = nullptr;
+    return guarded([&] {
+        if (model->c.dtype == 0)
+            return work(*static_cast<Weights<float>*>(model),
+                        static_cast<const Weights<float>*>(beside));
+        return work(*static_cast<Weights<bf16>*>(model), static_cast<const Weights<bf16>*>(beside));
+    });
+}
+
 // Calls `work` with the weights as what they are.
 template <class Work>
 const char* with(Model* model, Work work) {
-    return guarded([&] {
-        if (model->c.dtype == 0) return work(*static_cast<Weights<float>*>(model));
-        return work(*static_cast<Weights<bf16>*>(model));
-    });
+    return with(model, nullptr, [&](auto& m, const auto*) { return work(m); });
 }
 
 }  // namespace
@@ -190,18 +224,33 @@ API void outrider_model_free(Model* model) {
     delete model;
 }
 
-// `data` [out, in] of `dtype`, which is the model's.
+// `data` [out, in] of `dtype`, which is the model's. A head or embedding that is the same to the bit
+// in `beside` (null: none) is held once, whichever of the two models is freed first.
 API const char* outrider_matrix(Model* model, int layer, int kind, const void* data, int dtype,
-                                const float* bias, int out, int in) {
-    return with(model,
-                [&](auto& m) { return set_matrix(m, layer, kind, data, dtype, bias, out, in); });
+                                const float* bias, int out, int in, const Model* beside) {
+    return with(model, beside, [&](auto& m, const auto* other) {
+        return set_matrix(m, layer, kind, data, dtype, bias, out, in, other);
+    });
 }
 
 // `codes` [out, in]; see outrider_matrix.
 API const char* outrider_quantized(Model* model, int layer, int kind, const QuantizedData* data,
-                                   const float* bias, int out, int in) {
-    return with(model,
-                [&](auto& m) { return set_quantized(m, layer, kind, *data, bias, out, in); });
+                                   const float* bias, int out, int in, const Model* beside) {
+    return with(model, beside, [&](auto& m, const auto* other) {
+        return set_quantized(m, layer, kind, *data, bias, out, in, other);
+    });
+}
+
+// Bytes of head and packed embedding that `beside` holds too.
+API std::int64_t outrider_shared(Model* model, const Model* beside) {
+    std::int64_t bytes = 0;
+    with(model, beside, [&](auto& m, const auto* other) -> const char* {
+        for (const auto& mine : {m.head, m.table})
+            for (const auto& theirs : ends_of(other))
+                if (mine && mine == theirs) bytes += mine->bytes();
+        return nullptr;
+    });
+    return bytes;
 }
 
 API const char* outrider_vector(Model* model, int number, int kind, const float* data,
@@ -225,15 +274,6 @@ API const char* outrider_check(const Model* model) {
         std::iota(all.begin(), all.end(), 0);
         return ready(*model, all.data(), int(all.size())) ? nullptr : INCOMPLETE;
     });
-}
-
-// The model's head and packed embedding, where `from` has the same, are held once from now on,
-// whichever model is freed first. Returns their bytes.
-API std::int64_t outrider_share(Model* model, const Model* from) {
-    if (model->c.dtype != from->c.dtype) return 0;
-    if (model->c.dtype == 0)
-        return share(*static_cast<Weights<float>*>(model), *static_cast<const Weights<float>*>(from));
-    return share(*static_cast<Weights<bf16>*>(model), *static_cast<const Weights<bf16>*>(from));
 }
 
 // Bytes that a page of `page_size` positions takes.

@@ -22,6 +22,7 @@ public:
     explicit Memory(std::size_t count) : count_(count) {
         constexpr std::size_t huge = std::size_t(1) << 21;
         const std::size_t bytes = count * sizeof(T);
+        if (!bytes) return;
         void* made = nullptr;
         if (posix_memalign(&made, bytes >= huge ? huge : 64, bytes)) throw std::bad_alloc();
         data_ = static_cast<T*>(made);
@@ -29,7 +30,7 @@ public:
         // Whole pages only: the rest of one more for every matrix would add up.
         if (bytes >= huge) madvise(made, bytes / huge * huge, MADV_HUGEPAGE);
 #endif
-        if (bytes) std::memset(made, 0, bytes);
+        std::memset(made, 0, bytes);
     }
     Memory(Memory&& other) noexcept { *this = std::move(other); }
     Memory& operator=(Memory&& other) noexcept {

@@ -32,9 +32,6 @@ struct Weight {
     bool empty() const { return plain.empty() && packed.empty(); }
     int units() const { return plain.units + packed.units; }
     std::size_t bytes() const { return plain.bytes() + packed.bytes(); }
-    bool same(const Weight& other) const {
-        return plain.same(other.plain) && packed.same(other.packed);
-    }
 };
 
 template <class T>
