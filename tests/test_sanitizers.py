@@ -13,6 +13,16 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 TESTS = ("native", "native_laws", "quantized", "rows", "shared", "exact_bits")
 
+PLUGIN = """
+import outrider.native
+
+outrider.native.__path__.insert(0, {folder!r})
+
+def pytest_sessionfinish(session):
+    with open("/proc/self/maps") as maps:
+        assert {folder!r} + "/liboutrider" in maps.read(), "other libraries were tested"
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(
@@ -25,8 +35,7 @@ def test_no_address_or_number_is_out_of_bounds(tmp_path: Path) -> None:
     subprocess.run(configure, check=True)
     cores = str(len(os.sched_getaffinity(0)))
     subprocess.run(["cmake", "--build", str(tmp_path), "--parallel", cores], check=True)
-    plugin = f"import outrider.native\noutrider.native.__path__.insert(0, {str(tmp_path)!r})\n"
-    (tmp_path / "sanitized.py").write_text(plugin)
+    (tmp_path / "sanitized.py").write_text(PLUGIN.format(folder=str(tmp_path)))
     runtime = subprocess.run(
         ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
     )
