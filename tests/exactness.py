@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """What a family's config says beyond the sizes that all of them share."""
 
 
-def planted_pair(folder: Path, family: str = "llama") -> Path:
+def planted_pair(folder: Path, family: str = "llama", **sizes: int) -> Path:
     """Save a tiny target, and below it a drafter that is its first layer and often agrees.
 
     The second layer adds little to the first, and the head is peaked, so that laws are neither
-    flat nor certain.
+    flat nor certain. ``sizes`` override the config's.
     """
     torch.manual_seed(7)
 
@@ -43,13 +44,14 @@ def planted_pair(folder: Path, family: str = "llama") -> Path:
         options = {**OPTIONS.get(family, {})}
         if "layer_types" in options:
             options["layer_types"] = options["layer_types"][:layers]
-        config = AutoConfig.for_model(
-            family,
-            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
-            initializer_range=0.15, tie_word_embeddings=False, eos_token_id=END, bos_token_id=None,
-            **options,
-        )  # fmt: skip
+        options = {
+            "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+            "max_position_embeddings": 256, "initializer_range": 0.15,
+            "tie_word_embeddings": False, "eos_token_id": END, "bos_token_id": None,
+            "pad_token_id": None, **options, **sizes,
+        }  # fmt: skip
+        config = AutoConfig.for_model(family, num_hidden_layers=layers, **options)
         return AutoModelForCausalLM.from_config(config)
 
     target, drafter = make(2), make(1)
@@ -148,14 +150,14 @@ class Adversary:
 
 
 def make_engine(folder: Path, drafter: str, pages: int | None = None, **options: Any) -> Engine:
-    """An fp32 engine; ``pages`` limits its cache, null page included."""
+    """An engine, fp32 unless said; ``pages`` limits its cache, null page included."""
     spec = DrafterSpec(drafter, folder / "drafter" if drafter == "model" else None)
-    config = EngineConfig(dtype="float32", page_size=4, memory=2**24, seed=0, **options)
+    options = {"dtype": "float32", "page_size": 4, "seed": 0, **options}
+    config = EngineConfig(memory=2**24, **options)
     engine = Engine(folder, spec, config, tiny_tokenizer())
     if pages is not None:
         each = (engine.budget.target_bytes + engine.budget.drafter_bytes) // engine.budget.pages
-        config = EngineConfig(dtype="float32", page_size=4, memory=each * pages, seed=0, **options)
-        engine = Engine(folder, spec, config, tiny_tokenizer())
+        engine = Engine(folder, spec, replace(config, memory=each * pages), tiny_tokenizer())
         assert engine.budget.pages == pages
     return engine
 
@@ -168,18 +170,26 @@ def requests(prompts: Seq[Seq[int]], params: SamplingParams) -> list[Request]:
     ]
 
 
-def run(engine: Engine, queued: Seq[Request], steps: int = 10_000) -> dict[str, list[Any]]:
+def run(
+    engine: Engine,
+    queued: Seq[Request],
+    steps: int = 10_000,
+    arrival: random.Random | None = None,
+) -> dict[str, list[Any]]:
     """Drive ``engine`` until all is done; the ids of each sample by "request/sample".
 
     Log probabilities, where asked for, stand beside them by "request/sample logprobs", the text and
-    how it ended by "request/sample text".
+    how it ended by "request/sample text". With ``arrival`` requests come a few at a time.
     """
-    for request in queued:
-        engine.add(request)
+    coming = list(queued)
     ids: dict[str, list[Any]] = {f"{r.id}/{i}": [] for r in queued for i in range(r.params.n)}
-    while engine.has_work:
+    while coming or engine.has_work:
         steps -= 1
         assert steps > 0, "the engine does not come to an end"
+        now = len(coming) if arrival is None else arrival.randint(0, 3)
+        for request in coming[:now]:
+            engine.add(request)
+        del coming[:now]
         for event in engine.step():
             collect(ids, event)
     engine.check()

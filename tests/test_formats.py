@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 def read(folder: Path, name: str, shape: tuple[int, int]) -> torch.Tensor | Quantized:
-    with ExitStack() as stack:
-        return Checkpoint(folder, stack).matrix(name, shape, torch.float32)
+    return Checkpoint(folder).matrix(name, shape, torch.float32)
 
 
 def same(found: torch.Tensor | Quantized, expected: Quantized) -> None:
@@ -291,13 +289,10 @@ def test_a_scheme_that_names_a_matrix_gives_its_groups(llama: Path, tmp_path: Pa
     for name, matrix in attention.items():
         same(read(folder, name, matrix.shape), matrix)
     assert {m.zeros is None for m in attention.values()} == {True, False}
-    with ExitStack() as stack:
-        architecture = read_architecture(read_config(folder), folder)
-        assert architecture is not None
-        loader = Loader(Checkpoint(folder, stack), architecture, torch.float32, torch.device("cpu"))
-        stack_of_three = loader._stacked(
-            "model.layers.0.self_attn.", {"q": 32, "k": 16, "v": 16}, 32
-        )
+    architecture = read_architecture(read_config(folder), folder)
+    assert architecture is not None
+    loader = Loader(Checkpoint(folder), architecture, torch.float32, torch.device("cpu"))
+    stack_of_three = loader._stacked("model.layers.0.self_attn.", {"q": 32, "k": 16, "v": 16}, 32)
     assert isinstance(stack_of_three, Quantized)
     assert torch.equal(logits(folder), logits(plain))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from outrider.models.base import Model, Output
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
-from outrider.models.transformer import Transformer
+from outrider.models.transformer import Transformer, choose_dtype
 from outrider.native import choice as native
 
 CPU = torch.device("cpu")
@@ -213,6 +214,63 @@ def test_what_is_not_covered_takes_the_torch_path(
 ) -> None:
     gelu = make_checkpoint(tmp_path, "llama", hidden_act="gelu")
     assert isinstance(load_model(gelu, "float32", CPU, 256), Transformer)
+
+
+def test_float16_is_computed_in_bfloat16(
+    tmp_path: Path, make_checkpoint: MakeCheckpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless asked otherwise, since the native step has no float16."""
+    folder = make_checkpoint(tmp_path, "qwen2", dtype=torch.float16)
+    model = load_model(folder, "auto", CPU, 256)
+    assert isinstance(model, NativeTransformer)
+    assert model.dtype == choose_dtype("auto", torch.bfloat16)
+    assert ("computed in bfloat16" in caplog.text) == (model.dtype == torch.bfloat16)
+    exact = load_model(folder, "float32", CPU, 256)
+    error = whole(model, ids_of(70)).logits - whole(exact, ids_of(70)).logits
+    assert error.square().mean().sqrt() < 0.1  # of a spread of about 3
+    assert isinstance(load_model(folder, "float16", CPU, 256), Transformer)
+    assert isinstance(load_model(folder, "auto", CPU, 256, "int4"), NativeTransformer)
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.bfloat16, lambda t: t[:, :-1], lambda t: t.T])
+def test_matrices_fit_their_model(
+    change: Callable[[torch.Tensor], torch.Tensor], model: NativeTransformer
+) -> None:
+    """Read as what they are not, they would be read past their end."""
+    head = torch.zeros(model.shape.vocab_size, model.shape.hidden_size)
+    with pytest.raises(ModelError, match=r"dtype|shape|cannot read"):
+        model.library.set_matrix(model.handle, 0, "head", change(head), None)
+
+
+def test_results_fit_their_room(model: NativeTransformer) -> None:
+    step, store = model.library, model.new_store(2, PAGE)
+    words, wide = array("i", [1, 0, 0, 1, 1, 5, 1]), model.shape.vocab_size
+    none = torch.empty(0, 1, model.shape.hidden_size)
+    for logits, kept in (
+        (torch.empty(1, wide - 1), none),
+        (torch.empty(1, wide).half(), none),
+        (torch.empty(1, wide), torch.empty(0, 1, model.shape.hidden_size - 1)),
+        (torch.empty(1, wide), torch.empty(1, 1, model.shape.hidden_size)),
+    ):
+        with pytest.raises(ModelError, match=r"room|cannot read"):
+            step.forward(model.handle, store.handle, words, [0, 1], [], logits, kept)
+    with pytest.raises(ModelError, match="belong together"):
+        store.move([0, 1], [0])
+
+
+def test_a_model_without_its_weights_is_not_run(model: NativeTransformer) -> None:
+    step, c = model.library, model._config(64)
+    bare, words = step.new_model(c, None), array("i", [1, 0, 0, 1, 1, 5, 1])
+    store = step.new_store(bare, 2, PAGE)
+    logits, kept = torch.empty(1, c.vocabulary), torch.empty(0, 1, c.hidden)
+    with pytest.raises(ModelError, match="not complete"):
+        step.forward(bare, store, words, [0], [], logits, kept)
+    with pytest.raises(ModelError, match="not complete"):
+        step.decide(bare, store, words, [], 1)
+    with pytest.raises(ModelError, match="not complete"):
+        step.check(bare)
+    step.free_store(store)
+    step.free_model(bare)
 
 
 def test_without_a_library_torch_serves(

@@ -125,6 +125,25 @@ def test_ids_past_the_vocabulary_are_refused() -> None:
         NativeLaw(narrow, None, 0, found)
 
 
+def test_what_a_law_cannot_read_is_refused() -> None:
+    found = native.library()
+    assert found is not None
+    request = Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0)
+    mine = NativeLaw(RequestLaw(request, WIDTH, CPU), None, 0, found)
+    z, key = random_laws(2), (1, 0, 0, 0)
+    for wrong in (z[:, :-1].contiguous(), z.double(), z[:, ::2]):
+        with pytest.raises(ModelError, match=r"vocabulary|cannot read"):
+            found.apply_law(mine.handle, wrong, 0, [[], []], False)
+    for rows, keys, greedy in ((z.double(), [key] * 2, [True] * 2), (z.T, [key] * 2, [True] * 2),
+                               (z, [key], [True] * 2), (z, [key] * 2, [True])):  # fmt: skip
+        with pytest.raises(ModelError, match=r"in one piece|belong together"):
+            found.draw(rows, keys, greedy)
+    with pytest.raises(ModelError, match="no such row"):
+        found.logprobs(z, [2], [1], 1)
+    with pytest.raises(ModelError, match="belong together"):
+        found.logprobs(z, [0, 1], [1], 1)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("vocabulary", [100, 128, 150])
 def test_a_draft_in_one_call_is_that_of_single_steps(

@@ -122,8 +122,9 @@ class EngineConfig:
     """Limits and budgets of one engine.
 
     Args:
-        dtype: "auto" (the checkpoint's, or float32 where the CPU has no bfloat16 arithmetic),
-            "float32", "bfloat16" or "float16".
+        dtype: "auto" (the checkpoint's; but bfloat16 for float16, which the native step lacks, and
+            float32 where the CPU has no arithmetic of the kind), "float32", "bfloat16" or "float16"
+            (through torch, slower).
         quantization: makes the target's weights few-bit at load, see ``Recipe.parse``; None leaves
             them as the checkpoint has them.
         drafter_quantization: the same for the drafter's, where it has weights.

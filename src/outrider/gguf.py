@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,16 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class GGUF:
-    """A file's ``metadata`` by key, and its ``tensors`` by name."""
+    """A file's ``metadata`` by key, and its ``tensors`` by name, which lie in ``mapped``."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
+    mapped: mmap
+
+    def forget(self) -> None:
+        """Let go of what was read; the next reader gets it from the file again."""
+        self.mapped.madvise(MADV_DONTNEED)
 
 
 def open_gguf(path: Path) -> GGUF:
@@ -80,7 +86,9 @@ def open_gguf(path: Path) -> GGUF:
 def _open(path: Path, changed: int, size: int) -> GGUF:
     if size < 24:
         raise ModelError(f"{path} is too short for a GGUF file; fetch it again.")
-    data = np.memmap(path, dtype=np.uint8, mode="r")
+    with path.open("rb") as file:
+        mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
+    data = np.frombuffer(mapped, np.uint8)
     if bytes(data[:4]) != b"GGUF":
         raise ModelError(f"{path} is no GGUF file; fetch it again.")
     header = _Header(data)
@@ -112,7 +120,7 @@ def _open(path: Path, changed: int, size: int) -> GGUF:
                 f"{path}: tensor {name!r} is damaged or cut off; fetch the file again."
             )
         tensors[name] = StoredTensor(shape, known, data[begin : begin + length])
-    return GGUF(path, metadata, tensors)
+    return GGUF(path, metadata, tensors, mapped)
 
 
 class _Header:

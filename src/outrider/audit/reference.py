@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,8 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with ExitStack() as stack, torch.no_grad():
-        source = open_source(folder, architecture, stack)
+    with torch.no_grad():
+        source = open_source(folder, architecture)
         for name, weight in model.named_parameters():
             size = tuple(weight.shape)
             made = recipe_of(name, recipe, architecture.tied)

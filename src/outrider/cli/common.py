@@ -46,7 +46,11 @@ Length = Annotated[
     typer.Option("--num-speculative-tokens", help="Draft length K: tokens drafted a step."),
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", help="auto (the checkpoint's), float32, bfloat16 or float16.")
+    str,
+    typer.Option(
+        "--dtype",
+        help="auto (the checkpoint's; bfloat16 for float16), float32, bfloat16 or float16.",
+    ),
 ]
 Quantization = Annotated[
     str | None,

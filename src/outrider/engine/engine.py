@@ -140,9 +140,14 @@ class Engine:
         if drafter.folder is not None:
             dtype = str(self.model.dtype).removeprefix("torch.")
             drafting = load_model(
-                drafter.folder, dtype, device, self.max_model_len, config.drafter_quantization,
+                drafter.folder,
+                dtype,
+                device,
+                self.max_model_len,
+                config.drafter_quantization,
                 config.window_of(drafter.name),
-            )  # fmt: skip
+                self.model,
+            )
             if not drafting.truncates:
                 why = _cannot_go_back(drafter.folder, drafting)
                 raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")

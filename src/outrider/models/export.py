@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -64,19 +63,18 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already and is not empty; give a new folder.")
     out.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        source = Checkpoint(folder, stack)
-        files: list[tuple[Path, list[str]]] = []
-        size = bits = count = 0
-        shard: dict[str, torch.Tensor] = {}
-        for made, weights in _tensors(source, recipe, architecture.tied):
-            grown = sum(t.nbytes for t in made.values())
-            if shard and size + grown > SHARD:
-                files.append(_write(out, len(files), shard, recipe))
-                shard, size = {}, 0
-            shard |= made
-            size, bits, count = size + grown, bits + 8 * grown, count + weights
-        files.append(_write(out, len(files), shard, recipe))
+    source = Checkpoint(folder)
+    files: list[tuple[Path, list[str]]] = []
+    size = bits = count = 0
+    shard: dict[str, torch.Tensor] = {}
+    for made, weights in _tensors(source, recipe, architecture.tied):
+        grown = sum(t.nbytes for t in made.values())
+        if shard and size + grown > SHARD:
+            files.append(_write(out, len(files), shard, recipe))
+            shard, size = {}, 0
+        shard |= made
+        size, bits, count = size + grown, bits + 8 * grown, count + weights
+    files.append(_write(out, len(files), shard, recipe))
     _name(out, files, bits // 8)
     described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     described["quantization_config"] = quantization_config(recipe, architecture.tied)
@@ -139,16 +137,15 @@ def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
     architecture = read_architecture(config, folder)
     tied = architecture is not None and architecture.tied
     bits, count = 0.0, 0
-    with ExitStack() as stack:
-        source = Checkpoint(folder, stack)
-        for name in source.names():
-            if tied and name == HEAD:
-                continue
-            shape, width = source.described(name)
-            size, made = math.prod(shape), recipe_of(name, recipe, tied)
-            bits += size * (width if made is None else made.bits_per_weight(shape[-1]))
-            if name.endswith("_shape"):
-                count += math.prod(source.raw(name).tolist())
-            elif not name.endswith((*PARTS, "_packed")):
-                count += size
+    source = Checkpoint(folder)
+    for name in source.names():
+        if tied and name == HEAD:
+            continue
+        shape, width = source.described(name)
+        size, made = math.prod(shape), recipe_of(name, recipe, tied)
+        bits += size * (width if made is None else made.bits_per_weight(shape[-1]))
+        if name.endswith("_shape"):
+            count += math.prod(source.raw(name).tolist())
+        elif not name.endswith((*PARTS, "_packed")):
+            count += size
     return bits / count

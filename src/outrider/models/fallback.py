@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -286,8 +286,7 @@ class Fallback:
 
 def _load(folder: Path, dtype: torch.dtype) -> Any:
     """The model as transformers has it, from safetensors, without any code of the checkpoint's."""
-    with ExitStack() as stack:
-        Checkpoint(folder, stack)  # says what is wrong with the files, if anything is
+    Checkpoint(folder)  # says what is wrong with the files, if anything is
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False, "use_safetensors": True}
     try:
         config = read_config(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -13,8 +14,16 @@ from ..native.choice import library
 from .base import Model
 from .fallback import Fallback
 from .families import read_architecture, read_config
-from .native import NativeTransformer, covers
-from .transformer import Transformer, choose_dtype
+from .native import NativeTransformer, covers, native_dtype
+from .transformer import Transformer
+
+logger = logging.getLogger("outrider")
+
+ROUNDED = (torch.float16, torch.bfloat16)
+HALF = (
+    "%s: a float16 checkpoint, computed in bfloat16: what is not quantised loses 3 of 11 bits. "
+    "dtype='float32' keeps them, with twice the memory for it and the cache."
+)
 
 
 def load_model(
@@ -24,12 +33,14 @@ def load_model(
     max_length: int,
     quantization: str | None = None,
     window: int | None = None,
+    beside: Model | None = None,
 ) -> Model:
     """The checkpoint in ``folder``, ready to run.
 
     By the native step where that covers its family and options and was built, else by the torch
     path, else by transformers. Arguments and errors are those of ``Transformer`` and ``Fallback``;
-    ``quantization`` is a recipe's text.
+    ``quantization`` is a recipe's text, and what native models have in common with ``beside`` is
+    held once.
 
     Raises:
         ConfigError: ``quantization`` is no recipe, or given for a checkpoint that is quantised.
@@ -56,10 +67,12 @@ def load_model(
                 "and only native models can be given a window; leave drafter_window and preset out."
             )
         return Fallback(folder, dtype, device)
-    if device.type == "cpu" and covers(
-        config, architecture, choose_dtype(dtype, architecture.dtype)
-    ):
+    chosen = native_dtype(dtype, architecture.dtype)
+    if device.type == "cpu" and covers(config, architecture, chosen):
         step = library()
         if step is not None:
-            return NativeTransformer(step, folder, dtype, max_length, recipe, window)
+            if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
+                logger.warning(HALF, folder)
+            near = beside if isinstance(beside, NativeTransformer) else None
+            return NativeTransformer(step, folder, dtype, max_length, recipe, window, near)
     return Transformer(folder, dtype, device, max_length, recipe, window)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -30,6 +29,17 @@ from .weights import SLOW_TO_QUANTISE, Loader, Mlp, open_source
 LARGEST_HEAD = 256
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
+
+
+def native_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
+    """``choose_dtype`` for the native step, which has no float16: "auto" takes bfloat16 for it.
+
+    Of float16's 11 bits matrices and embeddings that are not quantised keep 8, as do activations;
+    float32 would keep all, at twice the memory and half the speed. Norms and biases are fp32.
+    """
+    if name == "auto" and checkpoint == torch.float16:
+        checkpoint = torch.bfloat16
+    return choose_dtype(name, checkpoint)
 
 
 def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dtype) -> bool:
@@ -82,10 +92,12 @@ class NativeTransformer:
     Args:
         library: whose step runs it.
         folder: a Hugging Face checkpoint.
-        dtype: of weights and cache, see ``choose_dtype``; sums are fp32.
+        dtype: of weights and cache, see ``native_dtype``; sums are fp32.
         max_length: rotary tables reach this far.
         recipe: makes the weights few-bit.
         window: see ``read_architecture``.
+        beside: a model that is there already; an embedding or head that is the same in both, to the
+            bit as they are held, is held once.
 
     Raises:
         ModelError: the checkpoint is missing or damaged, or not covered.
@@ -103,10 +115,11 @@ class NativeTransformer:
         max_length: int,
         recipe: Recipe | None = None,
         window: int | None = None,
+        beside: NativeTransformer | None = None,
     ) -> None:
         config = read_config(folder)
         architecture = read_architecture(config, folder, window)
-        self.dtype = choose_dtype(
+        self.dtype = native_dtype(
             dtype, torch.float32 if architecture is None else architecture.dtype
         )
         if architecture is None or not covers(config, architecture, self.dtype):
@@ -114,33 +127,38 @@ class NativeTransformer:
         self.shape = a = architecture
         self.library = library
         kinds = list(dict.fromkeys(a.kinds))
-        with ExitStack() as stack:
-            source = open_source(folder, a, stack)
-            loader = Loader(
-                source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe
-            )
-            embedding = loader.embedding()
-            # Tied, the head is the only copy, and tokens are looked up in it.
-            self.embedding: torch.Tensor | None = None
-            if isinstance(embedding, torch.Tensor) and not a.tied:
-                self.embedding = embedding.contiguous()
-            self.handle = library.new_model(self._config(max_length), self.embedding)
-            weakref.finalize(self, library.free_model, self.handle)
-            for number, kind in enumerate(kinds):
-                rope = Rope(config, max_length, torch.float32, self.device, kind)
-                for name, table in zip(("cos", "sin"), rope.halves(), strict=True):
-                    library.set_vector(self.handle, number, name, table)
-            slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
-            quiet = a.num_layers * a.hidden_size * a.intermediate_size < slow
-            for index in tqdm(
-                range(a.num_layers), "Packing weights", disable=quiet or None, leave=False
-            ):
-                self._load_layer(loader, index, kinds.index(a.kinds[index]))
-            library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
-            self._set(0, "head", loader.head(embedding), None)
-            if self.embedding is None and not a.tied:
-                self._set(0, "embedding", embedding, None)
-            library.check(self.handle)
+        source = open_source(folder, a)
+        loader = Loader(source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe)
+        if beside is not None and beside.library is not library:
+            beside = None
+        embedding = loader.embedding()
+        # Tied, the head is the only copy, and tokens are looked up in it.
+        self.embedding: torch.Tensor | None = None
+        self.shared_bytes = 0
+        """Of embedding and head that ``beside`` holds too."""
+        if isinstance(embedding, torch.Tensor) and not a.tied and _keeps_rows(beside):
+            self.embedding = self._held(embedding, beside)
+        self.handle = library.new_model(self._config(max_length), self.embedding)
+        weakref.finalize(self, library.free_model, self.handle)
+        near = None if beside is None else beside.handle
+        self._set(0, "head", loader.head(embedding), None, near)
+        if self.embedding is None and not a.tied:
+            self._set(0, "embedding", embedding, None, near)
+        del embedding  # before the layers come
+        if near is not None:
+            self.shared_bytes += library.shared(self.handle, near)
+        for number, kind in enumerate(kinds):
+            rope = Rope(config, max_length, torch.float32, self.device, kind)
+            for name, table in zip(("cos", "sin"), rope.halves(), strict=True):
+                library.set_vector(self.handle, number, name, table)
+        slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
+        quiet = a.num_layers * a.hidden_size * a.intermediate_size < slow
+        for index in tqdm(
+            range(a.num_layers), "Packing weights", disable=quiet or None, leave=False
+        ):
+            self._load_layer(loader, index, kinds.index(a.kinds[index]))
+        library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
+        library.check(self.handle)
 
     def _config(self, max_length: int) -> Config:
         a = self.shape
@@ -160,6 +178,19 @@ class NativeTransformer:
             residual_scale=a.residual_scale,
             logits_scale=a.logits_scale,
         )
+
+    def _held(self, embedding: torch.Tensor, beside: NativeTransformer | None) -> torch.Tensor:
+        """``embedding`` [vocabulary, hidden] in memory: that of ``beside`` where it is the same.
+
+        What was read is a view of the file, which would stay open, and could change.
+        """
+        theirs = None if beside is None else beside.embedding
+        if theirs is not None and theirs.dtype == embedding.dtype:
+            mine = embedding.contiguous()
+            if torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)):
+                self.shared_bytes = theirs.nbytes
+                return theirs
+        return embedding.clone(memory_format=torch.contiguous_format)
 
     def _load_layer(self, loader: Loader, index: int, table: int) -> None:
         """Pack one layer; what was read is dropped before the next, so that memory stays single."""
@@ -182,11 +213,18 @@ class NativeTransformer:
             library.set_vector(model, index, "q", weights.q_norm[: a.head_dim])
             library.set_vector(model, index, "k", weights.k_norm[: a.head_dim])
 
-    def _set(self, index: int, kind: str, matrix: Matrix, bias: torch.Tensor | None) -> None:
+    def _set(
+        self,
+        index: int,
+        kind: str,
+        matrix: Matrix,
+        bias: torch.Tensor | None,
+        beside: int | None = None,
+    ) -> None:
         if isinstance(matrix, Quantized):
-            self.library.set_quantized(self.handle, index, kind, matrix, bias)
+            self.library.set_quantized(self.handle, index, kind, matrix, bias, beside)
         else:
-            self.library.set_matrix(self.handle, index, kind, matrix, bias)
+            self.library.set_matrix(self.handle, index, kind, matrix, bias, beside)
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page of this model takes."""
@@ -279,6 +317,11 @@ class NativeTransformer:
         """
         assert isinstance(store, NativeStore)
         return self.library.draft(self.handle, store.handle, _words(segments), laws, lengths)
+
+
+def _keeps_rows(beside: NativeTransformer | None) -> bool:
+    """Whether a plain embedding stays one: not beside a packed one, with which it is compared."""
+    return beside is None or beside.embedding is not None
 
 
 def deciding(

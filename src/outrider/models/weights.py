@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,15 +100,15 @@ class Source(Protocol):
         ...
 
 
-def open_source(folder: Path, architecture: Architecture, stack: ExitStack) -> Source:
-    """The weights of the checkpoint in ``folder``, open while ``stack`` is.
+def open_source(folder: Path, architecture: Architecture) -> Source:
+    """The weights of the checkpoint in ``folder``.
 
     Raises:
         ModelError: its files are missing or damaged.
     """
     if is_gguf(folder):
         return GGUFTensors(folder, architecture.head_dim)
-    return Checkpoint(folder, stack)
+    return Checkpoint(folder)
 
 
 class Checkpoint:
@@ -120,7 +119,7 @@ class Checkpoint:
             weights are quantised in a way that is not read.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         options = getattr(read_config(folder), "quantization_config", None)
         self._format = find_format(options, folder)
@@ -140,16 +139,15 @@ class Checkpoint:
                 f"{folder} has no .safetensors file; convert the checkpoint with "
                 "save_pretrained() (pickled weights are not read)."
             )
-        self._where = {}
+        self._where: dict[str, Path] = {}
         for file in files:
             if not file.is_file():
                 raise ModelError(f"{file} is missing; fetch the checkpoint again.")
             try:
-                handle = stack.enter_context(safe_open(file, framework="pt"))
+                with safe_open(file, framework="pt") as handle:
+                    self._where |= dict.fromkeys(handle.keys(), file)
             except SafetensorError as error:
                 raise ModelError(f"{file} is damaged ({error}); fetch it again.") from None
-            for name in handle.keys():  # noqa: SIM118  (a handle, not a dict)
-                self._where[name] = handle
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -160,7 +158,8 @@ class Checkpoint:
 
     def described(self, name: str) -> tuple[list[int], int]:
         """Shape of the tensor ``name``, which must be there, and bits of an element; not read."""
-        found = self._where[name].get_slice(name)
+        with safe_open(self._where[name], framework="pt") as handle:
+            found = handle.get_slice(name)
         width = re.search(r"\d+", found.get_dtype())  # BF16, F8_E4M3, I64, BOOL
         return found.get_shape(), int(width.group()) if width else 8
 
@@ -168,7 +167,9 @@ class Checkpoint:
         """The tensor ``name`` as it is stored, of ``shape`` if given."""
         if name not in self._where:
             raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
-        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        # Opened anew for each: a handle keeps all that was read through it in memory.
+        with safe_open(self._where[name], framework="pt") as handle:
+            tensor: torch.Tensor = handle.get_tensor(name)
         if shape is not None and tuple(tensor.shape) != shape:
             raise ModelError(
                 f"{self.folder}: tensor {name!r} is {list(tensor.shape)}, but its config.json "
@@ -250,8 +251,8 @@ class Loader:
     """Reads what ``architecture`` says of a checkpoint, layer by layer.
 
     ``pack`` makes of every matrix what its products want. Quantised ones are dequantised before,
-    or with ``keeps`` handed on as they are. With a ``recipe`` matrices are quantised as they are
-    read; routers, norms and biases are not.
+    or with ``keeps`` handed on as they are, and norms and biases in fp32. With a ``recipe``
+    matrices are quantised as they are read; routers, norms and biases are not.
     """
 
     def __init__(
@@ -266,6 +267,7 @@ class Loader:
     ) -> None:
         self._source = source
         self._keeps = keeps
+        self._fine = torch.float32 if keeps else dtype
         self._recipe = recipe
         self._head_recipe = recipe.head if recipe else None
         self._pack = pack
@@ -274,8 +276,8 @@ class Loader:
         self._device = device
 
     def get(self, name: str, *size: int) -> torch.Tensor:
-        """The tensor ``name``, of ``size``."""
-        return self._source.get(name, size, self._dtype).to(self._device)
+        """The norm or bias ``name``, of ``size``."""
+        return self._source.get(name, size, self._fine).to(self._device)
 
     def matrix(self, name: str, outputs: int, inputs: int, recipe: Recipe | None) -> Matrix:
         """The matrix ``name``, quantised by ``recipe`` if given, else as it is stored."""
@@ -404,14 +406,13 @@ def load_weights(
     Raises:
         ModelError: see ``Checkpoint``.
     """
-    with ExitStack() as stack:
-        source = open_source(folder, architecture, stack)
-        loader = Loader(source, architecture, dtype, device, recipe=recipe)
-        count = architecture.num_layers
-        size = count * architecture.hidden_size * architecture.intermediate_size
-        quiet = recipe is None or size < SLOW_TO_QUANTISE
-        numbers = tqdm(range(count), "Quantising weights", disable=quiet or None, leave=False)
-        layers = tuple(loader.layer(i) for i in numbers)
-        embedding = loader.embedding()
-        table = plain(embedding, dtype).to(device)
-        return Weights(table, layers, loader.norm("model.norm"), loader.head(embedding))
+    source = open_source(folder, architecture)
+    loader = Loader(source, architecture, dtype, device, recipe=recipe)
+    count = architecture.num_layers
+    size = count * architecture.hidden_size * architecture.intermediate_size
+    quiet = recipe is None or size < SLOW_TO_QUANTISE
+    numbers = tqdm(range(count), "Quantising weights", disable=quiet or None, leave=False)
+    layers = tuple(loader.layer(i) for i in numbers)
+    embedding = loader.embedding()
+    table = plain(embedding, dtype).to(device)
+    return Weights(table, layers, loader.norm("model.norm"), loader.head(embedding))

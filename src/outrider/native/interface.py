@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-ABI = 6
+ABI = 7
 """What the library's ``outrider_abi`` answers; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -74,14 +74,15 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "start": (_Int, [_Int]),
     "model": (_Pointer, [ctypes.POINTER(Config), _Pointer]),
     "model_free": (None, [_Pointer]),
-    "matrix": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, _Int]),
+    "matrix": (_Text, [_Pointer, _Int, _Int, _Pointer, _Int, _Pointer, _Int, _Int, _Pointer]),
     "quantized": (
         _Text,
-        [_Pointer, _Int, _Int, ctypes.POINTER(QuantizedData), _Pointer, _Int, _Int],
+        [_Pointer, _Int, _Int, ctypes.POINTER(QuantizedData), _Pointer, _Int, _Int, _Pointer],
     ),
     "vector": (_Text, [_Pointer, _Int, _Int, _Pointer, _Long]),
     "layer": (_Text, [_Pointer, _Int, _Int, _Int]),
     "check": (_Text, [_Pointer]),
+    "shared": (_Long, [_Pointer, _Pointer]),
     "page_bytes": (_Long, [_Pointer, _Int]),
     "store": (_Pointer, [_Pointer, _Int, _Int]),
     "store_free": (None, [_Pointer]),
@@ -89,7 +90,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "move": (_Text, [_Pointer, _Pointer, _Pointer, _Int]),
     "forward": (
         _Text,
-        [_Pointer, _Pointer, _Pointer, _Long, *[_Pointer, _Int] * 4],
+        [_Pointer, _Pointer, _Pointer, _Long, *[_Pointer, _Int] * 2, *[_Pointer, _Int, _Int] * 2],
     ),
     "law": (
         _Pointer,
@@ -97,14 +98,14 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     ),
     "law_free": (None, [_Pointer]),
     "law_count": (_Text, [_Pointer, _Pointer, _Int]),
-    "law_apply": (_Text, [_Pointer, _Pointer, _Int, _Int, _Pointer, _Long, _Int]),
+    "law_apply": (_Text, [_Pointer, _Pointer, _Int, _Int, _Int, _Pointer, _Long, _Int]),
     "draw": (_Text, [_Pointer, _Int, _Long, _Int, *[_Pointer] * 4]),
     "decide": (_Text, [*[_Pointer] * 3, _Long, _Pointer, _Int, *[_Pointer] * 2, _Int]),
     "draft": (
         _Text,
         [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Int, _Int, *[_Pointer] * 2],
     ),
-    "logprobs": (_Text, [_Pointer, _Int, _Int, _Pointer, _Pointer, _Int, *[_Pointer] * 4]),
+    "logprobs": (_Text, [_Pointer, *[_Int] * 3, _Pointer, _Pointer, _Int, *[_Pointer] * 4]),
     "read": (_Text, [_Pointer, _Long]),
     "noise": (None, [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, _Long, _Pointer]),
 }

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from .checks import at, expect, same_length, wide_bias
 from .interface import (
     ABI,
     DTYPES,
@@ -73,7 +74,7 @@ class Library:
         """
         if embedding is not None:
             dtype = next((d for d, number in DTYPES.items() if number == config.dtype), None)
-            _expect(embedding, (config.vocabulary, config.hidden), dtype)
+            expect(embedding, (config.vocabulary, config.hidden), dtype)
         made = self._c.outrider_model(
             ctypes.byref(config), None if embedding is None else embedding.data_ptr()
         )
@@ -86,26 +87,47 @@ class Library:
         self._c.outrider_model_free(model)
 
     def set_matrix(
-        self, model: int, layer: int, kind: str, data: torch.Tensor, bias: torch.Tensor | None
+        self,
+        model: int,
+        layer: int,
+        kind: str,
+        data: torch.Tensor,
+        bias: torch.Tensor | None,
+        beside: int | None = None,
     ) -> None:
-        """Pack ``data`` [out, in], in the model's dtype, with ``bias`` [out]."""
-        _expect(data, tuple(data.shape), data.dtype if data.dtype in DTYPES else None)
-        wide = _wide_bias(bias, data.shape[0])
+        """Pack ``data`` [out, in], in the model's dtype, with ``bias`` [out].
+
+        A head or embedding that is the same to the bit in the model ``beside`` is held once; either
+        model may be freed first.
+
+        Raises:
+            ModelError: shape or dtype are not the model's.
+        """
+        expect(data, tuple(data.shape[:2]), data.dtype if data.dtype in DTYPES else None)
+        wide = wide_bias(bias, data.shape[0])
         self._done(
             self._c.outrider_matrix(
                 model,
                 layer,
                 MATRICES[kind],
                 data.data_ptr(),
+                DTYPES[data.dtype],
                 None if wide is None else wide.data_ptr(),
                 *data.shape,
+                beside,
             )
         )
 
     def set_quantized(
-        self, model: int, layer: int, kind: str, data: QuantizedMatrix, bias: torch.Tensor | None
+        self,
+        model: int,
+        layer: int,
+        kind: str,
+        data: QuantizedMatrix,
+        bias: torch.Tensor | None,
+        beside: int | None = None,
     ) -> None:
-        """Pack ``data`` [out, in] in place of a matrix of the model's dtype, with ``bias`` [out].
+        """Pack ``data`` [out, in] in place of a matrix of the model's dtype, see ``set_matrix``.
 
         Scales are kept as fp16 times one power of two, which is exact for what was fp16 or bf16
         and within 2^28 of the largest.
@@ -118,11 +140,11 @@ class Library:
         groups = -(-width // max(1, data.group))
         codes, scales = data.codes.contiguous(), data.scales.contiguous()
         zeros = None if data.zeros is None else data.zeros.contiguous()
-        _expect(codes, (out, width), torch.uint8)
-        _expect(scales, (out, groups), torch.float32)
+        expect(codes, (out, width), torch.uint8)
+        expect(scales, (out, groups), torch.float32)
         if zeros is not None:
-            _expect(zeros, (out, groups), torch.uint8)
-        wide = _wide_bias(bias, out)
+            expect(zeros, (out, groups), torch.uint8)
+        wide = wide_bias(bias, out)
         given = QuantizedData(
             codes=codes.data_ptr(),
             scales=scales.data_ptr(),
@@ -139,6 +161,7 @@ class Library:
                 None if wide is None else wide.data_ptr(),
                 out,
                 width,
+                beside,
             )
         )
 
@@ -156,6 +179,10 @@ class Library:
     def check(self, model: int) -> None:
         """Raise unless the model has all its weights."""
         self._done(self._c.outrider_check(model))
+
+    def shared(self, model: int, beside: int) -> int:
+        """Bytes of head and packed embedding that both models hold as one."""
+        return int(self._c.outrider_shared(model, beside))
 
     def page_bytes(self, model: int, page_size: int) -> int:
         """Bytes of cache that a page takes."""
@@ -179,8 +206,9 @@ class Library:
     def move(self, store: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy entries between slots, in every layer."""
         count = len(sources)
+        same_length(sources, targets)
         pairs = array("i", [*sources, *targets])
-        first = _at(pairs)
+        first = at(pairs)
         self._done(self._c.outrider_move(store, first, first + 4 * count, count))
 
     def forward(
@@ -198,22 +226,24 @@ class Library:
         ``logits`` fp32 [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are
         written.
         """
+        expect(logits, tuple(logits.shape[:2]), torch.float32)
+        expect(kept, (len(hidden), *kept.shape[1:3]), torch.float32)
         which = array("i", [*layers, *hidden])
-        first = _at(which)
+        first = at(which)
         self._done(
             self._c.outrider_forward(
                 model,
                 store,
-                _at(words),
+                at(words),
                 len(words),
                 first,
                 len(layers),
                 first + 4 * len(layers),
                 len(hidden),
                 logits.data_ptr(),
-                logits.shape[0],
+                *logits.shape,
                 kept.data_ptr(),
-                kept.shape[1],
+                *kept.shape[1:],
             )
         )
 
@@ -226,14 +256,16 @@ class Library:
         prompt: Sequence[int],
     ) -> int:
         """A sequence's law; ``banned`` (bool [vocabulary]) must outlive it."""
+        if banned is not None:
+            expect(banned, (options.vocabulary,), torch.bool)
         ids = array("i", [*ends, *bias, *prompt])
         by = array("f", bias.values())
         made = self._c.outrider_law(
             ctypes.byref(options),
             None if banned is None else banned.data_ptr(),
-            _at(ids),
+            at(ids),
             len(ends),
-            _at(by),
+            at(by),
             len(by),
             len(prompt),
         )
@@ -248,20 +280,21 @@ class Library:
     def count(self, law: int, tokens: Sequence[int]) -> None:
         """Tell a law which tokens of the output were committed since it was last told."""
         ids = array("i", tokens)
-        self._done(self._c.outrider_law_count(law, _at(ids), len(ids)))
+        self._done(self._c.outrider_law_count(law, at(ids), len(ids)))
 
     def apply_law(
         self, law: int, logits: torch.Tensor, output: int, paths: list[list[int]], late_only: bool
     ) -> None:
         """Make laws of ``logits``, fp32 [rows, the law's vocabulary], in place."""
+        expect(logits, tuple(logits.shape[:2]), torch.float32)
         words = array("i", [i for path in paths for i in (len(path), *path)])
         self._done(
             self._c.outrider_law_apply(
                 law,
                 logits.data_ptr(),
-                logits.shape[0],
+                *logits.shape,
                 output,
-                _at(words),
+                at(words),
                 len(words),
                 late_only,
             )
@@ -278,6 +311,10 @@ class Library:
             greedy: rows without noise.
         """
         rows = z.shape[0]
+        if z.stride(1) != 1 or z.dtype != torch.float32:
+            raise ModelError("the native step draws from fp32 rows that lie in one piece.")
+        same_length(range(rows), keys)
+        same_length(range(rows), greedy)
         words = array("I", [word for key in keys for word in key])
         plain = array("B", greedy)
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
@@ -287,10 +324,10 @@ class Library:
                 rows,
                 z.stride(0),
                 z.shape[1],
-                _at(words),
-                _at(plain),
-                _at(tokens),
-                _at(scores),
+                at(words),
+                at(plain),
+                at(tokens),
+                at(scores),
             )
         )
         return tokens.tolist(), scores.tolist()
@@ -312,12 +349,12 @@ class Library:
             self._c.outrider_decide(
                 model,
                 store,
-                _at(words),
+                at(words),
                 len(words),
-                _at(handles),
+                at(handles),
                 len(handles),
-                _at(tokens),
-                _at(scores),
+                at(tokens),
+                at(scores),
                 rows,
             )
         )
@@ -341,6 +378,7 @@ class Library:
         Returns:
             What was drafted; less than asked for where a law leaves nothing to draw.
         """
+        same_length(laws, lengths)
         handles, wanted = array("Q", laws), array("i", lengths)
         longest = max(lengths, default=0)
         tokens = array("i", bytes(4 * len(wanted) * longest))
@@ -349,14 +387,14 @@ class Library:
             self._c.outrider_draft(
                 model,
                 store,
-                _at(words),
+                at(words),
                 len(words),
-                _at(handles),
-                _at(wanted),
+                at(handles),
+                at(wanted),
                 len(wanted),
                 longest,
-                _at(tokens),
-                _at(drafted),
+                at(tokens),
+                at(drafted),
             )
         )
         return [tokens[i * longest : i * longest + n].tolist() for i, n in enumerate(drafted)]
@@ -365,6 +403,8 @@ class Library:
         self, z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[array[float], array[int], array[int], array[float]]:
         """What ``logprobs.Measured`` has, flat; ``z`` is fp32 [any, vocabulary], contiguous."""
+        expect(z, tuple(z.shape[:2]), torch.float32)
+        same_length(rows, tokens)
         which, ids = array("i", rows), array("i", tokens)
         own, ranks = array("f", bytes(4 * len(ids))), array("i", bytes(4 * len(ids)))
         room = bytes(4 * count * len(ids))
@@ -372,15 +412,16 @@ class Library:
         self._done(
             self._c.outrider_logprobs(
                 z.data_ptr(),
+                z.shape[0],
                 len(ids),
                 z.shape[1],
-                _at(which),
-                _at(ids),
+                at(which),
+                at(ids),
                 count,
-                _at(own),
-                _at(ranks),
-                _at(top),
-                _at(values),
+                at(own),
+                at(ranks),
+                at(top),
+                at(values),
             )
         )
         return own, ranks, top, values
@@ -394,22 +435,3 @@ class Library:
     def read(self, memory: NDArray[np.uint8]) -> None:
         """Read ``memory`` [a multiple of 128 KiB] once, with the threads of a step."""
         self._done(self._c.outrider_read(memory.ctypes.data, memory.nbytes))
-
-
-def _at(numbers: array[int] | array[float]) -> int:
-    """Where an array lies; NumPy's own way to say so takes longer than some calls."""
-    return numbers.buffer_info()[0]
-
-
-def _expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
-    fits = tuple(tensor.shape) == shape and tensor.is_contiguous() and tensor.device.type == "cpu"
-    if not fits or tensor.dtype != dtype:
-        raise ModelError(f"the native step cannot read a tensor of {list(tensor.shape)}.")
-
-
-def _wide_bias(bias: torch.Tensor | None, out: int) -> torch.Tensor | None:
-    if bias is None:
-        return None
-    wide = bias.float().contiguous()
-    _expect(wide, (out,), torch.float32)
-    return wide

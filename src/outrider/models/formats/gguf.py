@@ -56,10 +56,9 @@ class GGUFTensors:
     def __init__(self, path: Path, head_dim: int) -> None:
         self.folder = path
         self._head_dim = head_dim
-        file = open_gguf(path)
-        self._tensors = file.tensors
-        self._interleaved = interleaves(file.metadata)
-        kinds = {t.kind for t in file.tensors.values()} - set(EXACT) - set(PLAIN)
+        self._file = open_gguf(path)
+        self._interleaved = interleaves(self._file.metadata)
+        kinds = {t.kind for t in self._file.tensors.values()} - set(EXACT) - set(PLAIN)
         if kinds:
             names = ", ".join(sorted(kind.name for kind in kinds))
             say(f"{path}: weights of type {names} are dequantised at load.")
@@ -90,7 +89,8 @@ class GGUFTensors:
         module, _, part = name.rpartition(".")
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
         here = f"blk.{layer[1]}.{IN_LAYER.get(layer[2])}" if layer else TOP.get(module)
-        stored = self._tensors.get(f"{here}.{part}")
+        self._file.forget()  # the tensor before
+        stored = self._file.tensors.get(f"{here}.{part}")
         if stored is None:
             raise ModelError(
                 f"{self.folder} has no tensor '{here}.{part}'; its metadata promises one."

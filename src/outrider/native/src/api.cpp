@@ -36,15 +36,26 @@ const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, We
                         c.hidden,        c.vocabulary, c.vocabulary};
     const int ins[] = {c.hidden, query, c.hidden, c.inner, c.hidden, c.hidden};
     if (out != outs[kind] || in != ins[kind]) return "a matrix has another shape than its model";
-    to = kind == HEAD        ? &m.head
-         : kind == EMBEDDING ? &m.table
-                             : &m.layers[number].matrices[kind];
+    if (kind < HEAD) {
+        to = &m.layers[number].matrices[kind];
+    } else {
+        auto& own = kind == HEAD ? m.head : m.table;
+        own = std::make_shared<Weight<T>>();  // what was there may be another model's too
+        to = own.get();
+    }
     return nullptr;
+}
+
+// The heads and embeddings of a model, to be compared with.
+template <class T>
+std::vector<std::shared_ptr<Weight<T>>> ends_of(const Weights<T>* m) {
+    if (!m) return {};
+    return {m->head, m->table};
 }
 
 template <class T>
 const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedData& from,
-                          const float* bias, int out, int in) {
+                          const float* bias, int out, int in, const Weights<T>* beside) {
     Weight<T>* weight;
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
     Packed& to = weight->packed;
@@ -54,29 +65,63 @@ const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedDa
     weight->plain = Matrix<T>();
     m.width = std::max(m.width, to.width());
     m.blocks = std::max(m.blocks, to.blocks());
+    if (kind < HEAD) return nullptr;
+    for (const auto& other : ends_of(beside))
+        if (other && other->packed.same(to)) {
+            (kind == HEAD ? m.head : m.table) = other;
+            break;
+        }
     return nullptr;
 }
 
+// Units of a matrix whose outputs come in `parts` that take turns, as where a gate's units and
+// those of what it gates do.
 template <class T>
-const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, const float* bias,
-                       int out, int in) {
+void pack_one(T* to, const T* from, int unit, int parts, int out, int in) {
+    const int rows = out / parts, first = unit / parts * LANES;
+    const std::size_t start = std::size_t(unit % parts) * rows + first;
+    pack_unit(to, from + start * in, in, std::min(LANES, rows - first), in);
+}
+
+// Whether `m`, of one part and without bias, is what packing `from` makes.
+template <class T>
+bool holds(const Matrix<T>& m, const T* from, int out, int in) {
+    if (m.units != padded(out, LANES) / LANES || m.inputs != padded(in, IN_PAD) || m.bias.size())
+        return false;
+    Memory<T> room(m.unit_size());
+    for (int unit = 0; unit < m.units; ++unit) {
+        std::memset(static_cast<void*>(room.data()), 0, room.bytes());
+        pack_one(room.data(), from, unit, 1, out, in);
+        if (std::memcmp(room.data(), m.data.data() + unit * m.unit_size(), room.bytes()))
+            return false;
+    }
+    return true;
+}
+
+template <class T>
+const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, int dtype,
+                       const float* bias, int out, int in, const Weights<T>* beside) {
     Weight<T>* weight;
+    if (dtype != m.c.dtype) return "a matrix has another dtype than its model";
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
+    const T* from = static_cast<const T*>(data);
+    if (kind >= HEAD && !bias)
+        for (const auto& other : ends_of(beside))
+            if (other && holds(other->plain, from, out, in)) {
+                (kind == HEAD ? m.head : m.table) = other;
+                return nullptr;
+            }
     weight->packed = Packed();
     Matrix<T>& to = weight->plain;
-    // A gate's units and those of what it gates take turns.
     const int parts = kind == GATE_UP ? 2 : 1, rows = out / parts;
     to.inputs = padded(in, IN_PAD);
     to.units = padded(rows, LANES) / LANES * parts;
     to.data = Memory<T>(to.units * to.unit_size());
     if (bias) to.bias = Memory<float>(std::size_t(to.units) * LANES);
-    const T* from = static_cast<const T*>(data);
     for (int unit = 0; unit < to.units; ++unit) {
+        pack_one(to.data.data() + unit * to.unit_size(), from, unit, parts, out, in);
         const int first = unit / parts * LANES, part = unit % parts * rows;
-        const int count = rows - first < LANES ? rows - first : LANES;
-        pack_unit(to.data.data() + unit * to.unit_size(), from + std::size_t(part + first) * in,
-                  in, count, in);
-        for (int i = 0; bias && i < count; ++i)
+        for (int i = 0; bias && i < std::min(LANES, rows - first); ++i)
             to.bias.data()[unit * LANES + i] = bias[part + first + i];
     }
     return nullptr;
@@ -103,18 +148,6 @@ const char* set_vector(Weights<T>& m, int number, int kind, const float* data, s
     return nullptr;
 }
 
-template <class T>
-bool complete(const Weights<T>& m) {
-    bool all = !m.head.empty() && m.norm.size();
-    for (const auto& layer : m.layers) {
-        for (const auto& matrix : layer.matrices) all = all && !matrix.empty();
-        all = all && layer.input_norm.size() && layer.mlp_norm.size();
-        all = all && m.cos[layer.table].size() && m.sin[layer.table].size();
-        all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
-    }
-    return all;
-}
-
 // Of a layer's page: keys and values of all heads.
 std::size_t page_elements(const Config& c, int page_size) {
     return std::size_t(2) * c.kv_heads * padded(page_size, BLOCK) * padded(c.head_dim, IN_PAD);
@@ -136,13 +169,22 @@ void move_entries(const Store& store, const std::int32_t* from, const std::int32
     }
 }
 
+// Calls `work` with the weights as what they are, and with those of `beside` if of the same dtype.
+template <class Work>
+const char* with(Model* model, const Model* beside, Work work) {
+    if (beside && beside->c.dtype != model->c.dtype) beside = nullptr;
+    return guarded([&] {
+        if (model->c.dtype == 0)
+            return work(*static_cast<Weights<float>*>(model),
+                        static_cast<const Weights<float>*>(beside));
+        return work(*static_cast<Weights<bf16>*>(model), static_cast<const Weights<bf16>*>(beside));
+    });
+}
+
 // Calls `work` with the weights as what they are.
 template <class Work>
 const char* with(Model* model, Work work) {
-    return guarded([&] {
-        if (model->c.dtype == 0) return work(*static_cast<Weights<float>*>(model));
-        return work(*static_cast<Weights<bf16>*>(model));
-    });
+    return with(model, nullptr, [&](auto& m, const auto*) { return work(m); });
 }
 
 }  // namespace
@@ -150,7 +192,7 @@ const char* with(Model* model, Work work) {
 
 using namespace outrider;
 
-API int outrider_abi() { return 6; }
+API int outrider_abi() { return 7; }
 
 // Nanoseconds that the process has spent in calls of this library that can fail.
 API std::int64_t outrider_spent() { return spent; }
@@ -184,16 +226,33 @@ API void outrider_model_free(Model* model) {
     delete model;
 }
 
-API const char* outrider_matrix(Model* model, int layer, int kind, const void* data,
-                                const float* bias, int out, int in) {
-    return with(model, [&](auto& m) { return set_matrix(m, layer, kind, data, bias, out, in); });
+// `data` [out, in] of `dtype`, which is the model's. A head or embedding that is the same to the bit
+// in `beside` (null: none) is held once, whichever of the two models is freed first.
+API const char* outrider_matrix(Model* model, int layer, int kind, const void* data, int dtype,
+                                const float* bias, int out, int in, const Model* beside) {
+    return with(model, beside, [&](auto& m, const auto* other) {
+        return set_matrix(m, layer, kind, data, dtype, bias, out, in, other);
+    });
 }
 
 // `codes` [out, in]; see outrider_matrix.
 API const char* outrider_quantized(Model* model, int layer, int kind, const QuantizedData* data,
-                                   const float* bias, int out, int in) {
-    return with(model,
-                [&](auto& m) { return set_quantized(m, layer, kind, *data, bias, out, in); });
+                                   const float* bias, int out, int in, const Model* beside) {
+    return with(model, beside, [&](auto& m, const auto* other) {
+        return set_quantized(m, layer, kind, *data, bias, out, in, other);
+    });
+}
+
+// Bytes of head and packed embedding that `beside` holds too.
+API std::int64_t outrider_shared(Model* model, const Model* beside) {
+    std::int64_t bytes = 0;
+    with(model, beside, [&](auto& m, const auto* other) -> const char* {
+        for (const auto& mine : {m.head, m.table})
+            for (const auto& theirs : ends_of(other))
+                if (mine && mine == theirs) bytes += mine->bytes();
+        return nullptr;
+    });
+    return bytes;
 }
 
 API const char* outrider_vector(Model* model, int number, int kind, const float* data,
@@ -211,10 +270,8 @@ API const char* outrider_layer(Model* model, int layer, int window, int table) {
     });
 }
 
-API const char* outrider_check(Model* model) {
-    return with(model, [](auto& m) -> const char* {
-        return complete(m) ? nullptr : "the model's weights are not complete";
-    });
+API const char* outrider_check(const Model* model) {
+    return guarded([&]() -> const char* { return complete(*model) ? nullptr : INCOMPLETE; });
 }
 
 // Bytes that a page of `page_size` positions takes.
@@ -278,13 +335,16 @@ API const char* outrider_move(Store* store, const std::int32_t* from, const std:
 
 // `words` are segments one after the other, each [tokens, nodes, start, pages, logits] and then
 // the token ids, the nodes' ids, their parents and the page table. `logits` has room for
-// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, hidden].
+// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width].
 API const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
                                  std::int64_t count, const std::int32_t* layers, int num_layers,
                                  const std::int32_t* hidden, int num_hidden, float* logits,
-                                 int num_logits, float* hidden_out, int num_rows) {
+                                 int num_logits, int vocabulary, float* hidden_out, int num_rows,
+                                 int width) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
+        if (vocabulary != model->c.vocabulary || width != model->c.hidden)
+            return "the room for results has another shape than its model";
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         if (rows.num_logits != num_logits || int(rows.rows.size()) != num_rows)
@@ -293,6 +353,7 @@ API const char* outrider_forward(const Model* model, Store* store, const std::in
             if (layers[i] < 0 || layers[i] >= model->c.layers) return "there is no such layer";
         for (int i = 0; i < num_hidden; ++i)
             if (hidden[i] < -1 || hidden[i] >= model->c.layers) return "there is no such layer";
+        if (!ready(*model, layers, num_layers)) return INCOMPLETE;
         forward(*model, *store, rows,
                 Wanted{layers, num_layers, hidden, num_hidden, logits, hidden_out});
         return nullptr;

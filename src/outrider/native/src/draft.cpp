@@ -1,6 +1,5 @@
 // Laws and draws in the forward's own call: a target's step, or all steps of a drafter.
 #include <cmath>
-#include <numeric>
 
 #include "guard.hpp"
 #include "model.hpp"
@@ -11,8 +10,7 @@ namespace {
 
 // Runs all layers; returns the logits [num_logits, vocabulary] of the rows that want them.
 float* run(const Model& model, Store& store, const Rows& rows) {
-    std::vector<std::int32_t> layers(model.c.layers);
-    std::iota(layers.begin(), layers.end(), 0);
+    const auto layers = all_layers(model);
     float* logits = store.logits.reserve(std::size_t(rows.num_logits) * model.c.vocabulary);
     forward(model, store, rows,
             Wanted{layers.data(), int(layers.size()), nullptr, 0, logits, nullptr});
@@ -44,6 +42,7 @@ struct Decision {
 
 const char* decide_all(const Model& model, Store& store, const Rows& rows, const Law* const* laws,
                        int num_laws, std::int32_t* tokens, float* scores) {
+    if (!complete(model)) return INCOMPLETE;
     if (int(rows.scored.size()) != num_laws) return "there are not as many laws as wanted";
     std::vector<Decision> all;
     for (int s = 0; s < num_laws; ++s) {
@@ -79,6 +78,7 @@ struct Drafting {
 };
 
 const char* draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all) {
+    if (!complete(model)) return INCOMPLETE;
     const int own = model.c.vocabulary;
     std::vector<Drafting*> drawing;
     for (Drafting& d : all) drawing.push_back(&d);

@@ -295,7 +295,7 @@ struct Forward : Work {
             }
         });
         if (scored.empty()) return;
-        norm_multiply(team, m.norm.data(), m.head, int(scored.size()),
+        norm_multiply(team, m.norm.data(), *m.head, int(scored.size()),
                       [&](int r) { return scored[r]; },
                       {.kind = End::put, .y = logits, .stride = std::size_t(c.vocabulary),
                        .columns = c.vocabulary, .scale = 1.0f / c.logits_scale});
@@ -348,7 +348,26 @@ void forward_as(const Weights<T>& m, Store& store, const Rows& rows, const Wante
     mark(store, rows, m.scratch.bad, wanted, m.c.vocabulary, reach_of(m));
 }
 
+template <class T>
+bool ready_as(const Weights<T>& m, const std::int32_t* layers, int count) {
+    bool all = m.head && !m.head->empty() && m.norm.size();
+    for (int i = 0; i < count; ++i) {
+        const Layer<T>& layer = m.layers[layers[i]];
+        for (const auto& matrix : layer.matrices) all = all && !matrix.empty();
+        all = all && layer.input_norm.size() && layer.mlp_norm.size();
+        all = all && m.cos[layer.table].size() && m.sin[layer.table].size();
+        all = all && (layer.q_norm.size() > 0) == (layer.k_norm.size() > 0);
+    }
+    return all;
+}
+
 }  // namespace
+
+bool ready(const Model& model, const std::int32_t* layers, int count) {
+    if (model.c.dtype == 0)
+        return ready_as(static_cast<const Weights<float>&>(model), layers, count);
+    return ready_as(static_cast<const Weights<bf16>&>(model), layers, count);
+}
 
 void forward(const Model& model, Store& store, const Rows& rows, const Wanted& wanted) {
     if (model.c.dtype == 0)

@@ -21,15 +21,16 @@ public:
     Memory() = default;
     explicit Memory(std::size_t count) : count_(count) {
         constexpr std::size_t huge = std::size_t(1) << 21;
-        std::size_t bytes = count * sizeof(T);
-        std::size_t border = bytes >= huge ? huge : 64;
-        bytes = (bytes + border - 1) / border * border + border;
-        data_ = static_cast<T*>(std::aligned_alloc(border, bytes));
-        if (!data_) throw std::bad_alloc();
+        const std::size_t bytes = count * sizeof(T);
+        if (!bytes) return;
+        void* made = nullptr;
+        if (posix_memalign(&made, bytes >= huge ? huge : 64, bytes)) throw std::bad_alloc();
+        data_ = static_cast<T*>(made);
 #if defined(__linux__)
-        if (border == huge) madvise(data_, bytes, MADV_HUGEPAGE);
+        // Whole pages only: the rest of one more for every matrix would add up.
+        if (bytes >= huge) madvise(made, bytes / huge * huge, MADV_HUGEPAGE);
 #endif
-        std::memset(static_cast<void*>(data_), 0, bytes);
+        std::memset(made, 0, bytes);
     }
     Memory(Memory&& other) noexcept { *this = std::move(other); }
     Memory& operator=(Memory&& other) noexcept {
@@ -45,6 +46,11 @@ public:
     T* reserve(std::size_t count) {
         if (count > count_) *this = Memory(count + count / 2);
         return data_;
+    }
+
+    std::size_t bytes() const { return count_ * sizeof(T); }
+    bool same(const Memory& other) const {
+        return count_ == other.count_ && (!count_ || !std::memcmp(data_, other.data_, bytes()));
     }
 
 private:

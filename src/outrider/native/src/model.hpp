@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "cache.hpp"
@@ -30,6 +32,7 @@ struct Weight {
 
     bool empty() const { return plain.empty() && packed.empty(); }
     int units() const { return plain.units + packed.units; }
+    std::size_t bytes() const { return plain.bytes() + packed.bytes(); }
 };
 
 template <class T>
@@ -64,7 +67,8 @@ struct Weights : Model {
     using Model::Model;
     const T* embedding = nullptr;  // [vocabulary, hidden], its owner's; null: see rows()
     std::vector<Layer<T>> layers;
-    Weight<T> head, table;  // `table`: a packed embedding that is not the head
+    // Other models may hold the same. `table`: a packed embedding that is not the head, or null.
+    std::shared_ptr<Weight<T>> head, table;
     int width = 0, blocks = 0;  // of a row of digits, at most
     Memory<float> norm;
     Memory<float> cos[TABLES], sin[TABLES];  // [max_length, head_dim / 2]
@@ -72,7 +76,7 @@ struct Weights : Model {
 
     int head_pad() const { return padded(c.head_dim, IN_PAD); }
     // Where tokens are looked up, if not in `embedding`.
-    const Weight<T>& rows() const { return table.empty() ? head : table; }
+    const Weight<T>& rows() const { return table ? *table : *head; }
 };
 
 // Keys and values: [layer][page], see cache.hpp.
@@ -128,6 +132,21 @@ struct Wanted {
 // Reads `words` (see api.cpp) into rows; returns what is wrong with them, or null.
 const char* read_rows(const Model& model, const Store& store, const std::int32_t* words,
                       std::int64_t count, Rows& rows);
+
+constexpr const char* INCOMPLETE = "the model's weights are not complete";
+
+inline std::vector<std::int32_t> all_layers(const Model& model) {
+    std::vector<std::int32_t> all(model.c.layers);
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+}
+
+// Whether a forward through these layers has all its weights.
+bool ready(const Model& model, const std::int32_t* layers, int count);
+inline bool complete(const Model& model) {
+    const auto all = all_layers(model);
+    return ready(model, all.data(), int(all.size()));
+}
 
 void forward(const Model& model, Store& store, const Rows& rows, const Wanted& wanted);
 

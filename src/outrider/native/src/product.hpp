@@ -28,6 +28,7 @@ struct Matrix {
 
     std::size_t unit_size() const { return std::size_t(inputs) * LANES; }
     bool empty() const { return units == 0; }
+    std::size_t bytes() const { return data.bytes() + bias.bytes(); }
 };
 
 // One unit of outputs from `count` <= 16 rows of [., in], `stride` apart.

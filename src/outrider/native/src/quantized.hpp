@@ -29,6 +29,14 @@ struct Packed {
     int block = 0, split = 0;  // padded inputs of a block (32, 64 or 128), blocks of a group
 
     bool empty() const { return units == 0; }
+    std::size_t bytes() const {
+        return codes.bytes() + scales.bytes() + zeros.bytes() + bias.bytes();
+    }
+    bool same(const Packed& other) const {
+        return bits == other.bits && in == other.in && group == other.group &&
+               factor == other.factor && codes.same(other.codes) && scales.same(other.scales) &&
+               zeros.same(other.zeros) && bias.same(other.bias);
+    }
     int blocks() const { return groups * split; }
     int width() const { return blocks() * block; }
     std::size_t unit_size() const { return std::size_t(width()) * LANES * bits / 8; }

@@ -50,12 +50,12 @@ API const char* outrider_law_count(Law* law, const std::int32_t* ids, int count)
     });
 }
 
-// Makes laws of `rows` rows of logits, in place. `paths` are the rows' paths, each its length and
+// Makes laws of `rows` rows of `width` logits, in place. `paths` are the rows' paths, each its length and
 // then its ids.
-API const char* outrider_law_apply(const Law* law, float* z, int rows, int output,
+API const char* outrider_law_apply(const Law* law, float* z, int rows, int width, int output,
                                    const std::int32_t* paths, std::int64_t count, int late_only) {
     return guarded([&]() -> const char* {
-        const int width = law->o.vocabulary;
+        if (width != law->o.vocabulary) return "a row is not as long as the vocabulary";
         std::vector<Path> found;
         for (std::int64_t at = 0; at < count;) {
             const int length = paths[at++];
@@ -90,14 +90,15 @@ API const char* outrider_draw(const float* z, int rows, std::int64_t stride, int
     });
 }
 
-// Of `count` rows of z: see Logprobs; `ids` and `values` are [count, likeliest].
-API const char* outrider_logprobs(const float* z, int count, int vocabulary,
+// Of `count` among the `num_rows` rows of z: see Logprobs; `ids` and `values` are [count, likeliest].
+API const char* outrider_logprobs(const float* z, int num_rows, int count, int vocabulary,
                                   const std::int32_t* rows, const std::int32_t* tokens,
                                   int likeliest, float* own, std::int32_t* ranks,
                                   std::int32_t* ids, float* values) {
     return guarded([&]() -> const char* {
         if (likeliest < 0 || likeliest > vocabulary) return "more ids are wanted than there are";
         if (!all_below(tokens, count, vocabulary)) return "a token id is past the vocabulary";
+        if (!all_below(rows, count, num_rows)) return "there is no such row";
         each_row(count, vocabulary, [&](int r) {
             const std::size_t at = std::size_t(r) * likeliest;
             const Logprobs found = logprobs(z + std::size_t(rows[r]) * vocabulary, vocabulary,

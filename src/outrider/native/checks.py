@@ -1,0 +1,37 @@
+"""What is looked at before a pointer goes to C."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import ModelError
+
+
+def at(numbers: array[int] | array[float]) -> int:
+    """Where an array lies; NumPy's own way to say so takes longer than some calls."""
+    return numbers.buffer_info()[0]
+
+
+def expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
+    """Refuse what is not a whole CPU tensor of that shape and dtype."""
+    fits = tuple(tensor.shape) == shape and tensor.is_contiguous() and tensor.device.type == "cpu"
+    if not fits or tensor.dtype != dtype:
+        raise ModelError(f"the native step cannot read a tensor of {list(tensor.shape)}.")
+
+
+def same_length(first: Sequence[object], second: Sequence[object]) -> None:
+    """Refuse lists of which one is longer."""
+    if len(first) != len(second):
+        raise ModelError(f"lists of {len(first)} and {len(second)} do not belong together.")
+
+
+def wide_bias(bias: torch.Tensor | None, out: int) -> torch.Tensor | None:
+    """A bias [out] in fp32."""
+    if bias is None:
+        return None
+    wide = bias.float().contiguous()
+    expect(wide, (out,), torch.float32)
+    return wide
