@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from outrider.bench.peers import known, measure, pairs, setup
 from outrider.bench.peers.known import OWN, Peer
+from outrider.bench.peers.markdown import markdown
 from outrider.bench.peers.measure import Bench, Options, first_difference
 from outrider.bench.peers.pairs import Pair, Recipe
 from outrider.bench.peers.report import report
@@ -128,6 +129,17 @@ def test_each_side_runs_at_its_best_and_ratios_are_exact(
     assert len(found["search"]) == 2 * ((1 + 1) + (4 + 1) + (4 + 1))
     assert found["skipped"] == []
     json.dumps(found)
+
+
+def test_a_report_in_markdown(fake: Callable[..., Peer], pair: Pair) -> None:
+    bench = Bench(pair, [fake(OWN, speed=30.0), fake("other", speed=20.0)], OPTIONS)
+    bench.run(lambda _: None)
+    lines = list(markdown(json.loads(json.dumps(report([bench])))))
+    assert lines[0].startswith("made-up · 9 tokens, T = 0")
+    assert "| float32 | decode | 1.50 [1.50 1.50] other | 1.50 [1.50 1.50] other |" in lines
+    own = "| float32 | decode | outrider | plain |  | 60 [60 60] | 72% | 500 | 0 | 32.00 | yes |"
+    assert own in lines
+    assert all(line.count("|") in (0, 5, 12) for line in lines)
 
 
 def test_the_bar_is_the_fastest_peer(fake: Callable[..., Peer], pair: Pair) -> None:
