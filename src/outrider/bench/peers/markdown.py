@@ -1,4 +1,4 @@
-"""Reports of ``outrider bench peers`` as Markdown: ``python -m outrider.bench.peers.markdown FILE...``.
+"""``outrider bench peers`` as Markdown: ``python -m outrider.bench.peers.markdown REPORT.json``.
 
 Two tables a pair: ours / theirs against the fastest peer of each dtype and load, and every run.
 """
