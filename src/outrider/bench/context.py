@@ -33,7 +33,7 @@ from ..llm import LLM
 from ..models.families import read_config, read_shape
 from ..text.template import TextCodec
 from ..types import Counts, SamplingParams
-from .intervals import median_interval
+from .intervals import median_interval, shown
 from .offline import PLAIN, available_cores
 from .peers.pairs import Pair, find_pair
 from .record import run
@@ -224,10 +224,6 @@ def measure(args: Any) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """Print the tables, in Markdown."""
-
-    def within(bounds: tuple[float, float] | None) -> str:
-        return "" if bounds is None else f" [{bounds[0]:.2f} {bounds[1]:.2f}]"
-
     print("| context | drafter | window | tokens/s | speedup | length | TTFT ms | to plain's |")
     print("|---|---|---|---|---|---|---|---|")
     for r in report["runs"]:
@@ -236,9 +232,9 @@ def show(report: dict[str, Any]) -> None:
             print(f"{line} 1 | | {r['ttft_ms']:.0f} | 1 |")
             continue
         print(
-            f"{line} {r['speedup']:.2f}{within(r['speedup_interval'])} | "
+            f"{line} {r['speedup']:.2f} {shown(r['speedup_interval'], '.2f')} | "
             f"{r['acceptance_length'] or 1:.2f} | {r['ttft_ms']:.0f} | "
-            f"{r['ttft_ratio']:.2f}{within(r['ttft_ratio_interval'])} |"
+            f"{r['ttft_ratio']:.2f} {shown(r['ttft_ratio_interval'], '.2f')} |"
         )
     found = report["attention"]
     if found is None:

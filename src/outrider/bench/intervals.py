@@ -37,3 +37,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """A confidence interval of the values' median, in their unit: see ``ranks``; None for few."""
     ordered, (j, _) = sorted(values), ranks(len(values))
     return (ordered[j - 1], ordered[-j]) if j else None
+
+
+def shown(bounds: Sequence[float] | None, form: str) -> str:
+    """An interval in figures, nothing where there is none."""
+    return "" if bounds is None else f"[{bounds[0]:{form}} {bounds[1]:{form}}]"

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..bench.intervals import shown
 from ..errors import OutriderError
 from .common import (
     DrafterQuantization,
@@ -72,11 +73,6 @@ def chosen(which: str) -> Workload:
     return Workload.of_prompts(CODE, pocket.prompts()) if which == CODE else load_workload(which)
 
 
-def interval(bounds: Sequence[float] | None, form: str) -> str:
-    """An interval in figures, nothing where there is none."""
-    return "" if bounds is None else f"[{bounds[0]:{form}} {bounds[1]:{form}}]"
-
-
 def measure(bench: Engines) -> dict[Cell, Runs]:
     """Run everything, with a bar on stderr when that is a terminal."""
     console = Console(stderr=True)
@@ -131,9 +127,9 @@ def table(report: dict[str, Any], width: int) -> Table:
             escape(run["drafter"]),
             str(run["num_speculative_tokens"]),
             f"{run['tokens_per_second']:.1f}",
-            escape(interval(run["tokens_per_second_interval"], ".0f")),
+            escape(shown(run["tokens_per_second_interval"], ".0f")),
             f"{run['speedup']:.2f}x",
-            escape(interval(run["speedup_interval"], ".2f")) if run["drafter"] != PLAIN else "",
+            escape(shown(run["speedup_interval"], ".2f")) if run["drafter"] != PLAIN else "",
             f"{run['end_to_end_tokens_per_second']:.1f}",
             f"{run['acceptance_rate']:.2f}" if drafted else "",
             f"{run['acceptance_length']:.2f}" if drafted else "",

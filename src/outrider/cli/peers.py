@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..bench.intervals import shown
 from ..errors import OutriderError
-from .bench import LEAST_ROUNDS, NARROWEST, check_target, interval
+from .bench import LEAST_ROUNDS, NARROWEST, check_target
 from .common import write
 
 DEFINITIONS = (
@@ -75,7 +76,7 @@ def table(report: dict[str, Any], pair: dict[str, Any]) -> Table:
             str(run["num_speculative_tokens"] or ""),
             str(run["threads"]),
             f"{run['tokens_per_second']:.1f}",
-            escape(interval(run["tokens_per_second_interval"], ".0f")),
+            escape(shown(run["tokens_per_second_interval"], ".0f")),
             "" if run["memory_share"] is None else f"{run['memory_share']:.0%}",
             f"{run['end_to_end_tokens_per_second']:.1f}",
             f"{run['ttft_ms']:.0f}",
@@ -104,7 +105,7 @@ def ratios(pair: dict[str, Any]) -> Table:
             found, bar = entry[name], hardest[entry["dtype"], entry["load"]][name]
             star = "*" if bar and bar["peer"] == entry["peer"] else ""
             cells += [f"{found['ratio']:.2f}{star}" if found else ""]
-            cells += [escape(interval(found["interval"], ".2f")) if found else ""]
+            cells += [escape(shown(found["interval"], ".2f")) if found else ""]
         best = entry["best"]
         which = f"{best['ours']} / {best['theirs']}" if best else ""
         made.add_row(entry["dtype"], entry["load"], entry["peer"], *cells, which)

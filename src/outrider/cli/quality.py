@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
-from .bench import check_target, interval
+from ..bench.intervals import shown
+from .bench import check_target
 from .common import Dtype, model_folder, status, write
 
 DEFINITIONS = (
@@ -43,11 +44,11 @@ def table(report: dict[str, Any]) -> Table:
             f"{run['bits_per_weight']:.3f}",
             f"{run['perplexity']:.4f}",
             f"{run['perplexity_loss']:.2%}",
-            escape(interval(lost, ".2f")),
+            escape(shown(lost, ".2f")),
             f"{run['agreement']:.2%}",
-            escape(interval([100 * bound for bound in run["agreement_interval"]], ".2f")),
+            escape(shown([100 * bound for bound in run["agreement_interval"]], ".2f")),
             f"{run['divergence']:.5f}",
-            escape(interval(run["divergence_interval"], ".5f")),
+            escape(shown(run["divergence_interval"], ".5f")),
         )
     return made
 

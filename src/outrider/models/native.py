@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 from transformers import PretrainedConfig
 
 from ..config import Recipe
@@ -24,7 +23,7 @@ from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
 from .transformer import choose_dtype
-from .weights import SLOW_TO_QUANTISE, Loader, Mlp, open_source
+from .weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
 
 LARGEST_HEAD = 256
 SLOW_TO_LOAD = 1 << 30
@@ -152,10 +151,7 @@ class NativeTransformer:
             for name, table in zip(("cos", "sin"), rope.halves(), strict=True):
                 library.set_vector(self.handle, number, name, table)
         slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
-        quiet = a.num_layers * a.hidden_size * a.intermediate_size < slow
-        for index in tqdm(
-            range(a.num_layers), "Packing weights", disable=quiet or None, leave=False
-        ):
+        for index in layer_numbers(a, "Packing weights", slow):
             self._load_layer(loader, index, kinds.index(a.kinds[index]))
         library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
         library.check(self.handle)

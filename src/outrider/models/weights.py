@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -392,6 +393,13 @@ class Loader:
         return self._ready(self.matrix(name, a.vocab_size, a.hidden_size, self._head_recipe))
 
 
+def layer_numbers(architecture: Architecture, doing: str, slow: float) -> Iterable[int]:
+    """0 and up, under a bar if matrices have ``slow`` elements or more and stderr is a terminal."""
+    a = architecture
+    quick = a.num_layers * a.hidden_size * a.intermediate_size < slow
+    return tqdm(range(a.num_layers), doing, disable=quick or None, leave=False)
+
+
 def load_weights(
     folder: Path,
     architecture: Architecture,
@@ -408,11 +416,8 @@ def load_weights(
     """
     source = open_source(folder, architecture)
     loader = Loader(source, architecture, dtype, device, recipe=recipe)
-    count = architecture.num_layers
-    size = count * architecture.hidden_size * architecture.intermediate_size
-    quiet = recipe is None or size < SLOW_TO_QUANTISE
-    numbers = tqdm(range(count), "Quantising weights", disable=quiet or None, leave=False)
-    layers = tuple(loader.layer(i) for i in numbers)
+    slow = math.inf if recipe is None else SLOW_TO_QUANTISE
+    layers = tuple(map(loader.layer, layer_numbers(architecture, "Quantising weights", slow)))
     embedding = loader.embedding()
     table = plain(embedding, dtype).to(device)
     return Weights(table, layers, loader.norm("model.norm"), loader.head(embedding))

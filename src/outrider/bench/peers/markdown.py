@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..intervals import shown
 from .report import heading, label
 
 RATIOS = ("dtype", "load", "plain", "best mode")
@@ -31,18 +32,14 @@ def bar(found: dict[str, Any] | None) -> str:
     """Ours / theirs, its interval, and who the fastest peer is."""
     if found is None:
         return ""
-    text = f"{found['ratio']:.2f}"
-    if found["interval"]:
-        text += " [{:.2f} {:.2f}]".format(*found["interval"])
-    return f"{text} {found['peer']}"
+    parts = (f"{found['ratio']:.2f}", shown(found["interval"], ".2f"), found["peer"])
+    return " ".join(filter(None, parts))
 
 
 def speed(run: dict[str, Any]) -> str:
     """Tokens a second, with their interval."""
-    text = f"{run['tokens_per_second']:,.0f}"
-    if run["tokens_per_second_interval"]:
-        text += " [{:,.0f} {:,.0f}]".format(*run["tokens_per_second_interval"])
-    return text
+    bounds = shown(run["tokens_per_second_interval"], ",.0f")
+    return f"{run['tokens_per_second']:,.0f} {bounds}".rstrip()
 
 
 def cells(run: dict[str, Any]) -> Iterator[str]:

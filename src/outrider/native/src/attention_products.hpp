@@ -180,50 +180,49 @@ struct Products<bf16> {
     static void weigh(Bench<bf16>& b, int first, int last, const Chunk<bf16>& chunk, int width,
                       Ask& ask, int share) {
         configure(b, last - first);
+        int d = 0;
+        for (; d + 4 * LANES <= width; d += 4 * LANES)
+            weigh_units<4>(b, first, chunk, width, d, ask, share);
+        for (; d < width; d += 2 * LANES)  // a head's width is a multiple of 32
+            weigh_units<2>(b, first, chunk, width, d, ask, share);
+        asm volatile("" ::"r"(&b) : "memory");
+    }
+
+private:
+    // N units of 16 of the sums, from element `d` on.
+    template <int N, class Ask>
+    static void weigh_units(Bench<bf16>& b, int first, const Chunk<bf16>& chunk, int width, int d,
+                            Ask& ask, int share) {
         constexpr std::size_t stride = MAX_HEAD_DIM * sizeof(float);
         const std::size_t line = std::size_t(width) * 2 * sizeof(bf16);
-        int d = 0;
-        for (; d + 4 * LANES <= width; d += 4 * LANES) {
-            float* sums = b.sums[first] + d;
-            _tile_loadd(0, sums, stride);
-            _tile_loadd(1, sums + LANES, stride);
+        float* sums = b.sums[first] + d;
+        _tile_loadd(0, sums, stride);
+        _tile_loadd(1, sums + LANES, stride);
+        if constexpr (N > 2) {
             _tile_loadd(2, sums + 2 * LANES, stride);
             _tile_loadd(3, sums + 3 * LANES, stride);
-            for (int i = chunk.from; i < chunk.to; ++i) {
-                const bf16* values = chunk.values[i] + 2 * d;
-                ask(share * 4 * LANES / width);
-                _tile_loadd(6, b.law[first] + i * BLOCK, CHUNK * sizeof(bf16));
-                _tile_loadd(7, values, line);
-                _tile_dpbf16ps(0, 6, 7);
-                _tile_loadd(7, values + 2 * LANES, line);
-                _tile_dpbf16ps(1, 6, 7);
+        }
+        for (int i = chunk.from; i < chunk.to; ++i) {
+            const bf16* values = chunk.values[i] + 2 * d;
+            ask(share * N * LANES / width);
+            _tile_loadd(6, b.law[first] + i * BLOCK, CHUNK * sizeof(bf16));
+            _tile_loadd(7, values, line);
+            _tile_dpbf16ps(0, 6, 7);
+            _tile_loadd(7, values + 2 * LANES, line);
+            _tile_dpbf16ps(1, 6, 7);
+            if constexpr (N > 2) {
                 _tile_loadd(7, values + 4 * LANES, line);
                 _tile_dpbf16ps(2, 6, 7);
                 _tile_loadd(7, values + 6 * LANES, line);
                 _tile_dpbf16ps(3, 6, 7);
             }
-            _tile_stored(0, sums, stride);
-            _tile_stored(1, sums + LANES, stride);
+        }
+        _tile_stored(0, sums, stride);
+        _tile_stored(1, sums + LANES, stride);
+        if constexpr (N > 2) {
             _tile_stored(2, sums + 2 * LANES, stride);
             _tile_stored(3, sums + 3 * LANES, stride);
         }
-        for (; d < width; d += 2 * LANES) {  // a head's width is a multiple of 32
-            float* sums = b.sums[first] + d;
-            _tile_loadd(0, sums, stride);
-            _tile_loadd(1, sums + LANES, stride);
-            for (int i = chunk.from; i < chunk.to; ++i) {
-                const bf16* values = chunk.values[i] + 2 * d;
-                ask(share * 2 * LANES / width);
-                _tile_loadd(6, b.law[first] + i * BLOCK, CHUNK * sizeof(bf16));
-                _tile_loadd(7, values, line);
-                _tile_dpbf16ps(0, 6, 7);
-                _tile_loadd(7, values + 2 * LANES, line);
-                _tile_dpbf16ps(1, 6, 7);
-            }
-            _tile_stored(0, sums, stride);
-            _tile_stored(1, sums + LANES, stride);
-        }
-        asm volatile("" ::"r"(&b) : "memory");
     }
 };
 
