@@ -35,7 +35,7 @@ def llm(tiny_llama: Path, tiny_drafter: Path) -> LLM:
 @pytest.fixture(scope="module")
 def twins(tiny_llama: Path) -> LLM:
     """The target drafts for itself, so every draft is accepted."""
-    return LLM(tiny_llama, drafter=tiny_llama, max_num_seqs=1)
+    return LLM(tiny_llama, drafter=tiny_llama, drafter_quantization="none", max_num_seqs=1)
 
 
 @pytest.fixture(scope="module")

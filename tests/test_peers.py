@@ -195,6 +195,16 @@ def test_a_dtype_that_a_peer_lacks_is_skipped(fake: Callable[..., Peer], pair: P
     }  # fmt: skip
 
 
+def test_a_drafter_of_8_bits_beside_a_target_of_more(fake: Callable[..., Peer], pair: Pair) -> None:
+    """Whoever has weights of 8 bits may draft with them; the target stays as it is."""
+    few = tuple(replace(fake(n), dtypes=("float32", "int8")) for n in (OWN, "few"))
+    options = replace(OPTIONS, dtypes=("float32", "int8"))
+    found = measured(pair, options, *few, fake("no-8-bits"))
+    modes = {(s["peer"], s["dtype"], s["mode"]) for s in found["search"]}
+    assert {peer for peer, _, mode in modes if mode == "draft int8"} == {OWN, "few"}
+    assert {dtype for _, dtype, mode in modes if mode == "draft int8"} == {"float32"}
+
+
 def test_batches_and_prefill(fake: Callable[..., Peer], pair: Pair) -> None:
     options = replace(OPTIONS, concurrency=(1, 3), prefill=12)
     alone = replace(fake("alone"), batches=False)

@@ -309,11 +309,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.equality
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("target", "drafter"), [("int8", None), ("int4", None), ("int4-g64-zp", "int4"), (None, "int8")]
+    ("target", "drafter"),
+    [("int8", "none"), ("int4", "auto"), ("int4-g64-zp", "int4"), (None, "auto")],
 )
-def test_drafts_change_no_token(
-    target: str | None, drafter: str | None, dtype: str, pair: Path
-) -> None:
+def test_drafts_change_no_token(target: str | None, drafter: str, dtype: str, pair: Path) -> None:
     """Of a quantised target, with a drafter quantised or not, and of a plain one, the reverse."""
     options: dict[str, Any] = {"dtype": dtype, "quantization": target, "max_model_len": 128}
     prompts = [[5, 9, 5, 9, 5, 9, 5], [17, 40, 3, 22], list(range(60, 100))]

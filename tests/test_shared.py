@@ -16,6 +16,7 @@ from exactness import VOCABULARY, make_engine, planted_pair
 from safetensors.torch import load_file, save_file
 
 from outrider.config import Recipe
+from outrider.models.export import export
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
@@ -142,8 +143,22 @@ def test_either_may_go_first(pair: Path, text: str | None) -> None:
 
 
 def test_an_engine_shares(pair: Path) -> None:
-    model = make_engine(pair, "model", dtype="bfloat16").drafter.model  # type: ignore[attr-defined]
-    assert model.shared_bytes == EMBEDDING + PACKED
+    engine = make_engine(pair, "model", dtype="bfloat16", drafter_quantization="none")
+    assert engine.drafter.model.shared_bytes == EMBEDDING + PACKED  # type: ignore[attr-defined]
+
+
+def test_a_drafter_is_of_8_bits_unless_told_otherwise(pair: Path) -> None:
+    def drafting(**options: str) -> torch.Tensor:
+        drafter = make_engine(pair, "model", dtype="bfloat16", **options).drafter
+        return logits(drafter.model)  # type: ignore[attr-defined]
+
+    whole, coarse = (logits(opened(pair / "drafter", None, text)) for text in (None, "int8"))
+    assert not torch.equal(whole, coarse)
+    assert torch.equal(drafting(), coarse)
+    assert torch.equal(drafting(drafter_quantization="none"), whole)
+    export(pair / "drafter", pair / "few", Recipe.parse("int4"))
+    few = load_model(pair / "few", "bfloat16", CPU, 64, "auto")
+    assert torch.equal(logits(few), logits(opened(pair / "few")))  # type: ignore[arg-type]
 
 
 PEAK = """

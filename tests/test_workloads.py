@@ -177,7 +177,7 @@ def report(replay: dict[str, str] | None = None) -> dict[str, Any]:
     machine = {
         "dtype": "float32",
         "quantization": None,
-        "drafter_quantization": None,
+        "drafter_quantization": "auto",
         "drafter_window": 7,
         "preset": None,
         "cpu": "a processor",

@@ -117,6 +117,10 @@ class Recipe:
         return f"int{self.bits}{'' if usual else group}{'-zp' if self.zeros else ''}"
 
 
+NO_RECIPES = ("none", "auto")
+"""What a drafter's quantization may be besides a recipe's text."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Limits and budgets of one engine.
@@ -127,7 +131,9 @@ class EngineConfig:
             (through torch, slower).
         quantization: makes the target's weights few-bit at load, see ``Recipe.parse``; None leaves
             them as the checkpoint has them.
-        drafter_quantization: the same for the drafter's, where it has weights.
+        drafter_quantization: the same for the drafter's, where it has weights; "auto" makes them
+            int8 where the native step runs the drafter and its checkpoint is not quantised, which
+            no output depends on; "none" leaves them.
         max_model_len: longest prompt plus output, in tokens; None takes the target's context.
         max_num_seqs: sequences decoded together at most.
         max_num_batched_tokens: committed rows of one step at most: the prefill chunk.
@@ -151,7 +157,7 @@ class EngineConfig:
 
     dtype: str = "auto"
     quantization: str | None = None
-    drafter_quantization: str | None = None
+    drafter_quantization: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
@@ -202,9 +208,10 @@ class EngineConfig:
         ):
             raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to 2^64 - 1.")
         parse_memory(self.memory)
-        for recipe in (self.quantization, self.drafter_quantization):
-            if recipe is not None:
-                Recipe.parse(recipe)
+        if self.quantization is not None:
+            Recipe.parse(self.quantization)
+        if self.drafter_quantization not in NO_RECIPES:
+            Recipe.parse(self.drafter_quantization)
 
     def window_of(self, drafter: str) -> int | None:
         """How many of the last tokens a drafter of that name looks at; None: not limited here."""

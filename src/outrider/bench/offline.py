@@ -59,7 +59,7 @@ class Options:
     batch_sizes: tuple[int, ...] = (1,)
     rounds: int = 7
     quantization: str | None = None
-    drafter_quantization: str | None = None
+    drafter_quantization: str = "auto"
     drafter_window: int | None = None
     preset: str | None = None
 

@@ -156,7 +156,7 @@ def heading(report: dict[str, Any]) -> list[str]:
         ("", "quantization"), ("drafter ", "drafter_quantization"),
         ("drafter's window ", "drafter_window"), ("preset ", "preset"),
     ):  # fmt: skip
-        weights += f", {what}{machine[name]}" if machine[name] else ""
+        weights += f", {what}{machine[name]}" if machine[name] not in (None, "auto") else ""
     where = f"{weights} · {machine['cpu']}, {machine['cores']} cores"
     lines = [f"{run['target']} · workload {workload} · {where}"]
     return [*lines, f"replay: {run['replay']['what']}"] if run["replay"] else lines

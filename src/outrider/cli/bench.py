@@ -230,7 +230,7 @@ def bench(
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
     dtype: Dtype = "auto",
     quantization: Quantization = None,
-    drafter_quantization: DrafterQuantization = None,
+    drafter_quantization: DrafterQuantization = "auto",
     drafter_window: DrafterWindow = None,
     preset: Preset = None,
     rounds: Annotated[

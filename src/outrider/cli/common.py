@@ -62,11 +62,12 @@ Quantization = Annotated[
     ),
 ]
 DrafterQuantization = Annotated[
-    str | None,
+    str,
     typer.Option(
         "--drafter-quantization",
         metavar="RECIPE",
-        help="The same for the drafter's weights, which stay as they are unless given.",
+        help="The same for the drafter's weights; auto is int8 where the native step runs it, "
+        "none leaves them as they are.",
     ),
 ]
 DrafterWindow = Annotated[

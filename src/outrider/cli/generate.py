@@ -276,7 +276,7 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
     dtype: Dtype = "auto",
     quantization: Quantization = None,
-    drafter_quantization: DrafterQuantization = None,
+    drafter_quantization: DrafterQuantization = "auto",
     drafter_window: DrafterWindow = None,
     preset: Preset = None,
     max_model_len: Annotated[

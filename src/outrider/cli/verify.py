@@ -94,7 +94,7 @@ def verify(
     model: Model = None,
     drafter: Drafter = "auto",
     quantization: Quantization = None,
-    drafter_quantization: DrafterQuantization = None,
+    drafter_quantization: DrafterQuantization = "auto",
     drafter_window: DrafterWindow = None,
     preset: Preset = None,
     thorough: Annotated[

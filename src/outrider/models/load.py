@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..config import Recipe
+from ..config import NO_RECIPES, Recipe
 from ..errors import ConfigError, ModelError
 from ..gguf import is_gguf
 from ..native.choice import library
@@ -39,8 +39,8 @@ def load_model(
 
     By the native step where that covers its family and options and was built, else by the torch
     path, else by transformers. Arguments and errors are those of ``Transformer`` and ``Fallback``;
-    ``quantization`` is a recipe's text, and what native models have in common with ``beside`` is
-    held once.
+    ``quantization`` is a recipe's text, or "auto" for int8 by the native step, and what native
+    models have in common with ``beside`` is held once.
 
     Raises:
         ConfigError: ``quantization`` is no recipe, or given for a checkpoint that is quantised.
@@ -48,7 +48,7 @@ def load_model(
     """
     config = read_config(folder)
     architecture = read_architecture(config, folder)
-    recipe = None if quantization is None else Recipe.parse(quantization)
+    recipe = None if quantization in (None, *NO_RECIPES) else Recipe.parse(quantization)
     stored = is_gguf(folder) or getattr(config, "quantization_config", None) is not None
     if recipe and stored:
         raise ConfigError(
@@ -73,6 +73,8 @@ def load_model(
         if step is not None:
             if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
                 logger.warning(HALF, folder)
+            if quantization == "auto" and not stored:
+                recipe = Recipe.parse("int8")
             near = beside if isinstance(beside, NativeTransformer) else None
             return NativeTransformer(step, folder, dtype, max_length, recipe, window, near)
     return Transformer(folder, dtype, device, max_length, recipe, window)

@@ -21,7 +21,7 @@ from .setup import call, home, say
 
 OWN = "outrider"
 DTYPES = ("float32", "bfloat16", "int8", "int4")
-MODES = ("plain", "draft", "ngram")
+MODES = ("plain", "draft", "draft int8", "ngram")
 FOLDER = Path(__file__).parent
 
 
@@ -56,6 +56,11 @@ class Peer:
     batches: bool = True
     threads: bool = True
     weights: str = ""
+
+    def modes(self, dtype: str) -> tuple[str, ...]:
+        """What it is measured in: a drafter of 8 bits beside a target of more, where it has one."""
+        coarse = "int8" in self.dtypes and dtype in ("float32", "bfloat16")
+        return tuple(mode for mode in MODES if coarse or mode != "draft int8")
 
     def variables(self) -> dict[str, str]:
         """Variables of its processes: they see the runners, and Outrider only for its own."""

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import ConfigError, OutriderError
 from ..offline import available_cores
 from .bandwidth import read_bandwidth
-from .known import MODES, OWN, Peer
+from .known import OWN, Peer
 from .pairs import PROMPTS, Pair
 from .session import Answer, PeerError, Pool, Session
 from .setup import home, say
@@ -211,8 +211,8 @@ class Bench:
             if dtype not in peer.dtypes:
                 self._skip(Skipped(peer.name, dtype, None, None, "it has no such weights"))
                 continue
-            for mode in MODES:
-                if mode != "draft" or self.pair.drafter is not None:
+            for mode in peer.modes(dtype):
+                if not mode.startswith("draft") or self.pair.drafter is not None:
                     progress(f"{dtype}: looking for the best settings of {peer.name}, {mode}")
                     self._search(Engine(peer.name, dtype, mode), peer)
         for load in self.options.loads:
@@ -381,12 +381,15 @@ class Bench:
         engine, loads = key
         peer = self.sides[engine.peer]
         target, drafter = self.pair.target, self.pair.drafter
+        mode, _, coarse = engine.mode.partition(" ")
+        drafter_dtype = coarse or engine.dtype
         calls = [prompts for load in loads for prompts in self._batches(load)]
         spec = {
             "target": str(peer.convert(target, engine.dtype)),
-            "drafter": str(peer.convert(drafter, engine.dtype)) if drafter else None,
+            "drafter": str(peer.convert(drafter, drafter_dtype)) if drafter else None,
             "dtype": engine.dtype,
-            "mode": engine.mode,
+            "drafter_dtype": drafter_dtype,
+            "mode": mode,
             "context": max(len(prompt) for prompts in calls for prompt in prompts)
             + max(self.options.max_tokens, CHECKED_TOKENS),
             "parallel": max(map(len, calls)),

@@ -19,13 +19,16 @@ class Own:
 
     def __init__(self, spec: Spec) -> None:
         drafter = {"plain": None, "ngram": "ngram", "draft": spec["drafter"]}[spec["mode"]]
-        few = spec["dtype"] if spec["dtype"] in ("int8", "int4") else None
+        few, drafters = (
+            dtype if dtype in ("int8", "int4") else None
+            for dtype in (spec["dtype"], spec["drafter_dtype"])
+        )
         try:
             self.llm = LLM(
                 spec["target"], drafter=drafter, num_speculative_tokens=LONGEST,
                 max_num_seqs=spec["parallel"], max_model_len=spec["context"],
                 dtype="bfloat16" if few else spec["dtype"], quantization=few,
-                drafter_quantization=few if spec["mode"] == "draft" else None,
+                drafter_quantization=drafters or "none",
             )  # fmt: skip
         except ConfigError as error:  # an Outrider without that option says so
             raise Unsupported(str(error)) from None

@@ -1,11 +1,11 @@
 """The protocol that every runner speaks: JSON lines over stdin and stdout.
 
-First comes ``{"target", "drafter", "dtype", "mode", "context", "parallel"}``: folders, null without
-a drafter; mode is plain, draft or ngram; ``context`` is the longest prompt plus output, in tokens,
-and ``parallel`` how many prompts there are at most at a time. The answer is ``{"ready": true,
-"version"}``. Then, one at a time, ``{"prompts", "max_tokens", "temperature", "seed", "k",
-"threads"}`` is answered by ``{"ids", "seconds", "first", "peak_memory"}``: output ids by prompt,
-seconds of the call T(N), seconds of a call of its own for one token each T(1), and bytes. All
+First comes ``{"target", "drafter", "dtype", "drafter_dtype", "mode", "context", "parallel"}``:
+folders, null without a drafter; mode is plain, draft or ngram; ``context`` is the longest prompt
+plus output, in tokens, and ``parallel`` how many prompts there are at most at a time. The answer is
+``{"ready": true, "version"}``. Then, one at a time, ``{"prompts", "max_tokens", "temperature",
+"seed", "k", "threads"}`` is answered by ``{"ids", "seconds", "first", "peak_memory"}``: output ids
+by prompt, seconds of the call T(N), of a call of its own for one token each T(1), and bytes. All
 prompts start together and take exactly ``max_tokens`` tokens each: EOS is ignored. The i-th has the
 seed ``seed`` + i. A failure is answered by ``{"error": sentence}``. stdin's end ends the runner.
 
