@@ -127,7 +127,8 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:
 
 def _unit(weight: torch.Tensor, bits: int) -> float:
     """The power of two that scales are stored in: 1, unless fp16 is no place for the largest."""
-    largest = float(weight.abs().max()) / (1 << (bits - 1))
+    low, high = (float(found) for found in weight.aminmax())  # without a copy of the weights
+    largest = max(high, -low) / (1 << (bits - 1))
     if not math.isfinite(largest):
         raise ValueError("a weight is not a finite number")
     exponent = math.frexp(largest)[1]

@@ -92,8 +92,10 @@ class Source(Protocol):
     Both raise ModelError for what is missing, misshapen or not read.
     """
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor ``name`` of ``shape``, in ``dtype``."""
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The tensor ``name`` of ``shape``, in ``dtype``; None is the one that it is stored in."""
         ...
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
@@ -178,15 +180,17 @@ class Checkpoint:
             )
         return tensor
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The plain tensor ``name`` of ``shape``, in ``dtype``."""
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The plain tensor ``name`` of ``shape``, in ``dtype``, as stored if None."""
         tensor = self.raw(name, shape)
         if tensor.dtype not in PLAIN:
             raise ModelError(
                 f"{self.folder}: tensor {name!r} holds {tensor.dtype}, and its config.json does "
                 f"not say how to read that; {REMEDY}."
             )
-        return tensor.to(dtype)
+        return tensor if dtype is None else tensor.to(dtype)
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
         """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
@@ -202,7 +206,7 @@ def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe)
         ModelError: it holds what is no number, or see ``Source``.
     """
     try:
-        return quantize(source.get(name, shape, torch.float32), recipe)
+        return quantize(source.get(name, shape), recipe)
     except ValueError as error:
         raise ModelError(f"tensor {name!r} cannot be quantised: {error}.") from None
 

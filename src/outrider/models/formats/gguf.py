@@ -63,9 +63,11 @@ class GGUFTensors:
             names = ", ".join(sorted(kind.name for kind in kinds))
             say(f"{path}: weights of type {names} are dequantised at load.")
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor ``name`` of ``shape``, in ``dtype``."""
-        found = self._plain(self._find(name, shape), dtype)
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The tensor ``name`` of ``shape``, in ``dtype``, fp32 if None."""
+        found = self._plain(self._find(name, shape), dtype or torch.float32)
         order = self._order(name, shape[0])
         return found if order is None else found[order]
 
