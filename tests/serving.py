@@ -58,6 +58,8 @@ class Served:
             self.process.send_signal(number)
         code = self.process.wait(60)
         self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
         return code
 
 

@@ -159,7 +159,7 @@ def test_a_prediction_drafts(client: openai.OpenAI) -> None:
 def test_forms(client: openai.OpenAI, server: Served) -> None:
     schema = {
         "type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
-        "additionalProperties": False,
+        "additionalProperties": False, "x-guidance": {"whitespace_flexible": False},
     }  # fmt: skip
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     found = client.chat.completions.create(

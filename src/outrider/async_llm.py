@@ -1,4 +1,4 @@
-"""The door for asyncio: ``AsyncLLM``, in the manner of vLLM's, over an engine in its own process."""
+"""The door for asyncio: ``AsyncLLM``, in the manner of vLLM's, over an engine in a process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from .engine.worker import (
-    Abort, Add, Command, Failed, Gauges, Message, Ready, Refused, SpeculationState, Stepped, Stop,
-    WorkerSpec, run_worker,
+    Abort,
+    Add,
+    Command,
+    Failed,
+    Gauges,
+    Message,
+    Ready,
+    Refused,
+    SpeculationState,
+    Stepped,
+    Stop,
+    WorkerSpec,
+    run_worker,
 )  # fmt: skip
 from .errors import ConfigError, OutriderError, RequestError, WorkerError
 from .intake import Intake, Prompt, of_engine_args
@@ -184,7 +195,7 @@ class AsyncLLM:
         request, text = self.intake.request(prompt, params, name)
         return replace(request, detokenize=False), text
 
-    async def stream(self, request: Request) -> AsyncIterator[list[Event]]:
+    async def stream(self, request: Request) -> AsyncGenerator[list[Event], None]:
         """The events of a request, those of a step together.
 
         Leaving the iterator aborts the request.

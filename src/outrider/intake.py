@@ -15,7 +15,7 @@ from .errors import ConfigError, ModelError, RequestError, no_option
 from .models.families import Folder, find_folder, read_config, read_shape
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import TextCodec, differing_entries, has_tokenizer
-from .types import Event, Logprob, Logprobs, Request, SamplingParams, Speculation
+from .types import Event, Logprob, Logprobs, Request, SamplingParams
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 

@@ -14,11 +14,17 @@ from .engine.engine import Engine
 from .errors import OutriderError, RequestError
 from .intake import Intake, Prompt, as_list
 from .models.families import Folder
-from .outputs import CompletionOutput, GenerationError, Pending, RequestMetrics, RequestOutput, Sample
+from .outputs import (
+    GenerationError,
+    Pending,
+    RequestOutput,
+    Sample,
+)
 from .text.template import Message
 from .types import Event, SamplingParams
 
 logger = logging.getLogger("outrider")
+
 
 class LLM:
     """A target model, a drafter, and the engine that runs them.

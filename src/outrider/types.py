@@ -91,8 +91,8 @@ class Speculation:
 class Request:
     """One prompt to continue, as the engine takes it. ``seed`` is resolved before it gets here.
 
-    Without ``detokenize`` events carry no text. Requests wait by ``priority``, lowest first, then by
-    the order in which they came. Those of another ``cache_salt`` share no cached prefix.
+    Without ``detokenize`` events carry no text. Requests wait by ``priority``, lowest first, and by
+    order of arrival. Those of another ``cache_salt`` share no cached prefix.
     """
 
     id: str

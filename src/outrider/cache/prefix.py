@@ -24,10 +24,8 @@ def next_key(before: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(before + array("q", tokens).tobytes(), digest_size=KEY_BYTES).digest()
 
 
-def extend_keys(
-    keys: list[bytes], tokens: Sequence[int], pages: int, size: int, salt: str
-) -> None:
-    """Lengthen ``keys`` in place until they are those of the first ``pages`` pages of ``tokens``."""
+def extend_keys(keys: list[bytes], tokens: Sequence[int], pages: int, size: int, salt: str) -> None:
+    """Lengthen ``keys`` in place to those of the first ``pages`` pages of ``tokens``."""
     for page in range(len(keys), pages):
         before = keys[-1] if keys else first_key(salt)
         keys.append(next_key(before, tokens[page * size : (page + 1) * size]))

@@ -23,7 +23,8 @@ PARAMETERS = tuple(
             KINDS[option.kind] | None,
             typer.Option(
                 *([option.flag] if option.kind != "switch" else []),
-                help=option.help + ("" if option.default in (None, False) else f" \[{option.default}]"),
+                help=option.help
+                + ("" if option.default in (None, False) else rf" \[{option.default}]"),
                 show_default=False,
                 show_envvar=False,
             ),

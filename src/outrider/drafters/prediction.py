@@ -91,6 +91,8 @@ def _places(expected: Sequence[int], token: int, start: int) -> Iterator[int]:
 def _alike(expected: Sequence[int], output: Sequence[int], place: int) -> int:
     """How many of the last tokens of ``output`` stand before ``place``, ``TAIL`` at most."""
     alike = 0
-    while alike < min(TAIL, place, len(output)) and expected[place - 1 - alike] == output[-1 - alike]:
+    while (
+        alike < min(TAIL, place, len(output)) and expected[place - 1 - alike] == output[-1 - alike]
+    ):
         alike += 1
     return alike

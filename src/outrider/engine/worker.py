@@ -15,8 +15,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -204,7 +205,7 @@ class Worker:
                 self._step()
 
     def _warm_up(self) -> None:
-        """Decode a few tokens, with drafts and without, so that the first request finds all warm."""
+        """Decode a few tokens, so that the first request finds all warm."""
         params = SamplingParams(temperature=0, max_tokens=WARM_TOKENS, ignore_eos=True)
         shortest = min(self.engine.max_model_len - 1, 8)
         request = Request("warm-up", (0,) * max(1, shortest - WARM_TOKENS), params, 0)
@@ -247,9 +248,9 @@ class Worker:
                     else:
                         compilers.submit(self._prepare, request)
                 case Abort(id):
-                    self.inbox.put(lambda id=id: self._abort(id))
+                    self.inbox.put(partial(self._abort, id))
                 case SpeculationState():
-                    self.inbox.put(lambda state=command: self._set(state))
+                    self.inbox.put(partial(self._set, command))
                 case Stop():
                     self.inbox.put(self._stop)
 

@@ -42,7 +42,7 @@ class Model(Protocol):
     trees: bool
     """Whether a segment's nodes may branch."""
     paged: bool
-    """Whether the pages hold all that a sequence has, so that sequences may share their beginning."""
+    """Whether pages hold all that a sequence has, so that others may share its beginning."""
     truncates: bool
     """Whether a sequence can go back to an earlier token; if not, nothing can be drafted."""
 

@@ -154,13 +154,19 @@ def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict
 
 
 def completion_logprobs(
-    found: Sequence[Logprobs | None], ids: Sequence[int], offset: int
+    found: Sequence[Logprobs | None],
+    ids: Sequence[int],
+    offset: int,
+    decode: Callable[[list[int]], str],
 ) -> dict[str, Any]:
-    """The form of ``/v1/completions``; ``offset`` is where the first token's text begins."""
+    """The form of ``/v1/completions``; ``offset`` is where the first token's text begins.
+
+    Nothing is known of a prompt's first token but its text, which ``decode`` gives.
+    """
     tokens, values, tops, offsets = [], [], [], []
     for one, id in zip(found, ids, strict=True):
         own = one[id] if one else None
-        word = own.decoded_token or "" if own else ""
+        word = own.decoded_token or "" if own else decode([id])
         tokens.append(word)
         values.append(own.logprob if own else None)
         tops.append({p.decoded_token or "": p.logprob for p in one.values()} if one else None)

@@ -24,7 +24,12 @@ from .errors import error_body, install, response
 from .generate import Service, check_best, unless_gone
 from .metrics import Metrics
 from .protocol import (
-    ChatRequest, CompletionRequest, DetokenizeRequest, Refusal, SpeculationChange, TokenizeRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Refusal,
+    SpeculationChange,
+    TokenizeRequest,
 )  # fmt: skip
 from .security import Gate
 from .settings import Settings
@@ -242,4 +247,3 @@ def state(service: Service) -> dict[str, Any]:
         "drafters": {name: {} for name in ready.drafters} if ready else {},
         "controller": None,
     }
-

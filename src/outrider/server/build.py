@@ -47,9 +47,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         codec.template = template
     parser = values["tool_call_parser"]
     if parser != "auto" and parser not in PARSERS:
-        raise ConfigError(
-            f"tool_call_parser is {parser!r}; give auto, {', '.join(PARSERS)}."
-        )
+        raise ConfigError(f"tool_call_parser is {parser!r}; give auto, {', '.join(PARSERS)}.")
     detail = values["per_request_spec_decode_metrics"]
     if detail not in ("none", "summary", "detailed"):
         raise ConfigError(

@@ -9,12 +9,20 @@ from typing import Any
 
 from ..types import Event
 from .answer import (
-    Answer, Sample, chat_logprobs, metrics, prompt_logprobs, seed_of, step_of, usage,
+    Answer,
+    Sample,
+    chat_logprobs,
+    metrics,
+    prompt_logprobs,
+    seed_of,
+    step_of,
+    usage,
 )  # fmt: skip
 from .completions import by_sample
 from .generate import Service
 from .protocol import ChatRequest, Refusal
 from .tools import Call, choice_of, constraint, may_call, read_calls
+
 
 class Chat:
     """One call: its messages, and how the answers are shown."""

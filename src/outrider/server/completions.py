@@ -9,7 +9,14 @@ from typing import Any
 
 from ..types import Event, Logprobs
 from .answer import (
-    Answer, Sample, completion_logprobs, metrics, prompt_logprobs, seed_of, step_of, usage,
+    Answer,
+    Sample,
+    completion_logprobs,
+    metrics,
+    prompt_logprobs,
+    seed_of,
+    step_of,
+    usage,
 )  # fmt: skip
 from .generate import Service, merged
 from .protocol import CompletionRequest, Refusal
@@ -118,7 +125,7 @@ class Completion:
             found, offset = [*(answer.prompt_logprobs or []), *found], 0
         shown = None
         if body.logprobs is not None and len(found) == len(ids):
-            shown = completion_logprobs(found, ids, offset)
+            shown = completion_logprobs(found, ids, offset, self.service.llm.intake.decode)
         choice: dict[str, Any] = {
             "index": number, "text": text, "logprobs": shown, "finish_reason": finish_reason,
         }  # fmt: skip

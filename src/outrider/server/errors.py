@@ -81,7 +81,10 @@ def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     first = problems[0]
     place = [str(part) for part in first.get("loc", ()) if part != "body"]
     if first.get("type") == "json_invalid":
-        return f"the body is no JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}.", None
+        return (
+            f"the body is no JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}.",
+            None,
+        )
     # Of a union pydantic names every branch behind the field; the field is what helps.
     field = place[0] if place else None
     where = ".".join(part for part in place if part.isidentifier() or part.isdecimal())

@@ -17,9 +17,9 @@ from ..async_llm import AsyncLLM
 from ..errors import ConfigError
 from ..types import Event, Request, SamplingParams, Speculation
 from .answer import Answer
+from .errors import ServerError
 from .messages import readable
 from .metrics import Metrics
-from .errors import ServerError
 from .protocol import Generation, Refusal
 from .settings import Settings
 from .stats import Stats
@@ -27,7 +27,9 @@ from .stats import Stats
 T = TypeVar("T")
 LONG_TEXT = 1 << 14
 """Characters from which on a text is tokenised in a thread, so that other calls go on."""
-TEMPLATE_OWN = frozenset({"messages", "tools", "tokenize", "add_generation_prompt", "chat_template"})
+TEMPLATE_OWN = frozenset(
+    {"messages", "tools", "tokenize", "add_generation_prompt", "chat_template"}
+)
 """What of a template's call is not the client's to give."""
 GONE = 499
 """What the log says of a client that went away."""
@@ -136,9 +138,7 @@ class Service:
             raise Refusal(f"token id {wrong[0]} is not in the vocabulary of {size}.", "tokens")
         return self.llm.intake.decode(ids)
 
-    async def request(
-        self, body: Generation, ids: list[int], number: int, **more: Any
-    ) -> Request:
+    async def request(self, body: Generation, ids: list[int], number: int, **more: Any) -> Request:
         """The engine's request for one prompt of a call.
 
         Raises:
@@ -167,9 +167,7 @@ class Service:
             expected = tuple(await self.ids(body.prediction.text, special=False))
         if given is None:
             return Speculation(prediction=expected)
-        return Speculation(
-            given.enabled, given.drafter, given.num_speculative_tokens, expected
-        )
+        return Speculation(given.enabled, given.drafter, given.num_speculative_tokens, expected)
 
     async def run(self, answer: Answer, timeout: float | None) -> AsyncIterator[list[Event]]:
         """The events of one prompt, collected in ``answer`` on the way.

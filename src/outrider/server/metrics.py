@@ -46,6 +46,9 @@ class Slo:
     tpot: float | None = None
 
 
+NO_SLO = Slo()
+
+
 class Metrics:
     """Counts what the engine does.
 

@@ -73,7 +73,7 @@ OPTIONS = (
     _engine("drafter_quantization", "text", "auto", "The same for the drafter; none leaves it."),
     _engine("drafter_window", "number", None, "Tokens that a drafter looks back at."),
     _engine("preset", "text", None, "long-context: a drafter's window that serves there."),
-    _engine("max_model_len", "number", None, "Longest prompt plus output; the model's if not given."),
+    _engine("max_model_len", "number", None, "Longest prompt plus output, in tokens."),
     _engine("max_num_seqs", "number", 32, "Sequences decoded together at most."),
     _engine("max_num_batched_tokens", "number", 512, "Rows of a step at most: the prefill chunk."),
     _engine("enable_prefix_caching", "switch", True, "Share the pages of equal beginnings."),
@@ -91,7 +91,7 @@ OPTIONS = (
     Option("shutdown_timeout", "share", 30.0, "Seconds that streams get to end after SIGTERM."),
     Option("metrics_port", "number", None, "Serve /metrics there, and not beside the API."),
     Option("cache_salt_per_key", "switch", False, "Keys share no cached prefixes."),
-    Option("log_interval", "share", 10.0, "Seconds between two lines of what is going on; 0: none."),
+    Option("log_interval", "share", 10.0, "Seconds between two lines of the log; 0 for none."),
 )  # fmt: skip
 BY_NAME = {option.name: option for option in OPTIONS}
 OLD = {

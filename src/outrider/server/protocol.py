@@ -173,7 +173,9 @@ class Generation(Wire):
         elif shape is not None and shape.type == "json_schema":
             found = shape.json_schema.schema_ if shape.json_schema else None
             if found is None:
-                raise Refusal("json_schema.schema is missing; give a JSON schema.", "response_format")
+                raise Refusal(
+                    "json_schema.schema is missing; give a JSON schema.", "response_format"
+                )
             asked["response_format"] = {"json": found}
         if len(asked) > 1:
             raise Refusal(f"{' and '.join(asked)} both ask for a form; give one of them.")
@@ -245,9 +247,7 @@ class CompletionRequest(Generation):
         one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
         found: list[Any] = [given] if one else list(given)
         if not 1 <= len(found) <= MOST_PROMPTS:
-            raise Refusal(
-                f"there are {len(found)} prompts; give 1 to {MOST_PROMPTS}.", "prompt"
-            )
+            raise Refusal(f"there are {len(found)} prompts; give 1 to {MOST_PROMPTS}.", "prompt")
         return found
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import socket
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -138,5 +137,3 @@ class Server:
             f"try: curl {self.address}/v1/completions -H 'Content-Type: application/json' "
             f"-d '{body}'",
         ]
-
-

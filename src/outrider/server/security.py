@@ -69,7 +69,8 @@ class Gate:
 
 async def read(receive: Receive, most: int) -> bytes | None:
     """A call's body, None where it is longer than ``most`` bytes."""
-    parts, size = [], 0
+    parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] != "http.request":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .answer import Detail
-from .metrics import Slo
+from .metrics import NO_SLO, Slo
 from .tools import Form
 
 MIB = 1 << 20
@@ -42,7 +42,7 @@ class Settings:
     max_queued_tokens: int = 1 << 20
     max_body: int = 4 * MIB
     body_timeout: float = 30.0
-    slo: Slo = Slo()
+    slo: Slo = NO_SLO
     request_timeout: float | None = None
     log_interval: float = 0.0
     shutdown_timeout: float = 30.0

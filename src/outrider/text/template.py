@@ -61,7 +61,7 @@ class TextCodec:
         self,
         messages: list[Message],
         add_generation_prompt: bool = True,
-        tools: list[dict[str, Any]] | None = None,
+        tools: list[Any] | None = None,
         **given: Any,
     ) -> list[int]:
         """Ids of a conversation by the checkpoint's chat template.
@@ -84,7 +84,8 @@ class TextCodec:
                 **given,
             )
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
-            raise RequestError(f"the chat template refused the messages: {error}") from None
+            said = str(error).rstrip(".")
+            raise RequestError(f"the chat template refused the messages: {said}.") from None
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
