@@ -19,7 +19,7 @@ class Served:
     """A running ``outrider serve``."""
 
     def __init__(self, *arguments: str | Path, **environment: str) -> None:
-        words = ["serve", *map(str, arguments), "--port", "0"]
+        words = ["serve", "--port", "0", *map(str, arguments)]
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "outrider", *words], stderr=subprocess.PIPE, text=True,

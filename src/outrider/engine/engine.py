@@ -25,6 +25,7 @@ from ..sampling.law import RequestLaw
 from ..sampling.ratio import make_rule
 from ..text.detokenize import Detokenizer
 from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence
+from .pace import Pace
 from .runner import Runner
 from .scheduler import Plan, Scheduler
 
@@ -182,6 +183,7 @@ class Engine:
         raw = config.logprobs_mode == "raw_logprobs"
         self.runner = Runner(self.model, store, rule, self.noise, raw, measurer(device))
         self.draft_length = config.num_speculative_tokens  # may be set anew between steps, 0 too
+        self.pace = Pace()
         self.counts = Counts()
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
@@ -306,7 +308,8 @@ class Engine:
         """Schedule, draft, verify, commit; return what was emitted."""
         drafter = self.drafter
         length = min(self.draft_length, drafter.max_length)
-        plan = self.scheduler.schedule(length, drafter.max_nodes)
+        chunk = self.pace.chunk(self.config.max_num_batched_tokens)
+        plan = self.scheduler.schedule(length, drafter.max_nodes, chunk)
         for sequence in plan.preempted:
             self._forget(sequence)
         if not plan.batch:
@@ -317,7 +320,11 @@ class Engine:
         drafted = time.perf_counter()
         verdict = self.runner.verify(plan, draft)
         self.draft_seconds += drafted - begin
-        self.verify_seconds += time.perf_counter() - drafted
+        done = time.perf_counter()
+        self.verify_seconds += done - drafted
+        rows = sum(item.count for item in plan.batch)
+        decoding = sum(item.samples and item.count == 1 for item in plan.batch)
+        self.pace.observe(rows, decoding, done - begin)
         events = self.scheduler.commit(plan, draft, verdict)
         drafter.observe(plan.batch, verdict)
         return [self._closed(e) if e.finish_reason is not None else e for e in events]

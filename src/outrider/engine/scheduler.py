@@ -77,7 +77,14 @@ class Scheduler:
             place -= 1
         self.waiting.insert(place, sequence)
 
-    def schedule(self, num_speculative_tokens: int, max_nodes: int) -> Plan:
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences that have but their last token to compute."""
+        return sum(s.num_computed == len(s.tokens) - 1 for s in self.running)
+
+    def schedule(
+        self, num_speculative_tokens: int, max_nodes: int, max_chunk: int | None = None
+    ) -> Plan:
         """Choose the rows of the next step and give their sequences pages.
 
         Running sequences go first, oldest first; when pages run out the youngest is preempted and
@@ -87,10 +94,14 @@ class Scheduler:
             num_speculative_tokens: how deep a draft may reach; 0 for none.
             max_nodes: nodes that a draft of any depth may have, where that is above
                 ``num_speculative_tokens`` (trees); else it has no more than its length (chains).
+            max_chunk: rows of prompts that may go beside sequences that decode; None for no limit
+                but that of all rows.
         """
         chosen: list[tuple[Sequence, int]] = []
         preempted: list[Sequence] = []
         room = self._max_rows
+        if max_chunk is not None and (decoding := self.num_decoding):
+            room = min(room, decoding + max_chunk)
         for sequence in self.running:  # which the youngest may leave meanwhile, at its end
             count = min(len(sequence.tokens) - sequence.num_computed, room)
             if count and self._make_room(sequence, count, preempted):
@@ -104,7 +115,7 @@ class Scheduler:
             count = min(len(sequence.tokens) - sequence.num_computed, room)
             chosen.append((sequence, count))
             room -= count
-        self.rows += self._max_rows - room
+        self.rows += sum(count for _, count in chosen)
         most = num_speculative_tokens
         return Plan([self._scheduled(*rows, most, max_nodes) for rows in chosen], preempted)
 

@@ -32,6 +32,7 @@ from ..errors import ConfigError, OutriderError, RequestError
 from ..text.template import TextCodec, has_tokenizer
 from ..types import Event, Request, SamplingParams, Sequence
 from .engine import Engine
+from .pace import Gain
 
 WARM_TOKENS = 4
 """Tokens that are decoded before the worker says that it is ready."""
@@ -112,6 +113,7 @@ class Gauges(NamedTuple):
     hit: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    speedup: float | None = None
 
 
 class Stepped(NamedTuple):
@@ -172,6 +174,7 @@ class Worker:
         self.engine = engine
         self.link = link
         self.inbox = _Inbox()
+        self.gain = Gain()
         self.stopping = False
         self.dropped: set[str] = set()  # aborted while they were prepared
         self.preparing: set[str] = set()
@@ -214,9 +217,21 @@ class Worker:
             self.engine.step()
 
     def _step(self) -> None:
-        begin = time.perf_counter()
-        events = self.engine.step()
-        self._send(Stepped(events, self._gauges(), time.perf_counter() - begin))
+        engine, scheduler = self.engine, self.engine.scheduler
+        decoding, usual = scheduler.num_decoding, engine.draft_length
+        if usual and decoding and self.gain.due(decoding):
+            engine.draft_length = 0
+        rows, begin = scheduler.rows, time.perf_counter()
+        events = engine.step()
+        seconds = time.perf_counter() - begin
+        engine.draft_length = usual
+        if decoding and scheduler.rows - rows == decoding:  # no prompt went along
+            if any(event.drafted is not None for event in events):
+                emitted = sum(event.token_id is not None for event in events)
+                self.gain.drafted(decoding, emitted, seconds)
+            else:
+                self.gain.plain(decoding, seconds)
+        self._send(Stepped(events, self._gauges(), seconds))
 
     def _gauges(self) -> Gauges:
         engine, scheduler = self.engine, self.engine.scheduler
@@ -225,7 +240,7 @@ class Worker:
             len(scheduler.running), len(scheduler.waiting), pool.num_usable,
             pool.num_usable - pool.num_free, scheduler.preemptions, scheduler.rows,
             scheduler.queried, scheduler.hit,
-            engine.draft_seconds, engine.verify_seconds,
+            engine.draft_seconds, engine.verify_seconds, self.gain.speedup,
         )  # fmt: skip
 
     def _send(self, message: Message) -> None:

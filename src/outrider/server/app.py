@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from .. import __version__
 from ..async_llm import AsyncLLM
@@ -51,11 +52,10 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Outrider", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None,
     )  # fmt: skip
-    service = Service(llm, settings, Metrics(settings.names[0], settings.slo))
-    llm.observers.append(service.metrics.observe)
+    service = Service(llm, settings, Metrics(llm, settings.names[0], settings.slo))
     app.state.service = service
     install(app)
-    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Gate, settings=settings, failed=service.metrics.failed)
     _models(app, service)
     _texts(app, service)
     _health(app, service)
@@ -84,13 +84,15 @@ def _models(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionRequest, call: Request) -> Response:
         """Continue prompts."""
         service.check_model(body.model)
-        return await answered(Completion(service, body), body.stream, call)
+        work = Completion(service, body, service.salt(body.cache_salt, call))
+        return await answered(work, body.stream, call)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, call: Request) -> Response:
         """Answer a conversation."""
         service.check_model(body.model)
-        return await answered(Chat(service, body), body.stream, call)
+        work = Chat(service, body, service.salt(body.cache_salt, call))
+        return await answered(work, body.stream, call)
 
 
 async def answered(work: Completion | Chat, stream: bool, call: Request) -> Response:
@@ -180,11 +182,12 @@ def _health(app: FastAPI, service: Service) -> None:
             return JSONResponse({"ready": False, "reason": why}, 503, {"Retry-After": "1"})
         return JSONResponse({"ready": True})
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """For Prometheus."""
-        service.metrics.show(service.llm)
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+    if service.settings.metrics_port is None:
+
+        @app.get("/metrics")
+        async def metrics() -> Response:
+            """For Prometheus."""
+            return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:

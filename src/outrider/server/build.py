@@ -65,6 +65,8 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         max_body=positive(values, "max_body_bytes"),
         request_timeout=values["request_timeout"],
         log_interval=values["log_interval"],
+        metrics_port=values["metrics_port"],
+        salted=values["cache_salt_per_key"],
         shutdown_timeout=values["shutdown_timeout"],
         slo=read_slo(values["slo"]),
     )

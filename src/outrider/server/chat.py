@@ -27,9 +27,10 @@ from .tools import Call, choice_of, constraint, may_call, read_calls
 class Chat:
     """One call: its messages, and how the answers are shown."""
 
-    def __init__(self, service: Service, body: ChatRequest) -> None:
+    def __init__(self, service: Service, body: ChatRequest, salt: str) -> None:
         self.service = service
         self.body = body
+        self.salt = salt
         self.id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.choice = choice_of(body)
@@ -61,7 +62,7 @@ class Chat:
             body.messages, tools if self.choice != "none" else [], body.add_generation_prompt,
             body.chat_template_kwargs,
         )  # fmt: skip
-        request = await self.service.request(body, ids, 0, **more)
+        request = await self.service.request(body, ids, 0, self.salt, **more)
         self.answers = [Answer(request, None)]
         self.service.admit([request])
 

@@ -25,9 +25,10 @@ from .protocol import CompletionRequest, Refusal
 class Completion:
     """One call: its prompts, and how their outputs are shown."""
 
-    def __init__(self, service: Service, body: CompletionRequest) -> None:
+    def __init__(self, service: Service, body: CompletionRequest, salt: str) -> None:
         self.service = service
         self.body = body
+        self.salt = salt
         self.id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.answers: list[Answer] = []
@@ -49,7 +50,7 @@ class Completion:
             wanted["prompt_logprobs"] = body.logprobs
         for number, prompt in enumerate(body.prompts()):
             ids = await self.service.ids(prompt)
-            request = await self.service.request(body, ids, number, **wanted)
+            request = await self.service.request(body, ids, number, self.salt, **wanted)
             text = prompt if isinstance(prompt, str) else self.service.llm.intake.decode(ids)
             self.answers.append(Answer(request, text))
         self.service.admit([a.request for a in self.answers])

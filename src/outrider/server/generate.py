@@ -104,6 +104,11 @@ class Service:
             return codec.encode(prompt, special)
         return await asyncio.to_thread(codec.encode, prompt, special)
 
+    def salt(self, given: str | None, call: Call) -> str:
+        """What stands before a request's cached prefix: its own salt, and its key's where asked."""
+        key = call.headers.get("authorization", "") if self.settings.salted else ""
+        return "\0".join((key, given)) if key and given else key or given or ""
+
     async def chat_ids(
         self,
         messages: list[dict[str, Any]],
@@ -138,8 +143,12 @@ class Service:
             raise Refusal(f"token id {wrong[0]} is not in the vocabulary of {size}.", "tokens")
         return self.llm.intake.decode(ids)
 
-    async def request(self, body: Generation, ids: list[int], number: int, **more: Any) -> Request:
+    async def request(
+        self, body: Generation, ids: list[int], number: int, salt: str, **more: Any
+    ) -> Request:
         """The engine's request for one prompt of a call.
+
+        ``salt`` keeps its cached prefix from others, and ``more`` goes to ``SamplingParams``.
 
         Raises:
             OutriderError: it cannot be served.
@@ -157,7 +166,7 @@ class Service:
             request,
             speculation=await self._speculation(body),
             priority=body.priority,
-            cache_salt=body.cache_salt or "",
+            cache_salt=salt,
         )
 
     async def _speculation(self, body: Generation) -> Speculation:

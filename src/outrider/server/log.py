@@ -53,6 +53,7 @@ class Interval:
             parts.append(
                 f"K={state.num_speculative_tokens} {state.drafter}, acceptance "
                 f"{self.accepted / self.drafted:.2f}, length {1 + self.accepted / self.drafts:.2f}"
+                + (f", {gauges.speedup:.2f}x" if gauges.speedup else "")
             )
         self._clear()
         return " · ".join(parts)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
 from ..engine.worker import Gauges, Stepped
 from ..types import Event, Origin, Request
 
 ENGINE = "0"
+LABELS = ("model_name", "engine")
 # Small and speculative models answer in a few milliseconds: vLLM's begin at 10 ms.
 SHORT = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
@@ -49,25 +53,66 @@ class Slo:
 NO_SLO = Slo()
 
 
+class _State(Collector):
+    """What holds at the moment of reading."""
+
+    def __init__(self, llm: AsyncLLM, model: str) -> None:
+        self.llm = llm
+        self.labels = (model, ENGINE)
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges, and the engine's restarts."""
+        gauges, now = self.llm.gauges, self.llm.speculation
+        reason = None
+        if self.llm.ready is None:
+            reason = "engine_down"
+        elif now is None or not now.enabled:
+            reason = "switched_off"
+        length = now.num_speculative_tokens if now is not None and reason is None else 0
+        used = gauges.pages_used / max(1, gauges.pages)
+        yield self._gauge("vllm:num_requests_running", "Sequences that run.", gauges.running)
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", gauges.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", used)
+        yield self._gauge("outrider_draft_length", "Longest draft in use, 0 for none.", length)
+        if gauges.speedup is not None:
+            text = "Emitted tokens times a plain step's time, over the time taken."
+            yield self._gauge("outrider_speedup", text, gauges.speedup)
+        off = GaugeMetricFamily(
+            "outrider_speculation_off", "1 while nothing is drafted.", labels=[*LABELS, "reason"]
+        )
+        if reason is not None:
+            off.add_metric([*self.labels, reason], 1)
+        yield off
+        restarts = CounterMetricFamily(
+            "outrider_engine_restarts", "Starts of the engine after a death.", labels=LABELS
+        )
+        restarts.add_metric(self.labels, self.llm.restarts)
+        yield restarts
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        found = GaugeMetricFamily(name, text, labels=LABELS)
+        found.add_metric(self.labels, value)
+        return found
+
+
 class Metrics:
     """Counts what the engine does.
 
     Args:
+        llm: the engine.
         model: the label ``model_name``.
         slo: what goodput counts.
     """
 
-    def __init__(self, model: str, slo: Slo) -> None:
+    def __init__(self, llm: AsyncLLM, model: str, slo: Slo) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(_State(llm, model))
+        llm.observers.append(self.observe)
         self.slo = slo
         self._labels = {"model_name": model, "engine": ENGINE}
         self._lives: dict[str, _Life] = {}
         self._before = Gauges()
-        self._restarts = 0
-        histogram, counter, gauge = self._histogram, self._counter, self._gauge
-        self.running = gauge("vllm:num_requests_running", "Requests that run.")
-        self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait.")
-        self.kv_usage = gauge("vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.")
+        histogram, counter = self._histogram, self._counter
         self.prompt = counter("vllm:prompt_tokens", "Prompt tokens computed or found.")
         self.output = counter("vllm:generation_tokens", "Output tokens.")
         self.preemptions = counter("vllm:num_preemptions", "Sequences whose pages were taken.")
@@ -101,9 +146,6 @@ class Metrics:
         self.drafting = counter("outrider_drafting_seconds", "Time spent drafting.")
         self.verifying = counter("outrider_verifying_seconds", "Time spent verifying.")
         self.errors = counter("outrider_request_errors", "Requests that failed.", "code")
-        self.length = gauge("outrider_draft_length", "The draft length in use, 0 for none.")
-        self.off = gauge("outrider_speculation_off", "1 where nothing is drafted.", "reason")
-        self.restarts = counter("outrider_engine_restarts", "Starts after a death.")
         self.good = counter("outrider_good_requests", "Requests that kept the SLO.")
 
     def begin(self, request: Request) -> None:
@@ -118,24 +160,6 @@ class Metrics:
     def failed(self, status: int) -> None:
         """A call ended with an error."""
         self.errors.labels(**self._labels, code=str(status)).inc()
-
-    def show(self, llm: AsyncLLM) -> None:
-        """Bring the gauges up to date before somebody reads them."""
-        labels, gauges, now = self._labels, llm.gauges, llm.speculation
-        self.running.labels(**labels).set(gauges.running)
-        self.waiting.labels(**labels).set(gauges.waiting)
-        self.kv_usage.labels(**labels).set(gauges.pages_used / max(1, gauges.pages))
-        self.off.clear()
-        reason = None if llm.ready else "engine_down"
-        if now is not None and not now.enabled and reason is None:
-            reason = "switched_off"
-        if reason is not None:
-            self.off.labels(**labels, reason=reason).set(1)
-        drafts = now is not None and reason is None
-        self.length.labels(**labels).set(now.num_speculative_tokens if now and drafts else 0)
-        restarts = self.restarts.labels(**labels)
-        restarts.inc(llm.restarts - self._restarts)
-        self._restarts = llm.restarts
 
     def observe(self, step: Stepped) -> None:
         """Count one step of the engine."""
@@ -221,9 +245,6 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, [*self._labels, *labels], registry=self.registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, [*self._labels, *labels], registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, text, list(self._labels), registry=self.registry, buckets=buckets)

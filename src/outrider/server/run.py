@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from prometheus_client import start_http_server
 
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError, OutriderError
@@ -50,6 +51,7 @@ class Server:
     ) -> None:
         self.llm = llm
         self.settings = settings
+        self.host = host
         self.say = say
         self.app = create_app(llm, settings)
         self.service: Service = self.app.state.service
@@ -86,6 +88,9 @@ class Server:
         tasks = [asyncio.create_task(self._watch())]
         if self.settings.log_interval:
             tasks.append(asyncio.create_task(log_intervals(self.llm, self.settings.log_interval)))
+        if self.settings.metrics_port is not None:
+            registry = self.service.metrics.registry
+            start_http_server(self.settings.metrics_port, self.host, registry)
         await self.uvicorn.serve([self.socket])
         for task in tasks:
             task.cancel()

@@ -27,6 +27,8 @@ class Settings:
         max_body: bytes of a call's body.
         body_timeout: seconds that a body may take to come in.
         slo: what a good request keeps.
+        metrics_port: where /metrics is served; None: beside the API.
+        salted: requests of different keys share no cached prefix.
         log_interval: seconds between two lines of what is going on, 0 for none.
         request_timeout: seconds that a request may take, None for as long as it wants.
         shutdown_timeout: seconds that running streams get at the end.
@@ -45,4 +47,6 @@ class Settings:
     slo: Slo = NO_SLO
     request_timeout: float | None = None
     log_interval: float = 0.0
+    metrics_port: int | None = None
+    salted: bool = False
     shutdown_timeout: float = 30.0
