@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, RequestError
-from outrider.llm import GenerationError
+from outrider.outputs import GenerationError
 
 BASE = SamplingParams(temperature=0.8, max_tokens=8, seed=5, ignore_eos=True)
 PROMPTS = ["the quick", "fox", "jumps over the"]

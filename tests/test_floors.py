@@ -18,7 +18,7 @@ FLOORS = [
     {"native", "models"},
     {"drafters"},
     {"engine"},
-    {"llm"},
+    {"llm", "async_llm", "intake", "outputs"},
     {"outrider"},
     {"server", "training", "bench", "audit"},
     {"planning"},

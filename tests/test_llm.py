@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from outrider import LLM, SamplingParams
 from outrider.drafters.registry import find_drafter
 from outrider.errors import ConfigError, MemoryBudgetError, ModelError, RequestError
-from outrider.llm import GenerationError
+from outrider.outputs import GenerationError
 from outrider.types import Origin
 
 pytestmark = pytest.mark.engine

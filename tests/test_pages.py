@@ -108,7 +108,7 @@ def test_what_cannot_be_is_refused() -> None:
         pool.free(stale)
     with pytest.raises(ValueError, match="given back more often"):
         pool.free([NULL_PAGE])
-    with pytest.raises(ValueError, match="a free page cannot be shared"):
+    with pytest.raises(ValueError, match="a blank page cannot be shared"):
         pool.share([3])
     pool.check([])
     for pages, size in ((1, 4), (4, 0)):

@@ -125,11 +125,13 @@ def test_what_no_draft_depends_on_is_not_run(
         return segment(sequence, tokens, start, draws)
 
     monkeypatch.setattr(drafters_model, "_segment", counted)
-    llm = open_llm(target, drafter, drafter_window=6)
+    # Whole prompts at once, or the drafter would need some steps to catch up.
+    options = {"drafter_window": 6, "max_num_batched_tokens": 256, "enable_prefix_caching": False}
+    llm = open_llm(target, drafter, **options)
     quick = drafts(llm, params, monkeypatch)
     run, reach = sum(rows), 1 + 3 * 5
     rows.clear()
-    full = open_llm(target, drafter, drafter_window=6)
+    full = open_llm(target, drafter, **options)
     assert isinstance(full.engine.drafter, ModelDrafter)
     assert full.engine.drafter._reach == reach
     full.engine.drafter._reach = None

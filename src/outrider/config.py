@@ -147,6 +147,8 @@ class EngineConfig:
             "rejection" or "block" (the target's law, other tokens with another drafter or K).
         memory: what the cache may take, see ``parse_memory``.
         page_size: tokens a cache page holds.
+        enable_prefix_caching: sequences with the same beginning share its pages, also when the
+            first has ended; output does not depend on it.
         seed: base of the seeds of requests without one; None takes the operating system's.
         logprobs_mode: log probabilities are "raw_logprobs", of the model's own logits, or
             "processed_logprobs", of the law that the options made of them.
@@ -167,6 +169,7 @@ class EngineConfig:
     acceptance_rule: str = "coupled"
     memory: int | float | str | None = None
     page_size: int = 16
+    enable_prefix_caching: bool = True
     seed: int | None = None
     logprobs_mode: str = "raw_logprobs"
 

@@ -4,6 +4,7 @@
     ├── ConfigError (ValueError)      an option or a combination of options is wrong
     ├── ModelError                    a checkpoint, tokenizer or drafter cannot be used
     ├── MemoryBudgetError             the memory given cannot hold what was asked for
+    ├── WorkerError                   the engine's process died under a request
     └── RequestError (ValueError)     one request is wrong; the others are unharmed
         └── NumericalError            a request failed on the way: its logits make no law
 
@@ -30,6 +31,10 @@ class ModelError(OutriderError):
 
 class MemoryBudgetError(OutriderError):
     """The memory given cannot hold what was asked for."""
+
+
+class WorkerError(OutriderError):
+    """The engine's process died under a request, or cannot be kept alive."""
 
 
 class RequestError(OutriderError, ValueError):

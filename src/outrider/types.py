@@ -27,6 +27,13 @@ class Origin(StrEnum):
     """The target's own token in a step without a draft."""
 
 
+class Start(NamedTuple):
+    """When a sequence left the queue, by ``time.perf_counter``, and tokens found in the cache."""
+
+    scheduled: float
+    cached_tokens: int
+
+
 class Detokenizing(Protocol):
     """What a sequence needs of text: deltas, and where a stop string ends it."""
 
@@ -59,14 +66,44 @@ Logprobs = dict[int, Logprob]
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """What one request wants of drafting; its output does not depend on it.
+
+    Args:
+        enabled: False decodes it plainly.
+        drafter: which of the engine's drafters; None takes the engine's choice.
+        num_speculative_tokens: longest draft, 0 or more; None takes the engine's.
+        prediction: ids that the output is expected to resemble, for drafter "prediction".
+    """
+
+    enabled: bool = True
+    drafter: str | None = None
+    num_speculative_tokens: int | None = None
+    prediction: tuple[int, ...] = ()
+
+    def length(self, most: int) -> int:
+        """The longest draft, where the engine drafts at most ``most`` tokens."""
+        wanted = self.num_speculative_tokens
+        return 0 if not self.enabled else most if wanted is None else min(most, wanted)
+
+
+@dataclass(frozen=True)
 class Request:
-    """One prompt to continue, as the engine takes it. ``seed`` is resolved before it gets here."""
+    """One prompt to continue, as the engine takes it. ``seed`` is resolved before it gets here.
+
+    Without ``detokenize`` events carry no text. Requests wait by ``priority``, lowest first, and by
+    order of arrival. Those of another ``cache_salt`` share no cached prefix.
+    """
 
     id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
     eos_token_ids: frozenset[int] = frozenset()
+    speculation: Speculation = Speculation()
+    detokenize: bool = True
+    priority: int = 0
+    cache_salt: str = ""
 
     @cached_property
     def end_token_ids(self) -> frozenset[int]:
@@ -144,7 +181,8 @@ class Sequence:
 
     ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
     (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``: an
-    array, which the native step takes whole.
+    array, which the native step takes whole. ``keys`` are those of its full pages, of which the
+    first ``named`` can be found by others.
     """
 
     id: str
@@ -160,6 +198,9 @@ class Sequence:
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
     prompt_length: int = field(init=False)
     limit: int = field(init=False, default=0)
+    start: Start | None = field(init=False, default=None)
+    keys: list[bytes] = field(init=False, default_factory=list)
+    named: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_token_ids)
@@ -213,12 +254,14 @@ class Draft(NamedTuple):
     ``tokens[s][i]`` is node i of sequence s and ``parents[s][i]`` the index of its parent node,
     -1 for the root; parents come before their children and nodes in a chain follow each other.
     For the ratio rules ``laws[s]`` holds the laws that the nodes were drawn from, as processed: a
-    tensor of z, fp32 [nodes, vocabulary]; None where each node was certain.
+    tensor of z, fp32 [nodes, vocabulary]; None where each node was certain. ``drafters[s]`` is who
+    drafted for sequence s, None where that is one and the same for all.
     """
 
     tokens: list[list[int]]
     parents: list[list[int]]
     laws: list[Any] | None = None
+    drafters: list[str] | None = None
 
     @staticmethod
     def chains(tokens: list[list[int]]) -> Draft:
@@ -228,6 +271,17 @@ class Draft(NamedTuple):
     def depth(self, index: int) -> int:
         """How many positions the draft of sequence ``index`` reaches."""
         return max(depths(self.parents[index]), default=0)
+
+
+class Drafted(NamedTuple):
+    """What was drafted for a sequence in one step: its nodes' tokens, how deep they reach.
+
+    ``drafter`` is None where an engine has but one.
+    """
+
+    drafter: str | None
+    tokens: list[int]
+    depth: int
 
 
 @dataclass(frozen=True)
@@ -249,6 +303,8 @@ class Event(NamedTuple):
     """One token of one sample, as it is emitted; ``token_id`` is None in a closing event.
 
     ``text`` is what may be shown now: it lags where a character or a stop string may be under way.
+    ``drafted`` stands in the first event of a sample in a step that drafted something for it, and
+    ``start`` in its very first.
     ``finish_reason`` ("stop", "length", "error") ends the sample, with its ``counts``; ``error``
     says why a request failed while the others went on. ``prompt_logprobs`` come once, with the
     first token of the first sample: None for the first token of the prompt, which nothing precedes.
@@ -264,3 +320,5 @@ class Event(NamedTuple):
     counts: Counts | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
+    drafted: Drafted | None = None
+    start: Start | None = None

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..llm import LLM, Prompt
+from ..intake import Prompt
+from ..llm import LLM
 from ..sampling.draws import SharedNoise
 from ..types import Row
 from ..types import Sequence as Sample

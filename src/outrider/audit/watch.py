@@ -16,7 +16,8 @@ import torch
 
 from ..drafters.base import Drafter
 from ..errors import NumericalError, RequestError
-from ..llm import LLM, Prompt
+from ..intake import Prompt
+from ..llm import LLM
 from ..sampling.draws import Noise
 from ..types import Draft, Lawgiving, SamplingParams, Scheduled, Verdict
 from ..types import Sequence as Sample

@@ -119,7 +119,7 @@ def open_sides(pair: Pair, windows: Sequence[str], length: int, args: Any) -> li
     """Plain decoding, and every drafter with every window, each in an engine of its own."""
     given: dict[str, Any] = {
         "dtype": args.dtype, "num_speculative_tokens": args.num_speculative_tokens,
-        "max_num_seqs": 1, "max_model_len": length,
+        "max_num_seqs": 1, "max_model_len": length, "enable_prefix_caching": False,
     }  # fmt: skip
     drafters: dict[str, str | Path] = {"ngram": "ngram"}
     if pair.drafter is not None:

@@ -121,7 +121,10 @@ def measure(
     modes = {"plain": "none", "ngram": "ngram"}
     if (Path(model) / "drafter").is_dir():
         modes["model"] = str(Path(model) / "drafter")
-    options = {"num_speculative_tokens": length, "max_num_seqs": max(batches)}
+    options = {
+        "num_speculative_tokens": length, "max_num_seqs": max(batches),
+        "enable_prefix_caching": False,
+    }  # fmt: skip
     engines = {mode: LLM(model, drafter, **options) for mode, drafter in modes.items()}
     cells = [Cell(mode, batch) for batch in batches for mode in modes]
     for number in tqdm(range(rounds + 1), leave=False, disable=None):

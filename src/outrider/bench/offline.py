@@ -7,7 +7,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
 
 def set_draft_length(llm: LLM, length: int) -> None:
     """Let ``llm`` draft at most ``length`` tokens, at most as many as it was made for."""
-    llm.engine.config = replace(llm.engine.config, num_speculative_tokens=length)
+    llm.engine.draft_length = length
 
 
 class Bench:
@@ -242,6 +242,7 @@ class Bench:
             "drafter_window": options.drafter_window,
             "preset": options.preset,
             "max_num_seqs": max(options.batch_sizes),
+            "enable_prefix_caching": False,  # prompts come again and again
         }
         if self.replay is not None:
             return self.replay.open(drafter, **given)

@@ -85,7 +85,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    options = {"num_speculative_tokens": args.num_speculative_tokens, "max_num_seqs": 1}
+    options = {
+        "num_speculative_tokens": args.num_speculative_tokens, "max_num_seqs": 1,
+        "enable_prefix_caching": False,
+    }  # fmt: skip
     prompts = json.loads(Path(args.prompts).read_text(encoding="utf-8"))[:4]
     found = [compare(LLM(args.model, **options), prompts, args.tokens, args.rounds)]
     with TemporaryDirectory() as place:

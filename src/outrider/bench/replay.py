@@ -261,6 +261,7 @@ class ReplayModel:
         self.shape = Shape(**own)
         self.dtype, self.device = model.dtype, model.device
         self.trees, self.truncates = model.trees, model.truncates
+        self.paged = model.paged
         self._model = model
         self._tracks = tracks
 

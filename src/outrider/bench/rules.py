@@ -72,6 +72,7 @@ class Recorder:
     """A rule that also notes the bounds of every draft that it decides."""
 
     trees = False
+    paged = False
     keeps_laws = True
 
     def __init__(self, rule: AcceptanceRule) -> None:

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     args = parser.parse_args()
-    llm = LLM(args.model, drafter=None, dtype=args.dtype)
+    llm = LLM(args.model, drafter=None, dtype=args.dtype, enable_prefix_caching=False)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
     prompt = list(range(40, 40 + args.prompt_tokens))
     speeds: dict[str, list[float]] = {"outrider": [], "transformers": []}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, MutableSequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, MutableSequence, Sequence
 
 NULL_PAGE = 0
 """Page 0 belongs to nobody: padding rows write there and nobody reads it."""
@@ -11,6 +11,10 @@ NULL_PAGE = 0
 
 class PagePool:
     """Fixed-size pages, handed out one by one and counted by reference.
+
+    A page may be given a key that stands for what it holds. Such a page is found again by its key,
+    also when nobody holds it, until it is needed for something else: those given back longest ago
+    go first.
 
     Args:
         num_pages: pages in all, the null page included; 2 or more.
@@ -23,12 +27,15 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._references = [0] * num_pages
-        self._free = set(range(1, num_pages))
+        self._blank = set(range(1, num_pages))  # held by nobody, and worth nothing
+        self._idle: OrderedDict[int, None] = OrderedDict()  # held by nobody, found by their key
+        self._keys: dict[int, bytes] = {}
+        self._pages: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
         """Pages that nobody holds."""
-        return len(self._free)
+        return len(self._blank) + len(self._idle)
 
     @property
     def num_usable(self) -> int:
@@ -42,24 +49,36 @@ class PagePool:
     def grow(self, table: MutableSequence[int], tokens: int) -> bool:
         """Lengthen a page table in place until it covers ``tokens`` tokens.
 
-        Takes the page after the table's last one where it is free: neighbours in a run can be
+        Takes the page after the table's last one where it is blank: neighbours in a run can be
         read without being gathered. Returns False, having taken nothing, when pages run out.
         """
         missing = self.pages_for(tokens) - len(table)
-        if missing > len(self._free):
+        if missing > self.num_free:
             return False
         for _ in range(missing):
             page = table[-1] + 1 if table else self._widest_start()
-            if page not in self._free:
-                page = min(self._free)
-            self._free.remove(page)
+            if page not in self._blank:
+                page = min(self._blank) if self._blank else self._evict()
+            self._blank.remove(page)
             self._references[page] = 1
             table.append(page)
         return True
 
+    def _evict(self) -> int:
+        """Make the page that was given back longest ago a blank one."""
+        page, _ = self._idle.popitem(last=False)
+        self._forget(page)
+        self._blank.add(page)
+        return page
+
+    def _forget(self, page: int) -> None:
+        key = self._keys.pop(page, None)
+        if key is not None:
+            del self._pages[key]
+
     def _widest_start(self) -> int:
-        """A free page with room behind it: where a new table is least likely to meet another."""
-        held = [NULL_PAGE, *(i for i, count in enumerate(self._references) if count)]
+        """A blank page with room behind it: where a new table is least likely to meet another."""
+        held = [NULL_PAGE, *(i for i in range(1, self.num_pages) if i not in self._blank)]
         gaps = zip(held, [*held[1:], self.num_pages], strict=True)
         widest, at = max((end - start, -start) for start, end in gaps)
         # The middle of a gap behind somebody's pages, so that both can go on growing.
@@ -71,17 +90,40 @@ class PagePool:
         while len(table) > keep:
             self._drop(table.pop())
 
+    def name(self, page: int, key: bytes) -> None:
+        """Let a page that is held be found by ``key`` from now on, unless another page is."""
+        if not self._references[page]:
+            raise ValueError("a free page cannot be named")
+        if key not in self._pages and page not in self._keys:
+            self._keys[page] = key
+            self._pages[key] = page
+
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """The pages of the first keys, up to the first that is not found."""
+        found = []
+        for key in keys:
+            page = self._pages.get(key)
+            if page is None:
+                break
+            found.append(page)
+        return found
+
+    def num_idle(self, pages: Iterable[int]) -> int:
+        """How many of ``pages`` nobody holds."""
+        return sum(not self._references[page] for page in pages)
+
     def share(self, pages: Iterable[int]) -> list[int]:
-        """Hold ``pages`` once more and return them as a table of its own."""
+        """Hold ``pages``, which were found or are held, once more; return them as a table."""
         table = list(pages)
-        if any(not self._references[page] for page in table):
-            raise ValueError("a free page cannot be shared")
+        if any(page in self._blank for page in table):
+            raise ValueError("a blank page cannot be shared")
         for page in table:
+            self._idle.pop(page, None)
             self._references[page] += 1
         return table
 
     def free(self, table: MutableSequence[int]) -> None:
-        """Give back every page of ``table`` and empty it."""
+        """Give back every page of ``table`` and empty it, the last page first."""
         self.truncate(table, 0)
 
     def _drop(self, page: int) -> None:
@@ -89,7 +131,10 @@ class PagePool:
             raise ValueError(f"page {page} was given back more often than it was taken")
         self._references[page] -= 1
         if not self._references[page]:
-            self._free.add(page)
+            if page in self._keys:
+                self._idle[page] = None
+            else:
+                self._blank.add(page)
 
     def check(self, tables: Iterable[MutableSequence[int]]) -> None:
         """Assert that ``tables`` are all the tables there are and that nothing leaked."""
@@ -99,6 +144,10 @@ class PagePool:
                 f"page {page} stands in {counted[page]} tables and is counted "
                 f"{self._references[page]} times"
             )
-            assert (page in self._free) == (not counted[page])
+            states = (page in self._blank, page in self._idle, counted[page] > 0)
+            assert sum(states) == 1, f"page {page} is blank, idle, held: {states}"
+            assert page not in self._idle or page in self._keys
+        assert {page: key for key, page in self._pages.items()} == self._keys
+        assert not self._blank & self._keys.keys()
         assert NULL_PAGE not in counted
-        assert NULL_PAGE not in self._free
+        assert NULL_PAGE not in self._blank

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, demo, explain, generate, peers, quality, quantize, verify
+from . import bench, demo, explain, generate, peers, quality, quantize, serve, verify
 from .common import Commands
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
 )
 app.command()(generate.generate)
+app.command()(serve.serve)
+app.command()(serve.config)
 benches = typer.Typer(invoke_without_command=True)
 benches.callback()(bench.bench)
 benches.command()(peers.peers)

@@ -149,7 +149,10 @@ def demo(model: Model = None) -> None:
     console = Console(highlight=False)
     folder, pairs = model_folder(model), []
     prompts = pocket.prompts()[:PROMPTS]
-    engines = tuple(open_llm(folder, drafter=d, max_num_seqs=1) for d in ("none", "auto"))
+    engines = tuple(
+        open_llm(folder, drafter=d, max_num_seqs=1, enable_prefix_caching=False)
+        for d in ("none", "auto")
+    )
     console.print(TEACHING)
     for i, prompt in enumerate(prompts):
         with status(f"decoding prompt {i + 1} of {len(prompts)}, {2 * REPEATS} times"):

@@ -33,7 +33,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..llm import LLM, RequestOutput
+    from ..llm import LLM
+    from ..outputs import RequestOutput
 
 COLOURS = {Origin.ACCEPTED: "\x1b[32m", Origin.BONUS: "\x1b[36m", Origin.PLAIN: ""}
 RESET = "\x1b[0m"

@@ -16,13 +16,17 @@ class Drafter(Protocol):
     first in the middle, and again after its pages were taken and given anew.
     """
 
-    name: str
     max_length: int
     """The longest draft it can make."""
     max_nodes: int
     """The most nodes a draft can have: ``max_length`` for chains, more for trees."""
     target_layers: tuple[int, ...]
     """Hidden states it wants from the target, often none."""
+
+    @property
+    def name(self) -> str:
+        """What it is called where drafters are chosen."""
+        ...
 
     def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
         """Draft at most ``lengths[s]`` tokens deep after the last token of each sequence.

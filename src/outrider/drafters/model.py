@@ -25,10 +25,11 @@ class _State:
     """What of a sequence is in the drafter's cache.
 
     The first ``num_computed`` entries, which are the sequence's tokens up to ``base`` and then the
-    tokens ``drafted`` after them.
+    tokens ``drafted`` after them. The first ``noted`` pages are noted as whole.
     """
 
     num_computed: int = 0
+    noted: int = 0
     base: int = 0
     drafted: list[int] = field(default_factory=list)
 
@@ -65,20 +66,23 @@ class ModelDrafter:
         self._max_rows = max_rows + 1  # a chunk, and the token drawn after it
         shape = model.shape
         self._reach = shape.reach if isinstance(shape, Architecture) else None
+        self._shares = model.paged and self._reach is None  # else pages lack a beginning
         self._keeps_laws = keeps_laws
+        self._page_size = page_size
         self._states: dict[str, _State] = {}
+        self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
 
     def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
         drafts: list[list[int]] = [[] for _ in batch]
         segments: list[Segment] = []
         drawing: list[int] = []  # whose segments a token follows
         for i, (item, length) in enumerate(zip(batch, lengths, strict=True)):
-            if item.samples and not length:
-                continue  # nothing to draft: catching up can wait
+            if not length:
+                continue  # catching up can wait: a prompt's first token waits for the target alone
             sequence, tokens = item.sequence, item.sequence.tokens
             state = self._states.get(sequence.id)
             if state is None:
-                state = self._states[sequence.id] = _State()
+                state = self._states[sequence.id] = self._known(sequence)
             start, stop = state.num_computed, item.start + item.count
             if self._reach is not None:
                 # Nothing that is still to be drafted depends on what lies before.
@@ -86,6 +90,8 @@ class ModelDrafter:
             behind = tokens[start : min(stop, start + self._max_rows)]
             if behind and max(behind) >= self.model.shape.vocab_size:
                 continue  # the target has said what this model has no embedding for
+            for page in sequence.pages[start // self._page_size :]:
+                self._whole.pop(page, None)
             state.num_computed = start + len(behind)
             state.base, state.drafted = len(tokens), drafts[i]
             if behind:
@@ -172,6 +178,27 @@ class ModelDrafter:
                     break
                 alike += 1
             state.num_computed = min(state.num_computed, state.base + alike)
+            self._note(item.sequence, state)
+
+    def _known(self, sequence: Sampled) -> _State:
+        """What of a new sequence lies here already, from others with the same beginning."""
+        if not self._shares:
+            return _State()
+        pages = (len(sequence.tokens) - 1) // self._page_size  # the last token is computed anyway
+        noted = 0
+        for page, key in zip(sequence.pages[:pages], sequence.keys, strict=False):
+            if self._whole.get(page) != key:
+                break
+            noted += 1
+        return _State(noted * self._page_size, noted)
+
+    def _note(self, sequence: Sampled, state: _State) -> None:
+        """Note which pages are whole; a sequence that ended has given them back."""
+        full = min(state.num_computed // self._page_size, len(sequence.keys), len(sequence.pages))
+        if self._shares and full > state.noted:
+            for page in range(state.noted, full):
+                self._whole[sequence.pages[page]] = sequence.keys[page]
+            state.noted = full
 
     def release(self, seq_id: str) -> None:
         self._states.pop(seq_id, None)

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ..cache.pages import PagePool
+from ..cache.prefix import extend_keys
 from ..config import DEFAULT_SHARE, EngineConfig, free_memory, parse_memory
 from ..drafters.base import Drafter
 from ..drafters.registry import DrafterSpec
@@ -24,6 +25,7 @@ from ..sampling.law import RequestLaw
 from ..sampling.ratio import make_rule
 from ..text.detokenize import Detokenizer
 from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence
+from .pace import Pace
 from .runner import Runner
 from .scheduler import Plan, Scheduler
 
@@ -174,11 +176,14 @@ class Engine:
             config.max_num_seqs,
             config.max_num_batched_tokens,
             self.max_model_len,
+            caches=self.model.paged and config.enable_prefix_caching,
         )
         store = self.model.new_store(self.budget.pages, config.page_size)
         self.draft_noise = rule.drafting(self.noise)
         raw = config.logprobs_mode == "raw_logprobs"
         self.runner = Runner(self.model, store, rule, self.noise, raw, measurer(device))
+        self.draft_length = config.num_speculative_tokens  # may be set anew between steps, 0 too
+        self.pace = Pace()
         self.counts = Counts()
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
@@ -194,9 +199,32 @@ class Engine:
                 use, or stop strings are asked of a model without a tokenizer.
             MemoryBudgetError: the cache could never hold it.
         """
-        prompt, params = request.prompt_token_ids, request.params
+        self.enqueue(self.prepare(request))
+
+    def enqueue(self, sequences: list[Sequence]) -> None:
+        """Queue what ``prepare`` made of a request.
+
+        Raises:
+            RequestError: the id is in use.
+            MemoryBudgetError: the cache could never hold it.
+        """
+        request = sequences[0].request
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is in use; give another.")
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+        self._live[request.id] = {s.sample_index: s for s in sequences}
+
+    def prepare(self, request: Request) -> list[Sequence]:
+        """The sequences of a request: its options checked, its grammar compiled.
+
+        Touches nothing that a step does, so that another thread may call it meanwhile.
+
+        Raises:
+            RequestError: the prompt is empty, too long or not of this vocabulary, or an option
+                does not fit this model.
+        """
+        prompt, params = request.prompt_token_ids, request.params
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one.")
         if len(prompt) >= self.max_model_len:
@@ -214,13 +242,17 @@ class Engine:
             name = "stop strings" if params.stop else "bad_words"
             raise RequestError(f"{name} need a tokenizer, and this model has none.")
         law = self.law_of(request)
+        keys: list[bytes] = []
+        size = self.config.page_size
+        extend_keys(keys, prompt, len(prompt) // size, size, request.cache_salt)
+        written = self._tokenizer if request.detokenize or params.stop else None
         sequences = [
             Sequence(
                 id=f"{request.id}/{i}",
                 request=request,
                 sample_index=i,
                 text=Detokenizer(
-                    self._tokenizer,
+                    written,
                     prompt,
                     params.stop or (),
                     params.include_stop_str_in_output,
@@ -231,8 +263,8 @@ class Engine:
             for i in range(params.n)
         ]
         for sequence in sequences:
-            self.scheduler.add(sequence)
-        self._live[request.id] = {s.sample_index: s for s in sequences}
+            sequence.keys += keys
+        return sequences
 
     def law_of(self, request: Request) -> RequestLaw:
         """What the options of a request make of the target's logits.
@@ -275,8 +307,9 @@ class Engine:
     def step(self) -> list[Event]:
         """Schedule, draft, verify, commit; return what was emitted."""
         drafter = self.drafter
-        length = min(self.config.num_speculative_tokens, drafter.max_length)
-        plan = self.scheduler.schedule(length, drafter.max_nodes)
+        length = min(self.draft_length, drafter.max_length)
+        chunk = self.pace.chunk(self.config.max_num_batched_tokens)
+        plan = self.scheduler.schedule(length, drafter.max_nodes, chunk)
         for sequence in plan.preempted:
             self._forget(sequence)
         if not plan.batch:
@@ -287,7 +320,11 @@ class Engine:
         drafted = time.perf_counter()
         verdict = self.runner.verify(plan, draft)
         self.draft_seconds += drafted - begin
-        self.verify_seconds += time.perf_counter() - drafted
+        done = time.perf_counter()
+        self.verify_seconds += done - drafted
+        rows = sum(item.count for item in plan.batch)
+        decoding = sum(item.samples and item.count == 1 for item in plan.batch)
+        self.pace.observe(rows, decoding, done - begin)
         events = self.scheduler.commit(plan, draft, verdict)
         drafter.observe(plan.batch, verdict)
         return [self._closed(e) if e.finish_reason is not None else e for e in events]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..cache.pages import PagePool
+from ..cache.prefix import extend_keys
 from ..errors import MemoryBudgetError
-from ..types import Draft, Event, Origin, Scheduled, Sequence, Verdict
+from ..types import Draft, Drafted, Event, Origin, Scheduled, Sequence, Start, Verdict
 
 
 class Plan(NamedTuple):
@@ -31,14 +33,24 @@ class Scheduler:
         max_num_seqs: sequences that run together at most.
         max_num_batched_tokens: committed rows of a step at most.
         max_model_len: longest sequence, in tokens.
+        caches: whether sequences with the same beginning share its pages.
     """
 
     def __init__(
-        self, pool: PagePool, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+        self,
+        pool: PagePool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        caches: bool = True,
     ) -> None:
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.preemptions = 0
+        self.rows = 0  # committed rows scheduled since the start
+        self.queried = self.hit = 0  # tokens looked up in the prefix cache, and found
+        self._caches = caches
         self._max_num_seqs = max_num_seqs
         self._max_rows = max_num_batched_tokens
         self._max_model_len = max_model_len
@@ -60,9 +72,19 @@ class Scheduler:
                 f"cache pages, but the cache has {self.pool.num_usable}; "
                 "lower max_tokens or give more memory."
             )
-        self.waiting.append(sequence)
+        place = len(self.waiting)
+        while place and self.waiting[place - 1].request.priority > sequence.request.priority:
+            place -= 1
+        self.waiting.insert(place, sequence)
 
-    def schedule(self, num_speculative_tokens: int, max_nodes: int) -> Plan:
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences that have but their last token to compute."""
+        return sum(s.num_computed == len(s.tokens) - 1 for s in self.running)
+
+    def schedule(
+        self, num_speculative_tokens: int, max_nodes: int, max_chunk: int | None = None
+    ) -> Plan:
         """Choose the rows of the next step and give their sequences pages.
 
         Running sequences go first, oldest first; when pages run out the youngest is preempted and
@@ -72,10 +94,14 @@ class Scheduler:
             num_speculative_tokens: how deep a draft may reach; 0 for none.
             max_nodes: nodes that a draft of any depth may have, where that is above
                 ``num_speculative_tokens`` (trees); else it has no more than its length (chains).
+            max_chunk: rows of prompts that may go beside sequences that decode; None for no limit
+                but that of all rows.
         """
         chosen: list[tuple[Sequence, int]] = []
         preempted: list[Sequence] = []
         room = self._max_rows
+        if max_chunk is not None and (decoding := self.num_decoding):
+            room = min(room, decoding + max_chunk)
         for sequence in self.running:  # which the youngest may leave meanwhile, at its end
             count = min(len(sequence.tokens) - sequence.num_computed, room)
             if count and self._make_room(sequence, count, preempted):
@@ -83,25 +109,59 @@ class Scheduler:
                 room -= count
         while self.waiting and room and not preempted and len(self.running) < self._max_num_seqs:
             sequence = self.waiting[0]
-            count = min(len(sequence.tokens), room)
-            # All of it must fit now: what is let in should not be thrown out at once.
-            if self.pool.pages_for(len(sequence.tokens) + 1) > self.pool.num_free:
+            if not self._let_in(sequence):
                 break
-            self.pool.grow(sequence.pages, len(sequence.tokens))
             self.running.append(self.waiting.popleft())
+            count = min(len(sequence.tokens) - sequence.num_computed, room)
             chosen.append((sequence, count))
             room -= count
+        self.rows += sum(count for _, count in chosen)
         most = num_speculative_tokens
         return Plan([self._scheduled(*rows, most, max_nodes) for rows in chosen], preempted)
+
+    def _let_in(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence the pages that hold its beginning already, and new ones.
+
+        False if it does not fit: all of it must, for what is let in should not be thrown out at
+        once.
+        """
+        size, tokens = self.pool.page_size, len(sequence.tokens)
+        # The last token is computed in any case: its row says what comes next.
+        looked_up = self._caches and sequence.request.params.prompt_logprobs is None
+        found = self.pool.find(sequence.keys[: (tokens - 1) // size]) if looked_up else []
+        taken = self.pool.num_idle(found)
+        if self.pool.pages_for(tokens + 1) - len(found) > self.pool.num_free - taken:
+            return False
+        sequence.pages.extend(self.pool.share(found))
+        sequence.num_computed, sequence.named = len(found) * size, len(found)
+        self.pool.grow(sequence.pages, tokens)
+        if sequence.start is None:
+            sequence.start = Start(time.perf_counter(), sequence.num_computed)
+            self.queried += tokens if looked_up else 0
+            self.hit += sequence.num_computed
+        return True
+
+    def _name_pages(self, sequence: Sequence) -> None:
+        """Let others find the pages that are full of computed tokens."""
+        size = self.pool.page_size
+        full = sequence.num_computed // size
+        if not self._caches or full == sequence.named:
+            return
+        salt = sequence.request.cache_salt
+        extend_keys(sequence.keys, sequence.tokens, full, size, salt)
+        for page in range(sequence.named, full):
+            self.pool.name(sequence.pages[page], sequence.keys[page])
+        sequence.named = full
 
     def _make_room(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
         """Give a running sequence its pages, younger ones' if need be; False if it lost its own."""
         while not self.pool.grow(sequence.pages, sequence.num_computed + count):
             youngest = self.running.pop()
             self.pool.free(youngest.pages)
-            youngest.num_computed = 0
+            youngest.num_computed = youngest.named = 0
             self.waiting.appendleft(youngest)
             preempted.append(youngest)
+            self.preemptions += 1
             if youngest is sequence:
                 return False
         return True
@@ -110,7 +170,8 @@ class Scheduler:
         """Its rows; if it decodes, with a draft as deep as its limit and the free pages allow."""
         start, known = sequence.num_computed, len(sequence.tokens)
         samples = start + count == known
-        length = max(0, min(most, sequence.limit - known - 1)) if samples and count == 1 else 0
+        length = min(sequence.request.speculation.length(most), sequence.limit - known - 1)
+        length = max(0, length) if samples and count == 1 else 0
         while length:
             nodes = max_nodes if max_nodes > most else length
             if self.pool.grow(sequence.pages, known + nodes):
@@ -133,6 +194,7 @@ class Scheduler:
             sequence = item.sequence
             sequence.num_computed += item.count
             if not item.samples:
+                self._name_pages(sequence)
                 continue
             error = verdict.errors[i]
             if error is not None:
@@ -140,7 +202,7 @@ class Scheduler:
                 events.append(self._failed(sequence, error))
                 continue
             depth = draft.depth(i)
-            emitted = self._emit(sequence, verdict, i, depth)
+            emitted = self._emit(sequence, draft, verdict, i, depth)
             events += emitted
             # Rows of accepted nodes have their keys and values; the last token has none yet.
             sequence.num_computed = len(sequence.tokens) - 1
@@ -150,6 +212,7 @@ class Scheduler:
                     depth = min(depth, len(emitted))
                 accepted = min(len(verdict.path[i]), depth)
                 sequence.counts.record(depth, len(draft.tokens[i]), accepted, len(emitted))
+            self._name_pages(sequence)
             if sequence.finish_reason is not None:
                 self.remove(sequence)
             else:
@@ -157,11 +220,17 @@ class Scheduler:
         self._check(plan)
         return events
 
-    def _emit(self, sequence: Sequence, verdict: Verdict, index: int, depth: int) -> list[Event]:
+    def _emit(
+        self, sequence: Sequence, draft: Draft, verdict: Verdict, index: int, depth: int
+    ) -> list[Event]:
         """Append tokens up to the first that ends the output; later ones never happened."""
         events = []
         accepted = len(verdict.path[index])
         logprobs = verdict.logprobs[index] if verdict.logprobs else None
+        drafted = None
+        if depth:
+            by = draft.drafters[index] if draft.drafters else None
+            drafted = Drafted(by, draft.tokens[index], depth)
         first = sequence.num_output == 0
         for i, token in enumerate(verdict.tokens[index]):
             sequence.tokens.append(token)
@@ -177,6 +246,8 @@ class Scheduler:
                     sequence.finish_reason,
                     logprobs=None if logprobs is None else logprobs[i],
                     prompt_logprobs=(sequence.prompt_logprobs or None) if first and not i else None,
+                    drafted=None if i else drafted,
+                    start=sequence.start if first and not i else None,
                 )
             )
             if sequence.finish_reason is not None:

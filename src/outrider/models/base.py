@@ -41,6 +41,8 @@ class Model(Protocol):
     device: torch.device
     trees: bool
     """Whether a segment's nodes may branch."""
+    paged: bool
+    """Whether pages hold all that a sequence has, so that others may share its beginning."""
     truncates: bool
     """Whether a sequence can go back to an earlier token; if not, nothing can be drafted."""
 

@@ -102,6 +102,7 @@ class Fallback:
     """
 
     trees = False
+    paged = False
 
     def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
         config = read_config(folder)

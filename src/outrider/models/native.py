@@ -103,6 +103,7 @@ class NativeTransformer:
     """
 
     trees = True
+    paged = True
     truncates = True
     device = torch.device("cpu")
 

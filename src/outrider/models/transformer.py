@@ -17,7 +17,7 @@ from .attention import Attention
 from .base import Output, Store
 from .families import read_architecture, read_config
 from .quantize import Matrix
-from .rope import Rope
+from .rope import BY_LENGTH, Rope
 from .rows import TILE, Rows, Segment, build_rows, padded
 from .weights import PACKED_LINEAR, Experts, LayerWeights, Mlp, Weights, load_weights
 
@@ -152,6 +152,8 @@ class Transformer:
             self._unit = TILE if self.dtype == torch.float32 else row_unit(self.weights)
         kinds = set(architecture.kinds)
         self._ropes = {k: Rope(config, max_length, self.dtype, device, k) for k in kinds}
+        # Keys that are turned by the prompt's length are of use to that prompt alone.
+        self.paged = not any(rope.type in BY_LENGTH for rope in self._ropes.values())
         self._activation = ACTIVATIONS[architecture.activation]
 
     def page_bytes(self, page_size: int) -> int:

@@ -42,13 +42,31 @@ class TextCodec:
         self._tokenizer: PreTrainedTokenizerBase = tokenizer
         self.backend: Tokenizer = tokenizer.backend_tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, with the special tokens that the checkpoint's tokenizer adds."""
-        ids: list[int] = self._tokenizer(text)["input_ids"]
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of a prompt, with the ``special`` tokens that the checkpoint's tokenizer adds."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
-    def chat(self, messages: list[Message], add_generation_prompt: bool = True) -> list[int]:
+    @property
+    def template(self) -> str | None:
+        """The checkpoint's chat template."""
+        found: str | None = self._tokenizer.chat_template
+        return found
+
+    @template.setter
+    def template(self, text: str) -> None:
+        self._tokenizer.chat_template = text
+
+    def chat(
+        self,
+        messages: list[Message],
+        add_generation_prompt: bool = True,
+        tools: list[Any] | None = None,
+        **given: Any,
+    ) -> list[int]:
         """Ids of a conversation by the checkpoint's chat template.
+
+        ``tools`` are what the model may call, and ``given`` goes to the template as it is.
 
         Raises:
             RequestError: there is no template, or it refuses these messages.
@@ -59,10 +77,15 @@ class TextCodec:
             )
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+                messages,
+                tools=tools or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **given,
             )
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
-            raise RequestError(f"the chat template refused the messages: {error}") from None
+            said = str(error).rstrip(".")
+            raise RequestError(f"the chat template refused the messages: {said}.") from None
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from outrider import LLM, SamplingParams, __version__
 from outrider.errors import ConfigError
 
@@ -28,15 +26,14 @@ class Own:
                 spec["target"], drafter=drafter, num_speculative_tokens=LONGEST,
                 max_num_seqs=spec["parallel"], max_model_len=spec["context"],
                 dtype="bfloat16" if few else spec["dtype"], quantization=few,
-                drafter_quantization=drafters or "none",
+                drafter_quantization=drafters or "none", enable_prefix_caching=False,
             )  # fmt: skip
         except ConfigError as error:  # an Outrider without that option says so
             raise Unsupported(str(error)) from None
 
     def prepare(self, k: int, threads: int) -> None:
         if k:
-            engine = self.llm.engine
-            engine.config = replace(engine.config, num_speculative_tokens=k)
+            self.llm.engine.draft_length = k
 
     def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
         params = [

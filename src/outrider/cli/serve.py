@@ -1,0 +1,104 @@
+"""``outrider serve`` and ``outrider config``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..server.options import KINDS, OPTIONS, SECRET, Chosen, config_file, resolve
+from .common import model_folder, write
+
+PARAMETERS = tuple(
+    inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            KINDS[option.kind] | None,
+            typer.Option(
+                *([option.flag] if option.kind != "switch" else []),
+                help=option.help
+                + ("" if option.default in (None, False) else rf" \[{option.default}]"),
+                show_default=False,
+                show_envvar=False,
+            ),
+        ],
+    )
+    for option in OPTIONS
+)
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every option of a server; those not given are None."""
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    shown = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    function.__signature__ = inspect.Signature([*shown, *PARAMETERS])  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in (*shown, *PARAMETERS)}
+    return function
+
+
+Target = Annotated[
+    str | None,
+    typer.Argument(help="The target; the bundled pocket pair unless given.", show_default=False),
+]
+File = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="A TOML file with options, see outrider config."),
+]
+
+
+def chosen(
+    model: str | None, config: str | None, flags: dict[str, Any]
+) -> tuple[str | None, dict[str, Chosen]]:
+    """The model and what else is in force."""
+    found = resolve(flags, os.environ, config_file(config))
+    named = found.pop("model", None)
+    return (named.value if model is None and named else model), found
+
+
+@with_options
+def serve(model: Target = None, config: File = None, **flags: Any) -> None:
+    """Serve a model to clients of OpenAI and vLLM.
+
+    Options come from a TOML file, the environment (OUTRIDER_PORT=8001) and flags; the later win.
+    """
+    name, found = chosen(model, config, flags)
+    from ..server.build import build
+    from ..server.run import Server
+
+    llm, settings = build(model_folder(name), Path(name).name if name else "pocket", found)
+    host, port = found["host"].value, found["port"].value
+    error = Server(llm, settings, host, port, lambda line: typer.echo(line, err=True)).run()
+    if error is not None:
+        raise error
+
+
+@with_options
+def config(
+    model: Target = None,
+    config: File = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    **flags: Any,
+) -> None:
+    """Show the options that a server would have, and where each comes from."""
+    name, found = chosen(model, config, flags)
+    rows = {"model": Chosen(name, "argument" if model else "default"), **found}
+    shown = {n: "***" if n in SECRET and c.value else c.value for n, c in rows.items()}
+    if json_:
+        listed = {n: {"value": shown[n], "source": c.source} for n, c in rows.items()}
+        write(json.dumps(listed, indent=1) + "\n")
+        return
+    wide, long = max(map(len, rows)), max(len(toml(v)) for v in shown.values())
+    for n, c in rows.items():
+        write(f"{n:{wide}} = {toml(shown[n]):{long}}  # {c.source}\n")
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it; what is not set is an empty text."""
+    return json.dumps("" if value is None else value)

@@ -1,0 +1,98 @@
+"""The output that a request expects, as a draft: OpenAI's parameter ``prediction``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..sampling.draws import Noise
+from ..types import Draft, Scheduled, Verdict
+
+TAIL = 8
+"""How many of the last tokens are compared where an output looks for its way back."""
+TRIED = 64
+"""Places that are compared at most in a step."""
+
+
+@dataclass
+class _State:
+    """How far an output of ``seen`` tokens has come: ``at`` is the next token of its prediction.
+
+    ``lost`` is true from the first token on that is not the prediction's.
+    """
+
+    at: int = 0
+    seen: int = 0
+    lost: bool = False
+
+
+class PredictionDrafter:
+    """Drafts what the prediction says next, and nothing where the output has left it.
+
+    An output that left is looked for where its last tokens stand in the prediction: the longest
+    match counts, of equal ones the nearest to where it left. One token is enough, since a wrong
+    draft costs little and a right one is usually long.
+    """
+
+    name = "prediction"
+    target_layers: tuple[int, ...] = ()
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = self.max_nodes = max_length
+        self._states: dict[str, _State] = {}
+
+    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
+        drafts: list[list[int]] = []
+        for item, length in zip(batch, lengths, strict=True):
+            sequence = item.sequence
+            expected = sequence.request.speculation.prediction
+            if not (length and expected):
+                drafts.append([])
+                continue
+            state = self._states.setdefault(sequence.id, _State())
+            _follow(state, expected, sequence.tokens[sequence.prompt_length :])
+            drafts.append([] if state.lost else list(expected[state.at : state.at + length]))
+        return Draft.chains(drafts)
+
+    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
+        return
+
+    def release(self, seq_id: str) -> None:
+        self._states.pop(seq_id, None)
+
+
+def _follow(state: _State, expected: Sequence[int], output: Sequence[int]) -> None:
+    """Bring ``state`` up to date with the output."""
+    for token in output[state.seen :]:
+        state.lost = state.lost or state.at >= len(expected) or expected[state.at] != token
+        state.at += not state.lost
+    state.seen = len(output)
+    if not state.lost:
+        return
+    places = [
+        (_alike(expected, output, place), -abs(place - state.at), place)
+        for place, _ in zip(_places(expected, output[-1], state.at), range(TRIED), strict=False)
+    ]
+    if places:
+        state.at, state.lost = max(places)[2], False
+
+
+def _places(expected: Sequence[int], token: int, start: int) -> Iterator[int]:
+    """Where one may stand behind ``token``: from ``start`` on, then from the beginning."""
+    for begin, end in ((max(0, start - 1), len(expected)), (0, start - 1)):
+        while begin < end:
+            try:
+                begin = expected.index(token, begin, end) + 1
+            except ValueError:
+                break
+            yield begin
+
+
+def _alike(expected: Sequence[int], output: Sequence[int], place: int) -> int:
+    """How many of the last tokens of ``output`` stand before ``place``, ``TAIL`` at most."""
+    alike = 0
+    while (
+        alike < min(TAIL, place, len(output)) and expected[place - 1 - alike] == output[-1 - alike]
+    ):
+        alike += 1
+    return alike

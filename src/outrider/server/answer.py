@@ -1,0 +1,204 @@
+"""One generation as clients see it: choices, usage, and what speculation did for it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..types import Counts, Event, Logprob, Logprobs, Origin, Request
+
+LARGEST_NUMBER = 2**53
+"""JSON's readers hold whole numbers up to here; larger seeds are sent as strings."""
+
+Detail = Literal["none", "summary", "detailed"]
+
+
+@dataclass
+class Sample:
+    """One sample so far."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    drafts: list[list[int]] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """Add what one event brings."""
+        self.text += event.text
+        if event.drafted is not None:
+            self.drafted.append(event.drafted.depth)
+            self.accepted.append(0)
+            self.drafts.append(event.drafted.tokens)
+        if event.token_id is not None:
+            self.ids.append(event.token_id)
+            if event.origin is Origin.ACCEPTED:
+                self.accepted[-1] += 1
+            if event.logprobs is not None:
+                self.logprobs.append(event.logprobs)
+        self.finish_reason = event.finish_reason or self.finish_reason
+
+
+@dataclass
+class Answer:
+    """What became of one prompt; ``text`` is the prompt's, where it was given as text."""
+
+    request: Request
+    text: str | None
+    start: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+    counts: Counts = field(default_factory=Counts)
+    prompt_logprobs: list[Logprobs | None] | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+    samples: list[Sample] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.samples = [Sample() for _ in range(self.request.params.n)]
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Add the events of one step."""
+        if self.first is None:
+            self.first = time.perf_counter()
+        for event in events:
+            self.samples[event.sample_index].take(event)
+            self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
+            if event.start is not None:
+                self.cached_tokens += event.start.cached_tokens
+            self.error = self.error or event.error
+            if event.counts is not None:
+                self.counts.add(event.counts)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token; None before it."""
+        return None if self.first is None else self.first - self.start
+
+
+def seed_of(request: Request) -> int | str:
+    """The seed that repeats a request, exact in any reader."""
+    return request.seed if request.seed <= LARGEST_NUMBER else str(request.seed)
+
+
+def usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    """OpenAI's ``usage`` of a call; output tokens are those that were emitted."""
+    prompt = sum(len(a.request.prompt_token_ids) for a in answers)
+    output = sum(len(s.ids) for a in answers for s in a.samples)
+    predicted = [a.counts for a in answers if a.request.speculation.prediction]
+    accepted = sum(c.accepted for c in predicted)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": sum(a.cached_tokens for a in answers)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(c.drafted for c in predicted) - accepted,
+        },
+    }
+
+
+def metrics(answers: Sequence[Answer], longest: int, detail: Detail) -> dict[str, Any]:
+    """TTFT, and speculation in vLLM's names; null unless the call has but one sample."""
+    firsts = [a.ttft for a in answers if a.ttft is not None]
+    samples = [s for a in answers for s in a.samples]
+    shown = None
+    if len(samples) == 1 and detail != "none":
+        shown = speculative_decoding(samples[0], longest, detail)
+    return {
+        "time_to_first_token_ms": 1000 * min(firsts) if firsts else None,
+        "speculative_decoding": shown,
+    }
+
+
+def speculative_decoding(sample: Sample, longest: int, detail: Detail) -> dict[str, Any]:
+    """vLLM's per-request figures: ratios, and how often so many drafted tokens were accepted."""
+    steps, drafted, accepted = len(sample.drafted), sum(sample.drafted), sum(sample.accepted)
+    counted = Counter(sample.accepted)
+    by_length: dict[str, list[int]] = {}
+    for depth, stood in zip(sample.drafted, sample.accepted, strict=True):
+        by_length.setdefault(str(depth), [0] * (depth + 1))[stood] += 1
+    found: dict[str, Any] = {
+        "mean_acceptance_length": 1 + accepted / steps if steps else None,
+        "draft_acceptance_rate": accepted / drafted if drafted else None,
+        "acceptance_histogram": [counted[i] for i in range(longest + 1)],
+        "acceptance_histogram_by_draft_length": by_length,
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": longest,
+    }
+    if detail == "detailed":
+        found["per_step_accepted"] = sample.accepted
+        found["per_step_drafted"] = sample.drafted
+        found["per_step_draft_token_ids"] = sample.drafts
+    return found
+
+
+def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    """One step of one sample: its tokens with their origin, and what was drafted in vain."""
+    drafted = next((e.drafted for e in events if e.drafted is not None), None)
+    tokens = [e for e in events if e.token_id is not None]
+    stood = sum(e.origin is Origin.ACCEPTED for e in tokens)
+    rejected = drafted.tokens[stood:] if drafted else []
+    return {
+        "tokens": [{"id": e.token_id, "text": e.text, "origin": e.origin} for e in tokens],
+        "rejected": [{"id": id, "text": decode([id])} for id in rejected],
+        "drafter": drafted.drafter if drafted else None,
+    }
+
+
+def completion_logprobs(
+    found: Sequence[Logprobs | None],
+    ids: Sequence[int],
+    offset: int,
+    decode: Callable[[list[int]], str],
+) -> dict[str, Any]:
+    """The form of ``/v1/completions``; ``offset`` is where the first token's text begins.
+
+    Nothing is known of a prompt's first token but its text, which ``decode`` gives.
+    """
+    tokens, values, tops, offsets = [], [], [], []
+    for one, id in zip(found, ids, strict=True):
+        own = one[id] if one else None
+        word = own.decoded_token or "" if own else decode([id])
+        tokens.append(word)
+        values.append(own.logprob if own else None)
+        tops.append({p.decoded_token or "": p.logprob for p in one.values()} if one else None)
+        offsets.append(offset)
+        offset += len(word)
+    return {
+        "tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets,
+    }  # fmt: skip
+
+
+def chat_logprobs(found: Sequence[Logprobs], ids: Sequence[int], top: int) -> dict[str, Any]:
+    """The form of ``/v1/chat/completions``; ``top`` of the likeliest tokens are listed."""
+    content = []
+    for one, id in zip(found, ids, strict=True):
+        likeliest = sorted(one.values(), key=lambda p: p.rank)[:top]
+        content.append({**_shown(one[id]), "top_logprobs": [_shown(p) for p in likeliest]})
+    return {"content": content, "refusal": None}
+
+
+def _shown(found: Logprob) -> dict[str, Any]:
+    token = found.decoded_token or ""
+    return {"token": token, "logprob": found.logprob, "bytes": list(token.encode())}
+
+
+def prompt_logprobs(found: list[Logprobs | None] | None) -> list[Any] | None:
+    """vLLM's form of ``prompt_logprobs``."""
+    if found is None:
+        return None
+    return [
+        one and {
+            str(id): {"logprob": p.logprob, "rank": p.rank, "decoded_token": p.decoded_token}
+            for id, p in one.items()
+        }
+        for one in found
+    ]  # fmt: skip

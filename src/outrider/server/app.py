@@ -1,0 +1,252 @@
+"""The paths of the server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from .. import __version__
+from ..async_llm import AsyncLLM
+from ..engine.worker import SpeculationState
+from ..errors import ConfigError, OutriderError
+from .chat import Chat
+from .completions import Completion
+from .errors import error_body, install, response
+from .generate import Service, check_best, unless_gone
+from .metrics import Metrics
+from .protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Refusal,
+    SpeculationChange,
+    TokenizeRequest,
+)  # fmt: skip
+from .security import Gate
+from .settings import Settings
+
+logger = logging.getLogger("outrider")
+PLAYGROUND = Path(__file__).parent / "playground"
+LOOPBACK = ("127.0.0.1", "::1")
+
+
+def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
+    """The server over an engine, which the app starts and ends with itself."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        llm.launch()
+        yield
+        llm.shutdown()
+
+    app = FastAPI(
+        title="Outrider", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None,
+    )  # fmt: skip
+    service = Service(llm, settings, Metrics(llm, settings.names[0], settings.slo))
+    app.state.service = service
+    install(app)
+    app.add_middleware(Gate, settings=settings, failed=service.metrics.failed)
+    _models(app, service)
+    _texts(app, service)
+    _health(app, service)
+    _speculation(app, service)
+    _playground(app)
+    return app
+
+
+def _models(app: FastAPI, service: Service) -> None:
+    created = int(time.time())
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model that is served, by each of its names."""
+        intake = service.llm.intake
+        cards = [
+            {
+                "id": name, "object": "model", "created": created, "owned_by": "outrider",
+                "root": str(intake.folder), "parent": None, "max_model_len": intake.max_model_len,
+            }
+            for name in service.settings.names
+        ]  # fmt: skip
+        return {"object": "list", "data": cards}
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, call: Request) -> Response:
+        """Continue prompts."""
+        service.check_model(body.model)
+        work = Completion(service, body, service.salt(body.cache_salt, call))
+        return await answered(work, body.stream, call)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, call: Request) -> Response:
+        """Answer a conversation."""
+        service.check_model(body.model)
+        work = Chat(service, body, service.salt(body.cache_salt, call))
+        return await answered(work, body.stream, call)
+
+
+async def answered(work: Completion | Chat, stream: bool, call: Request) -> Response:
+    """All at once, or as server-sent events; what fails before the first token is no stream."""
+    try:
+        await work.prepare()
+    except ConfigError as error:
+        raise check_best(error) from None
+    if not stream:
+        try:
+            return JSONResponse(await unless_gone(call, work.whole()))
+        except ConfigError as error:
+            raise check_best(error) from None
+    chunks = work.chunks()
+    try:
+        first = await unless_gone(call, anext(chunks))
+    except ConfigError as error:
+        raise check_best(error) from None
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events(first, chunks), 200, headers, "text/event-stream")
+
+
+async def events(
+    first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
+) -> AsyncIterator[bytes]:
+    """Server-sent events; an error on the way is one more, and ends them."""
+    yield event(first)
+    try:
+        async for chunk in rest:
+            yield event(chunk)
+    except OutriderError as error:
+        yield event(error_body(error))
+    except Exception:
+        logger.exception("a stream failed")
+        yield event(error_body(OutriderError("the server failed; its log says why.")))
+    yield b"data: [DONE]\n\n"
+
+
+def event(content: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+
+
+def _texts(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """A text's or a conversation's token ids."""
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise Refusal("give either prompt or messages.", "prompt")
+        if body.prompt is not None:
+            ids = await service.ids(body.prompt, body.add_special_tokens)
+        else:
+            tools = [t.model_dump(exclude_none=True) for t in body.tools or []]
+            ids = await service.chat_ids(
+                body.messages or [], tools, body.add_generation_prompt, body.chat_template_kwargs
+            )
+        found: dict[str, Any] = {
+            "count": len(ids), "max_model_len": service.llm.intake.max_model_len, "tokens": ids,
+        }  # fmt: skip
+        if body.return_token_strs:
+            found["token_strs"] = [service.llm.intake.decode([id]) for id in ids]
+        return found
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        """The text of token ids."""
+        service.check_model(body.model)
+        return {"prompt": service.decode(body.tokens)}
+
+
+def _health(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """Alive: the server can do its work, or will be able to after a restart of its engine."""
+        failure = service.llm.failure
+        if failure is not None:
+            return response(503, error_body(failure))
+        return Response(status_code=200)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Ready for traffic: the engine has decoded, and nobody has asked for the end."""
+        if service.draining or service.llm.ready is None:
+            why = "the server is shutting down" if service.draining else "the engine is starting"
+            return JSONResponse({"ready": False, "reason": why}, 503, {"Retry-After": "1"})
+        return JSONResponse({"ready": True})
+
+    if service.settings.metrics_port is None:
+
+        @app.get("/metrics")
+        async def metrics() -> Response:
+            """For Prometheus."""
+            return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/stats")
+    async def stats() -> dict[str, Any]:
+        """For people."""
+        return service.stats.as_json()
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """Outrider's version."""
+        return {"version": __version__}
+
+
+def _speculation(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/speculation")
+    async def get() -> dict[str, Any]:
+        """What is drafted, and by whom."""
+        return state(service)
+
+    @app.post("/v1/speculation")
+    async def post(body: SpeculationChange, call: Request) -> dict[str, Any]:
+        """Change it from the next step on: without keys from this machine only."""
+        host = call.client.host if call.client else None
+        if not service.settings.api_keys and host not in LOOPBACK:
+            raise Refusal("without API keys speculation is set from this machine only.", code=403)
+        now = service.llm.speculation
+        if now is None:
+            raise Refusal("the engine is starting; try again.", code=503)
+        try:
+            await service.llm.set_speculation(
+                SpeculationState(
+                    now.enabled if body.enabled is None else body.enabled,
+                    body.drafter or now.drafter,
+                    body.num_speculative_tokens or now.num_speculative_tokens,
+                )
+            )
+        except ConfigError as error:
+            raise check_best(error) from None
+        return state(service)
+
+
+def _playground(app: FastAPI) -> None:
+    """The page at /, from the package; it loads nothing from elsewhere."""
+    headers = {"Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'"}
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(PLAYGROUND / "index.html", headers=headers)
+
+    app.mount("/playground", StaticFiles(directory=PLAYGROUND))
+
+
+def state(service: Service) -> dict[str, Any]:
+    """What is in force."""
+    now, ready = service.llm.speculation, service.llm.ready
+    return {
+        "enabled": now.enabled if now else None,
+        "drafter": now.drafter if now else None,
+        "num_speculative_tokens": now.num_speculative_tokens if now else None,
+        "max_num_speculative_tokens": ready.max_draft if ready else None,
+        "drafters": {name: {} for name in ready.drafters} if ready else {},
+        "controller": None,
+    }

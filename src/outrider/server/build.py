@@ -1,0 +1,135 @@
+"""From options to a server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..async_llm import AsyncLLM
+from ..errors import ConfigError
+from .metrics import Slo
+from .options import OPTIONS, Chosen
+from .settings import Settings
+from .tools import Form, form_of
+
+PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
+SECONDS = {"ms": 0.001, "s": 1.0}
+
+
+def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[AsyncLLM, Settings]:
+    """The engine, not started yet, and the server's settings.
+
+    Args:
+        model: the checkpoint.
+        name: what clients call it unless an option says.
+        chosen: what is in force.
+
+    Raises:
+        OutriderError: an option is wrong, or the checkpoint cannot be used.
+    """
+    values = {name: one.value for name, one in chosen.items()}
+    given = {o.name: values[o.name] for o in OPTIONS if o.engine}
+    if values["speculative_config"] is not None:
+        given = {n: v for n, v in given.items() if chosen[n].source != "default"}
+    drafter = given.pop("drafter", "auto")
+    given = {n: v for n, v in given.items() if v is not None}
+    llm = AsyncLLM(model, drafter, **given)
+    codec = llm.intake.codec
+    template = codec.template if codec else None
+    if values["chat_template"] is not None:
+        template = read_text(Path(values["chat_template"]), "chat_template")
+        if codec is None:
+            raise ConfigError("chat_template is given, but the model has no tokenizer; drop it.")
+        codec.template = template
+    parser = values["tool_call_parser"]
+    if parser != "auto" and parser not in PARSERS:
+        raise ConfigError(f"tool_call_parser is {parser!r}; give auto, {', '.join(PARSERS)}.")
+    detail = values["per_request_spec_decode_metrics"]
+    if detail not in ("none", "summary", "detailed"):
+        raise ConfigError(
+            f"per_request_spec_decode_metrics is {detail!r}; give none, summary or detailed."
+        )
+    return llm, Settings(
+        names=tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),
+        longest=llm.config.num_speculative_tokens,
+        detail=detail,
+        tool_form=form_of(template) if parser == "auto" else PARSERS[parser],
+        fingerprint=fingerprint(llm),
+        api_keys=read_keys(values["api_key"], values["api_key_file"]),
+        max_queued_requests=positive(values, "max_queued_requests"),
+        max_queued_tokens=positive(values, "max_queued_tokens"),
+        max_body=positive(values, "max_body_bytes"),
+        request_timeout=values["request_timeout"],
+        log_interval=values["log_interval"],
+        metrics_port=values["metrics_port"],
+        salted=values["cache_salt_per_key"],
+        shutdown_timeout=values["shutdown_timeout"],
+        slo=read_slo(values["slo"]),
+    )
+
+
+def positive(values: Mapping[str, Any], name: str) -> int:
+    """A whole number of 1 or more.
+
+    Raises:
+        ConfigError: it is less.
+    """
+    value: int = values[name]
+    if value < 1:
+        raise ConfigError(f"{name} is {value}; give 1 or more.")
+    return value
+
+
+def read_text(file: Path, name: str) -> str:
+    """A file that an option names.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise ConfigError(f"{name}: {file} cannot be read ({reason}).") from None
+
+
+def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
+    """Keys from an option and a file, blank lines aside.
+
+    Raises:
+        ConfigError: the file cannot be read, or there is no key where some were asked for.
+    """
+    found = [key.strip() for key in (listed or "").split(",")]
+    if file is not None:
+        found += read_text(Path(file), "api_key_file").split()
+    keys = tuple(dict.fromkeys(key for key in found if key))
+    if not keys and (listed is not None or file is not None):
+        raise ConfigError("api_key or api_key_file is given, but has no key; drop it or give one.")
+    return keys
+
+
+def read_slo(text: str | None) -> Slo:
+    """As in ``ttft=200ms,tpot=50ms``.
+
+    Raises:
+        ConfigError: it reads otherwise.
+    """
+    found: dict[str, float] = {}
+    for part in filter(None, (text or "").split(",")):
+        match = re.fullmatch(r"\s*(ttft|tpot)=([0-9.]+)(ms|s)\s*", part)
+        if match is None:
+            raise ConfigError(f"slo is {text!r}; give it as in ttft=200ms,tpot=50ms.")
+        found[match[1]] = float(match[2]) * SECONDS[match[3]]
+    return Slo(**found)
+
+
+def fingerprint(llm: AsyncLLM) -> str:
+    """The same for servers whose seeds give the same text: weights, options and instruction set."""
+    config, folder = llm.config, llm.intake.folder
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else [folder]
+    about = [str([(f.name, f.stat().st_size) for f in files]), config.dtype, config.quantization]
+    return "fp_" + hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]

@@ -1,0 +1,149 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ..types import Event, Logprobs
+from .answer import (
+    Answer,
+    Sample,
+    completion_logprobs,
+    metrics,
+    prompt_logprobs,
+    seed_of,
+    step_of,
+    usage,
+)  # fmt: skip
+from .generate import Service, merged
+from .protocol import CompletionRequest, Refusal
+
+
+class Completion:
+    """One call: its prompts, and how their outputs are shown."""
+
+    def __init__(self, service: Service, body: CompletionRequest, salt: str) -> None:
+        self.service = service
+        self.body = body
+        self.salt = salt
+        self.id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.answers: list[Answer] = []
+        self.shown: dict[tuple[int, int], int] = {}  # characters of a choice sent so far
+
+    async def prepare(self) -> None:
+        """Read the prompts and make requests of them.
+
+        Raises:
+            OutriderError: one of them cannot be served.
+        """
+        body = self.body
+        if body.suffix:
+            raise Refusal("suffix is not supported: no model here fills in.", "suffix")
+        if body.max_tokens == 0 and not body.echo:
+            raise Refusal("max_tokens is 0; give 1 or more.", "max_tokens")
+        wanted: dict[str, Any] = {"logprobs": body.logprobs}
+        if body.echo and body.logprobs is not None:
+            wanted["prompt_logprobs"] = body.logprobs
+        for number, prompt in enumerate(body.prompts()):
+            ids = await self.service.ids(prompt)
+            request = await self.service.request(body, ids, number, self.salt, **wanted)
+            text = prompt if isinstance(prompt, str) else self.service.llm.intake.decode(ids)
+            self.answers.append(Answer(request, text))
+        self.service.admit([a.request for a in self.answers])
+
+    async def whole(self) -> dict[str, Any]:
+        """Run everything and show it at once."""
+        streams = [self.service.run(a, self.body.timeout) for a in self.answers]
+        async for _ in merged(streams):
+            pass
+        choices = []
+        for i, answer in enumerate(self.answers):
+            for j, sample in enumerate(answer.samples):
+                number = i * self.body.n + j
+                choices.append(self._choice(number, answer, sample, 0, sample.finish_reason))
+        return {
+            **self._head(), "choices": choices, "usage": usage(self.answers),
+            "seed": seed_of(self.answers[0].request), "metrics": self._metrics(),
+        }  # fmt: skip
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The same step by step; the last chunk has figures, and usage where asked."""
+        body = self.body
+        streams = [self.service.run(a, body.timeout) for a in self.answers]
+        async for i, events in merged(streams):
+            answer = self.answers[i]
+            for j, new in by_sample(events).items():
+                sample = answer.samples[j]
+                number, last = i * body.n + j, new[-1].finish_reason
+                start = len(sample.ids) - sum(e.token_id is not None for e in new)
+                choice = self._choice(number, answer, sample, start, last, new)
+                yield {**self._head(), "choices": [choice]}
+        yield self._end()
+
+    def _end(self) -> dict[str, Any]:
+        asked = self.body.stream_options
+        return {
+            **self._head(), "choices": [], "seed": seed_of(self.answers[0].request),
+            "metrics": self._metrics(),
+            "usage": usage(self.answers) if asked and asked.include_usage else None,
+        }  # fmt: skip
+
+    def _metrics(self) -> dict[str, Any]:
+        settings = self.service.settings
+        return metrics(self.answers, settings.longest, settings.detail)
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": "text_completion", "created": self.created,
+            "model": self.body.model or self.service.name,
+            "system_fingerprint": self.service.settings.fingerprint,
+        }  # fmt: skip
+
+    def _choice(
+        self,
+        number: int,
+        answer: Answer,
+        sample: Sample,
+        start: int,
+        finish_reason: str | None,
+        events: list[Event] | None = None,
+    ) -> dict[str, Any]:
+        """A choice from its token ``start`` on: all of it, or what ``events`` bring."""
+        body = self.body
+        text = sample.text if events is None else "".join(e.text for e in events)
+        ids, found = sample.ids[start:], list[Logprobs | None](sample.logprobs[start:])
+        if body.max_tokens == 0:
+            text, ids, found = "", [], []
+        offset = len(answer.text or "") if body.echo else 0
+        if events is not None:
+            offset += len(sample.text) - len(text)
+        if body.echo and start == 0:
+            text, ids = (answer.text or "") + text, [*answer.request.prompt_token_ids, *ids]
+            found, offset = [*(answer.prompt_logprobs or []), *found], 0
+        shown = None
+        if body.logprobs is not None and len(found) == len(ids):
+            shown = completion_logprobs(found, ids, offset, self.service.llm.intake.decode)
+        choice: dict[str, Any] = {
+            "index": number, "text": text, "logprobs": shown, "finish_reason": finish_reason,
+        }  # fmt: skip
+        if body.prompt_logprobs is not None and start == 0:
+            choice["prompt_logprobs"] = prompt_logprobs(answer.prompt_logprobs)
+        if body.return_speculation and events is not None:
+            choice["speculation"] = step_of(events, self.service.llm.intake.decode)
+        if body.return_token_ids:
+            choice["token_ids"] = sample.ids[start:]
+            if start == 0:
+                choice["prompt_token_ids"] = list(answer.request.prompt_token_ids)
+        return choice
+
+
+def by_sample(events: list[Event]) -> dict[int, list[Event]]:
+    """The events of one step by sample."""
+    found: dict[int, list[Event]] = {}
+    for event in events:
+        found.setdefault(event.sample_index, []).append(event)
+    return found

@@ -1,0 +1,124 @@
+"""Errors as OpenAI's clients read them: always message, type, param and code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from ..errors import ConfigError, MemoryBudgetError, OutriderError, RequestError, WorkerError
+from ..outputs import GenerationError
+from .protocol import Refusal
+
+TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error",
+    413: "invalid_request_error", 415: "invalid_request_error", 422: "invalid_request_error",
+    429: "rate_limit_error", 431: "invalid_request_error", 500: "server_error",
+    503: "service_unavailable_error",
+}  # fmt: skip
+RETRY_SECONDS = 1
+
+
+class ServerError(OutriderError):
+    """A call that ends with a status of its own.
+
+    Args:
+        status: of HTTP.
+        message: one sentence: what is wrong and what to do.
+        param: the field at fault.
+        code: OpenAI's word for it, such as model_not_found.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+def body(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The JSON of an error."""
+    kind = TYPES.get(status, "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or status}}
+
+
+def status_of(error: OutriderError) -> int:
+    """The status that an error of the engine or the server has."""
+    if isinstance(error, ServerError):
+        return error.status
+    if isinstance(error, Refusal):
+        return error.code
+    if isinstance(error, WorkerError):
+        return 503
+    if isinstance(error, GenerationError):
+        return 500
+    return 400 if isinstance(error, RequestError | ConfigError | MemoryBudgetError) else 500
+
+
+def error_body(error: OutriderError) -> dict[str, Any]:
+    """The JSON of an error of the engine or the server."""
+    code = error.code if isinstance(error, ServerError) else None
+    return body(status_of(error), str(error), getattr(error, "param", None), code)
+
+
+def response(status: int, content: dict[str, Any]) -> JSONResponse:
+    """With Retry-After where trying again helps."""
+    headers = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else None
+    return JSONResponse(content, status, headers)
+
+
+def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
+    """One sentence for what a body's check found first, and the field at fault."""
+    first = problems[0]
+    place = [str(part) for part in first.get("loc", ()) if part != "body"]
+    if first.get("type") == "json_invalid":
+        return (
+            f"the body is no JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}.",
+            None,
+        )
+    # Of a union pydantic names every branch behind the field; the field is what helps.
+    field = place[0] if place else None
+    where = ".".join(part for part in place if part.isidentifier() or part.isdecimal())
+    said = str(first.get("msg", "it is wrong")).removeprefix("Value error, ")
+    said = said[:1].lower() + said[1:]
+    return (f"{where}: {said}." if where else f"the body is wrong: {said}."), field
+
+
+def install(app: FastAPI) -> None:
+    """Give every error of ``app`` the same form."""
+
+    @app.exception_handler(OutriderError)
+    async def _known(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, OutriderError)
+        return response(status_of(error), error_body(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        message, param = sentence(error.errors())
+        return response(400, body(400, message, param))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no {request.url.path} here; see /docs for what there is."
+        if error.status_code == 405:
+            message = f"{request.method} is not for {request.url.path}; see /docs."
+        found = response(error.status_code, body(error.status_code, message))
+        found.headers.update(error.headers or {})
+        return found
+
+    @app.exception_handler(Exception)
+    async def _unknown(_: Request, error: Exception) -> JSONResponse:
+        return response(500, body(500, "the server failed; its log says why."))

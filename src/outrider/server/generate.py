@@ -1,0 +1,287 @@
+"""From a body to the engine and back: admission, requests, and their events as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request as Call
+
+from ..async_llm import AsyncLLM
+from ..errors import ConfigError
+from ..types import Event, Request, SamplingParams, Speculation
+from .answer import Answer
+from .errors import ServerError
+from .messages import readable
+from .metrics import Metrics
+from .protocol import Generation, Refusal
+from .settings import Settings
+from .stats import Stats
+
+T = TypeVar("T")
+LONG_TEXT = 1 << 14
+"""Characters from which on a text is tokenised in a thread, so that other calls go on."""
+TEMPLATE_OWN = frozenset(
+    {"messages", "tools", "tokenize", "add_generation_prompt", "chat_template"}
+)
+"""What of a template's call is not the client's to give."""
+GONE = 499
+"""What the log says of a client that went away."""
+
+
+@dataclass
+class Service:
+    """What every call needs: the engine and the limits."""
+
+    llm: AsyncLLM
+    settings: Settings
+    metrics: Metrics
+    stats: Stats = field(default_factory=Stats)
+    draining: bool = False
+    waiting_tokens: int = 0
+
+    @property
+    def name(self) -> str:
+        """The model, as clients call it."""
+        return self.settings.names[0]
+
+    def check_model(self, given: str | None) -> None:
+        """Refuse another model than the one that is served.
+
+        Raises:
+            ServerError: 404.
+        """
+        if given is not None and given not in self.settings.names:
+            raise ServerError(
+                404, f"there is no model {given!r} here; this server has {self.name!r}.",
+                "model", "model_not_found",
+            )  # fmt: skip
+
+    def admit(self, requests: list[Request]) -> None:
+        """Refuse what would have to wait behind too much.
+
+        Raises:
+            ServerError: 429 for a full queue, 503 while the server drains.
+        """
+        if self.draining:
+            raise ServerError(503, "the server is shutting down; send the call elsewhere.")
+        if self.llm.ready is None:
+            raise ServerError(503, "the engine is starting; send the call again.")
+        limit = self.settings
+        waiting = self.llm.live - self.llm.gauges.running
+        if waiting + len(requests) > limit.max_queued_requests and self.llm.live:
+            raise ServerError(
+                429, f"{waiting} requests wait already, and the queue holds "
+                f"{limit.max_queued_requests}; try again later.", code="queue_full",
+            )  # fmt: skip
+        tokens = sum(len(r.prompt_token_ids) * r.params.n for r in requests)
+        if self.waiting_tokens and self.waiting_tokens + tokens > limit.max_queued_tokens:
+            raise ServerError(
+                429, f"requests of {self.waiting_tokens} prompt tokens are under way, and the "
+                f"limit is {limit.max_queued_tokens}; try again later.", code="queue_full",
+            )  # fmt: skip
+
+    async def ids(self, prompt: str | list[int], special: bool = True) -> list[int]:
+        """A prompt's token ids.
+
+        Raises:
+            Refusal: a text, and the model has no tokenizer.
+        """
+        if not isinstance(prompt, str):
+            return prompt
+        codec = self.llm.intake.codec
+        if codec is None:
+            raise Refusal("this model has no tokenizer; give prompts as token ids.", "prompt")
+        if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise Refusal("the prompt has lone surrogates; send UTF-8.", "prompt")
+        if len(prompt) < LONG_TEXT:
+            return codec.encode(prompt, special)
+        return await asyncio.to_thread(codec.encode, prompt, special)
+
+    def salt(self, given: str | None, call: Call) -> str:
+        """What stands before a request's cached prefix: its own salt, and its key's where asked."""
+        key = call.headers.get("authorization", "") if self.settings.salted else ""
+        return "\0".join((key, given)) if key and given else key or given or ""
+
+    async def chat_ids(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        generation_prompt: bool,
+        given: dict[str, Any] | None,
+    ) -> list[int]:
+        """A conversation's token ids, by the chat template, in a thread where it is long.
+
+        Raises:
+            RequestError: there is no template, or it refuses the messages.
+        """
+        codec = self.llm.intake.codec
+        if codec is None:
+            raise Refusal("this model has no tokenizer, so it cannot chat.", "messages")
+        wrong = TEMPLATE_OWN.intersection(given or {})
+        if wrong:
+            raise Refusal(f"{min(wrong)} is not for the template.", "chat_template_kwargs")
+        work = partial(codec.chat, readable(messages), generation_prompt, tools, **(given or {}))
+        size = sum(len(str(m.get("content", ""))) for m in messages)
+        return work() if size < LONG_TEXT else await asyncio.to_thread(work)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of token ids.
+
+        Raises:
+            Refusal: one of them is not in the vocabulary.
+        """
+        size = self.llm.ready.vocab_size if self.llm.ready else 0
+        wrong = [id for id in ids if not 0 <= id < size]
+        if wrong:
+            raise Refusal(f"token id {wrong[0]} is not in the vocabulary of {size}.", "tokens")
+        return self.llm.intake.decode(ids)
+
+    async def request(
+        self, body: Generation, ids: list[int], number: int, salt: str, **more: Any
+    ) -> Request:
+        """The engine's request for one prompt of a call.
+
+        ``salt`` keeps its cached prefix from others, and ``more`` goes to ``SamplingParams``.
+
+        Raises:
+            OutriderError: it cannot be served.
+        """
+        room = self.llm.intake.max_model_len - len(ids)
+        if room < 1:
+            raise Refusal(
+                f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
+                f"{self.llm.intake.max_model_len}; shorten it.", "prompt",
+            )  # fmt: skip
+        params: SamplingParams = body.sampling(room, **more)
+        name = f"{body.request_id or uuid.uuid4().hex}-{number}"
+        request, _ = self.llm.request(ids, params, name)
+        return replace(
+            request,
+            speculation=await self._speculation(body),
+            priority=body.priority,
+            cache_salt=salt,
+        )
+
+    async def _speculation(self, body: Generation) -> Speculation:
+        given = body.speculation
+        expected: tuple[int, ...] = ()
+        if body.prediction is not None:
+            expected = tuple(await self.ids(body.prediction.text, special=False))
+        if given is None:
+            return Speculation(prediction=expected)
+        return Speculation(given.enabled, given.drafter, given.num_speculative_tokens, expected)
+
+    async def run(self, answer: Answer, timeout: float | None) -> AsyncIterator[list[Event]]:
+        """The events of one prompt, collected in ``answer`` on the way.
+
+        Raises:
+            OutriderError: it cannot be served, or failed.
+            ServerError: 408, it took longer than ``timeout`` seconds.
+        """
+        tokens = len(answer.request.prompt_token_ids) * answer.request.params.n
+        limits = [t for t in (timeout, self.settings.request_timeout) if t is not None]
+        timeout = min(limits, default=None)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.waiting_tokens += tokens
+        self.metrics.begin(answer.request)
+        try:
+            async with contextlib.aclosing(self.llm.stream(answer.request)) as stream:
+                while True:
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    try:
+                        events = await asyncio.wait_for(anext(stream), left)
+                    except StopAsyncIteration:
+                        self.stats.add(answer)
+                        return
+                    except TimeoutError:
+                        raise ServerError(
+                            408, f"the request took longer than {timeout:g} s; raise its timeout "
+                            "or ask for fewer tokens.", code="timeout",
+                        ) from None  # fmt: skip
+                    answer.take(events)
+                    if answer.error is not None:
+                        raise ServerError(500, f"the request failed: {answer.error}")
+                    yield events
+        finally:
+            self.waiting_tokens -= tokens
+            self.metrics.end(answer.request.id)
+
+    async def finish(self, answer: Answer, timeout: float | None) -> None:
+        """Run one prompt to its end.
+
+        Raises:
+            OutriderError: see ``run``.
+        """
+        async for _ in self.run(answer, timeout):
+            pass
+
+
+async def unless_gone(call: Call, work: Awaitable[T]) -> T:
+    """``work``, cancelled as soon as the client is gone.
+
+    Raises:
+        ServerError: the client is gone.
+    """
+    task = asyncio.ensure_future(work)
+
+    async def watch() -> None:
+        while (await call.receive())["type"] != "http.disconnect":
+            pass
+
+    watcher = asyncio.ensure_future(watch())
+    try:
+        done, _ = await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            return task.result()
+        raise ServerError(GONE, "the client went away.")
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(BaseException):
+                await task
+
+
+async def merged(streams: list[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+    """Several streams as one, each item with its stream's number."""
+    queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
+
+    async def pump(number: int, stream: AsyncIterator[T]) -> None:
+        try:
+            async for item in stream:
+                queue.put_nowait((number, item))
+            queue.put_nowait(None)
+        except BaseException as error:
+            queue.put_nowait(error)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        left = len(tasks)
+        while left:
+            found = await queue.get()
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                left -= 1
+                continue
+            yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def check_best(error: ConfigError) -> Refusal:
+    """A wrong option of a request as its client knows it: the field's own name."""
+    text = str(error).removeprefix("SamplingParams: ").removeprefix("StructuredOutputsParams ")
+    field = text.partition(" ")[0]
+    return Refusal(text, field if field.isidentifier() else None)

@@ -1,0 +1,214 @@
+// The playground: one stream in one lane, or two of the same seed side by side.
+
+const byId = (id) => document.getElementById(id);
+const STEPS_SHOWN = 400;
+let running = null; // aborts what is under way
+
+function headers() {
+  const key = byId("key").value;
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+function say(text, bad = false) {
+  byId("message").textContent = text;
+  byId("message").classList.toggle("bad", bad);
+}
+
+async function ask(path) {
+  const response = await fetch(path, { headers: headers() });
+  if (response.status === 401) {
+    byId("key-label").hidden = false;
+    throw new Error("This server wants an API key.");
+  }
+  if (!response.ok) throw new Error((await response.json()).error?.message ?? response.statusText);
+  return response.json();
+}
+
+async function connect() {
+  try {
+    const [models, speculation] = await Promise.all([ask("/v1/models"), ask("/v1/speculation")]);
+    const model = models.data[0];
+    byId("model").textContent = `${model.id} · context ${model.max_model_len} tokens`;
+    const select = byId("drafter");
+    select.replaceChildren();
+    for (const name of Object.keys(speculation.drafters).filter((n) => n !== "prediction")) {
+      select.add(new Option(name, name, false, name === speculation.drafter));
+    }
+    byId("length").max = speculation.max_num_speculative_tokens;
+    byId("length").value = speculation.num_speculative_tokens;
+    say(speculation.enabled ? "" : "Speculation is switched off on this server.");
+  } catch (error) {
+    byId("model").textContent = "not connected";
+    say(error.message, true);
+  }
+}
+
+function body(enabled) {
+  const chat = document.querySelector("input[name=mode]:checked").value === "chat";
+  const prompt = byId("prompt").value;
+  const asked = {
+    ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+    stream: true,
+    stream_options: { include_usage: true },
+    return_speculation: true,
+    temperature: Number(byId("temperature").value),
+    max_tokens: Number(byId("max_tokens").value),
+    speculation: {
+      enabled,
+      drafter: byId("drafter").value || null,
+      num_speculative_tokens: Number(byId("length").value),
+    },
+  };
+  if (byId("seed").value) asked.seed = byId("seed").value;
+  return [chat ? "/v1/chat/completions" : "/v1/completions", asked];
+}
+
+// The JSON of each server-sent event of a response.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const found = JSON.parse(data);
+      if (found.error) throw new Error(found.error.message);
+      yield found;
+    }
+  }
+}
+
+class Lane {
+  constructor(title) {
+    const found = byId("lane").content.cloneNode(true);
+    this.element = found.querySelector("article");
+    this.element.querySelector("h2").textContent = title;
+    this.steps = found.querySelector(".steps");
+    this.output = found.querySelector(".text");
+    byId("lanes").append(found);
+    this.text = "";
+    this.tokens = this.count = this.drafted = this.accepted = 0;
+    this.start = performance.now();
+    this.first = this.last = null;
+  }
+
+  show(name, value) {
+    this.element.querySelector(`[data-figure=${name}]`).textContent = value;
+  }
+
+  step({ tokens, rejected }) {
+    this.last = performance.now();
+    this.first ??= this.last;
+    this.count += 1;
+    this.tokens += tokens.length;
+    const stood = tokens.filter((t) => t.origin === "accepted").length;
+    this.accepted += stood;
+    this.drafted += stood + rejected.length;
+    tokens.forEach((token, i) => {
+      const span = document.createElement("span");
+      span.className = `token ${token.origin}`;
+      span.textContent = token.text;
+      span.title = token.origin;
+      if (i === tokens.length - 1 && rejected.length) {
+        span.dataset.rejected = rejected.map((t) => t.text).join("");
+        span.tabIndex = 0;
+      }
+      this.output.append(span);
+      this.text += token.text;
+    });
+    const bar = document.createElement("i");
+    bar.style.height = `${Math.min(100, tokens.length * 12)}%`;
+    bar.title = `${tokens.length} tokens`;
+    this.steps.append(bar);
+    if (this.steps.childElementCount > STEPS_SHOWN) this.steps.firstChild.remove();
+    this.output.scrollTop = this.output.scrollHeight;
+    this.figures();
+  }
+
+  get speed() {
+    const seconds = (this.last - this.first) / 1000;
+    return seconds > 0 ? (this.tokens - 1) / seconds : 0;
+  }
+
+  figures() {
+    if (this.speed) this.show("speed", this.speed.toFixed(0));
+    if (this.drafted) this.show("rate", `${((100 * this.accepted) / this.drafted).toFixed(0)} %`);
+    this.show("length", (this.tokens / this.count).toFixed(2));
+    this.show("ttft", `${(this.first - this.start).toFixed(0)} ms`);
+  }
+
+  async run(enabled, signal) {
+    const [path, asked] = body(enabled);
+    const response = await fetch(path, {
+      method: "POST", headers: headers(), body: JSON.stringify(asked), signal,
+    });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    for await (const chunk of events(response)) {
+      const choice = chunk.choices[0];
+      if (choice?.speculation) this.step(choice.speculation);
+    }
+  }
+}
+
+async function under(work) {
+  running?.abort();
+  const mine = (running = new AbortController());
+  byId("lanes").replaceChildren();
+  byId("stop").disabled = false;
+  say("running …");
+  try {
+    await work(mine.signal);
+  } catch (error) {
+    if (error.name === "AbortError") say("stopped");
+    else say(error.message, true);
+  } finally {
+    if (running === mine) {
+      running = null;
+      byId("stop").disabled = true;
+    }
+  }
+}
+
+function run() {
+  return under(async (signal) => {
+    const lane = new Lane("Speculation on");
+    await lane.run(true, signal);
+    say(`${lane.tokens} tokens in ${lane.count} steps`);
+  });
+}
+
+// One after the other, so that neither takes the other's time; with the seed the same text must come.
+function race() {
+  if (!byId("seed").value) byId("seed").value = String(Math.floor(Math.random() * 2 ** 31));
+  return under(async (signal) => {
+    const off = new Lane("Speculation off");
+    await off.run(false, signal);
+    const on = new Lane("Speculation on");
+    await on.run(true, signal);
+    const faster = off.speed ? ` · ${(on.speed / off.speed).toFixed(2)}x the speed` : "";
+    const same = on.text === off.text;
+    const proof = same ? `Both texts are equal, all ${on.tokens} tokens` : "The texts differ";
+    say(`${proof}${faster}`, !same);
+    byId("message").dataset.equal = String(same);
+  });
+}
+
+byId("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run();
+});
+byId("race").addEventListener("click", race);
+byId("stop").addEventListener("click", () => running?.abort());
+byId("key").addEventListener("change", connect);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    run();
+  }
+  if (event.key === "Escape") running?.abort();
+});
+connect();

@@ -1,0 +1,325 @@
+"""What clients send, in OpenAI's and vLLM's names, and what it means to the engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..errors import RequestError
+from ..types import SamplingParams
+
+MOST_PROMPTS = 128
+MOST_MESSAGES = 4096
+MOST_TOOLS = 128
+MOST_N = 128
+MOST_BIASES = 1024
+DEEPEST_SCHEMA = 64
+LARGEST_SCHEMA = 1 << 16
+
+Ids = list[int]
+
+
+class Refusal(RequestError):
+    """A request that cannot be served, and the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None, code: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+def check_schema(schema: str | dict[str, Any] | None, name: str) -> None:
+    """Refuse a JSON schema that is too large or too deep.
+
+    Raises:
+        Refusal: it is.
+    """
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    if len(text) > LARGEST_SCHEMA:
+        raise Refusal(
+            f"the schema has {len(text)} characters; give at most {LARGEST_SCHEMA}.", name
+        )
+    depth = deepest = 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        deepest = max(deepest, depth)
+    if deepest > DEEPEST_SCHEMA:
+        raise Refusal(f"the schema nests {deepest} deep; at most {DEEPEST_SCHEMA} is served.", name)
+
+
+class Wire(BaseModel):
+    """Base of everything that is sent; unknown fields are ignored, as OpenAI's clients expect."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class SpeculationOptions(Wire):
+    """What a request wants of drafting; its text does not depend on it."""
+
+    enabled: bool = True
+    drafter: str | None = None
+    num_speculative_tokens: int | None = Field(None, ge=0)
+
+
+class StreamOptions(Wire):
+    """What a stream says besides text."""
+
+    include_usage: bool = False
+
+
+class StructuredOutputs(Wire):
+    """vLLM's ``structured_outputs``: one of these."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class JsonSchema(Wire):
+    """OpenAI's wrapping of a schema."""
+
+    name: str = ""
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Wire):
+    """OpenAI's ``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Prediction(Wire):
+    """OpenAI's ``prediction``: text that the output is expected to resemble."""
+
+    type: Literal["content"] = "content"
+    content: str | list[dict[str, Any]]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(part.get("text", "")) for part in self.content)
+
+
+class Generation(Wire):
+    """What completions and chats have in common."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=MOST_N)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | str | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Ids | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=MOST_BIASES)
+    bad_words: list[str] | None = None
+    allowed_token_ids: Ids | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    return_speculation: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    speculation: SpeculationOptions | None = None
+    prediction: Prediction | None = None
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    request_id: str | None = Field(None, max_length=128)
+    cache_salt: str | None = Field(None, max_length=256)
+    timeout: float | None = Field(None, gt=0)
+
+    def form(self) -> dict[str, Any] | None:
+        """The form that the output must have, as ``StructuredOutputsParams`` takes it.
+
+        Raises:
+            RequestError: several are asked for, or a schema is missing, too large or too deep.
+        """
+        asked: dict[str, dict[str, Any]] = {}
+        guided = self.structured_outputs
+        if guided is not None:
+            schema = {"type": "object"} if guided.json_object else guided.json_
+            parts = {
+                "json": schema, "regex": guided.regex, "choice": guided.choice,
+                "grammar": guided.grammar,
+            }  # fmt: skip
+            asked["structured_outputs"] = {k: v for k, v in parts.items() if v is not None}
+        for name in ("json", "regex", "choice", "grammar"):
+            value = getattr(self, f"guided_{name}")
+            if value is not None:
+                asked[f"guided_{name}"] = {name: value}
+        shape = self.response_format
+        if shape is not None and shape.type == "json_object":
+            asked["response_format"] = {"json": {"type": "object"}}
+        elif shape is not None and shape.type == "json_schema":
+            found = shape.json_schema.schema_ if shape.json_schema else None
+            if found is None:
+                raise Refusal(
+                    "json_schema.schema is missing; give a JSON schema.", "response_format"
+                )
+            asked["response_format"] = {"json": found}
+        if len(asked) > 1:
+            raise Refusal(f"{' and '.join(asked)} both ask for a form; give one of them.")
+        for name, given in asked.items():
+            check_schema(given.get("json"), name)
+            return given
+        return None
+
+    def sampling(self, context_left: int, **more: Any) -> SamplingParams:
+        """How to sample; ``context_left`` is the most that may follow the prompt, in tokens.
+
+        Raises:
+            ConfigError: a value is out of its range.
+            Refusal: forms contradict each other.
+        """
+        given = {
+            "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
+            "min_p": self.min_p, "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias, "bad_words": self.bad_words, "stop": self.stop,
+            "allowed_token_ids": self.allowed_token_ids, "stop_token_ids": self.stop_token_ids,
+            "prompt_logprobs": self.prompt_logprobs, "structured_outputs": self.form(), **more,
+        }  # fmt: skip
+        return SamplingParams(
+            n=self.n,
+            seed=read_seed(self.seed),
+            max_tokens=min(self.limit or context_left, context_left),
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens to generate at most, None for all that the context holds."""
+        return self.max_tokens
+
+
+def read_seed(seed: int | str | None) -> int | None:
+    """A seed, which JSON's readers can hold only as a string above 2^53.
+
+    Raises:
+        Refusal: it is no whole number.
+    """
+    if isinstance(seed, str):
+        if not seed.isdecimal():
+            raise Refusal(f"seed is {seed!r}; give a whole number from 0 to 2^64 - 1.", "seed")
+        return int(seed)
+    return seed
+
+
+class CompletionRequest(Generation):
+    """``POST /v1/completions``."""
+
+    prompt: str | Ids | list[str] | list[Ids]
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    echo: bool = False
+    suffix: str | None = None
+
+    def prompts(self) -> list[str | Ids]:
+        """Every prompt.
+
+        Raises:
+            Refusal: there is none, or there are too many.
+        """
+        given = self.prompt
+        one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
+        found: list[Any] = [given] if one else list(given)
+        if not 1 <= len(found) <= MOST_PROMPTS:
+            raise Refusal(f"there are {len(found)} prompts; give 1 to {MOST_PROMPTS}.", "prompt")
+        return found
+
+
+class Function(Wire):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Wire):
+    """One of ``tools``."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class NamedFunction(Wire):
+    """The function of a named tool choice."""
+
+    name: str
+
+
+class NamedTool(Wire):
+    """A tool choice that names its tool."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class ChatRequest(Generation):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_MESSAGES)
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TokenizeRequest(Wire):
+    """``POST /tokenize``: a prompt or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = Field(None, max_length=MOST_MESSAGES)
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Wire):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: Ids
+
+
+class SpeculationChange(Wire):
+    """``POST /v1/speculation``: what is not given stays."""
+
+    enabled: bool | None = None
+    drafter: str | None = None
+    num_speculative_tokens: int | None = None

@@ -1,0 +1,144 @@
+"""The server as a process: start, signals, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from prometheus_client import start_http_server
+
+from ..async_llm import AsyncLLM
+from ..errors import ConfigError, OutriderError
+from .app import create_app
+from .generate import Service
+from .log import log_intervals
+from .settings import Settings
+
+logger = logging.getLogger("outrider")
+KEEP_ALIVE_SECONDS = 65
+LARGEST_HEADERS = 1 << 16
+LOOK_SECONDS = 0.05
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to ``Server``: its own handlers close the door on the first one."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """One server, until a signal or an engine that cannot be kept alive ends it.
+
+    Args:
+        llm: not started yet.
+        settings: the server's options.
+        host, port: where it listens; port 0 takes a free one.
+        say: is told, in lines, what was started.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self, llm: AsyncLLM, settings: Settings, host: str, port: int, say: Callable[[str], None]
+    ) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.host = host
+        self.say = say
+        self.app = create_app(llm, settings)
+        self.service: Service = self.app.state.service
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.socket(family)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self.socket.bind((host, port))
+        except OSError as error:
+            self.socket.close()
+            raise ConfigError(
+                f"{host}:{port} cannot be listened on ({error.strerror}); give another --port."
+            ) from None
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self.socket.getsockname()[1]}"
+        self.uvicorn = _Uvicorn(
+            uvicorn.Config(
+                self.app, log_config=None, access_log=False, server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS, http="h11", ws="none",
+                h11_max_incomplete_event_size=LARGEST_HEADERS, lifespan="on",
+                timeout_graceful_shutdown=1,
+            )
+        )  # fmt: skip
+        self.signals = 0
+
+    def run(self) -> OutriderError | None:
+        """Serve until the end; why it ended, None where it was asked to."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> OutriderError | None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        tasks = [asyncio.create_task(self._watch())]
+        if self.settings.log_interval:
+            tasks.append(asyncio.create_task(log_intervals(self.llm, self.settings.log_interval)))
+        if self.settings.metrics_port is not None:
+            registry = self.service.metrics.registry
+            start_http_server(self.settings.metrics_port, self.host, registry)
+        await self.uvicorn.serve([self.socket])
+        for task in tasks:
+            task.cancel()
+        self.llm.shutdown()
+        return self.llm.failure
+
+    async def _watch(self) -> None:
+        """Tell when it is ready, and end the server when its time has come."""
+        try:
+            ready = await self.llm.start()
+            for line in self.greeting():
+                self.say(line)
+            logger.debug("%s", ready)
+            while not self.signals and self.llm.failure is None:
+                await asyncio.sleep(LOOK_SECONDS)
+        except OutriderError:
+            self.uvicorn.should_exit = True
+            return
+        if self.llm.failure is None:
+            await self._drain()
+        self.uvicorn.should_exit = True
+
+    async def _drain(self) -> None:
+        """Let running streams end, as long as they may take."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.settings.shutdown_timeout
+        while self.llm.live and clock() < deadline:
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _signalled(self) -> None:
+        """The first signal drains, the second ends at once."""
+        self.signals += 1
+        self.service.draining = True
+        if self.signals > 1:
+            self.uvicorn.should_exit = self.uvicorn.force_exit = True
+
+    def greeting(self) -> list[str]:
+        """What is served, where, and how to try it."""
+        intake, ready, now = self.llm.intake, self.llm.ready, self.llm.speculation
+        assert ready is not None
+        assert now is not None
+        drafts = f"{now.drafter}, up to {now.num_speculative_tokens} tokens a step"
+        body = '{"prompt": "def add(a, b):", "max_tokens": 32}'
+        return [
+            f"model: {self.settings.names[0]} ({intake.folder}), context {ready.max_model_len}",
+            f"drafter: {drafts if now.enabled else 'none'}",
+            ready.budget,
+            f"listening on {self.address} ({len(self.settings.api_keys) or 'no'} API keys)",
+            f"try: curl {self.address}/v1/completions -H 'Content-Type: application/json' "
+            f"-d '{body}'",
+        ]

@@ -1,0 +1,123 @@
+"""What stands before every call: keys, and limits of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Callable, Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import TYPES, body
+from .settings import Settings
+
+OPEN = frozenset({"/health", "/ready", "/metrics", "/", "/favicon.ico"})
+OPEN_BELOW = "/playground/"
+
+
+def allowed(keys: Sequence[str], header: str | None) -> bool:
+    """Whether an Authorization header has one of the keys; takes the same time for all."""
+    scheme, _, given = (header or "").partition(" ")
+    found = False
+    for key in keys:
+        found |= hmac.compare_digest(given.strip().encode(), key.encode())
+    return found and scheme.lower() == "bearer"
+
+
+class Gate:
+    """Refuses calls without a key, and bodies that are too large or too slow.
+
+    Args:
+        app: what stands behind.
+        settings: keys and limits.
+        failed: is told the status of every call that ends with an error.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, failed: Callable[[int], None]) -> None:
+        self.app = app
+        self.settings = settings
+        self.failed = failed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        send = self._counted(send)
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        keys, path = self.settings.api_keys, scope["path"]
+        open_ = path in OPEN or path.startswith(OPEN_BELOW)
+        if keys and not open_ and not allowed(keys, headers.get(b"authorization")):
+            text = "no valid API key: send it as 'Authorization: Bearer KEY'."
+            await refuse(send, 401, text, "invalid_api_key")
+            return
+        most = self.settings.max_body
+        length = headers.get(b"content-length", "0")
+        if length.isdecimal() and int(length) > most:
+            await refuse(send, 413, f"the body has {length} bytes; {most} are taken at most.")
+            return
+        if scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
+            await self.app(scope, receive, send)
+            return
+        try:
+            whole = await asyncio.wait_for(read(receive, most), self.settings.body_timeout)
+        except TimeoutError:
+            await refuse(send, 408, "the body took too long to come in; send it again.")
+            return
+        if whole is None:
+            await refuse(send, 413, f"the body has more than {most} bytes.")
+            return
+        await self.app(scope, once(whole, receive), send)
+
+    def _counted(self, send: Send) -> Send:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                self.failed(message["status"])
+            await send(message)
+
+        return counted
+
+
+async def read(receive: Receive, most: int) -> bytes | None:
+    """A call's body, None where it is longer than ``most`` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b"".join(parts)
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def once(whole: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives the whole body first."""
+    given = False
+
+    async def found() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": whole, "more_body": False}
+
+    return found
+
+
+async def refuse(send: Send, status: int, message: str, code: str | None = None) -> None:
+    """Answer with an error."""
+    assert status in TYPES
+    text = json.dumps(body(status, message, None, code)).encode()
+    headers = [
+        (b"content-type", b"application/json"), (b"content-length", str(len(text)).encode()),
+    ]  # fmt: skip
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if status in (408, 413):
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text})

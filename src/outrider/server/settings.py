@@ -1,0 +1,52 @@
+"""What a server is told besides its engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .answer import Detail
+from .metrics import NO_SLO, Slo
+from .tools import Form
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A server's options.
+
+    Args:
+        names: what the model is called; the first is told to clients.
+        longest: the draft length that figures are told for.
+        detail: what of speculation every response tells: none, summary or detailed.
+        tool_form: how the model writes calls of tools.
+        fingerprint: tells clients that the same seed gives the same text.
+        api_keys: any of them opens everything; none at all leaves all open.
+        max_queued_requests: requests that may wait.
+        max_queued_tokens: prompt tokens that may be under way.
+        max_body: bytes of a call's body.
+        body_timeout: seconds that a body may take to come in.
+        slo: what a good request keeps.
+        metrics_port: where /metrics is served; None: beside the API.
+        salted: requests of different keys share no cached prefix.
+        log_interval: seconds between two lines of what is going on, 0 for none.
+        request_timeout: seconds that a request may take, None for as long as it wants.
+        shutdown_timeout: seconds that running streams get at the end.
+    """
+
+    names: tuple[str, ...]
+    longest: int = 0
+    detail: Detail = "summary"
+    tool_form: Form = "hermes"
+    fingerprint: str = ""
+    api_keys: tuple[str, ...] = ()
+    max_queued_requests: int = 256
+    max_queued_tokens: int = 1 << 20
+    max_body: int = 4 * MIB
+    body_timeout: float = 30.0
+    slo: Slo = NO_SLO
+    request_timeout: float | None = None
+    log_interval: float = 0.0
+    metrics_port: int | None = None
+    salted: bool = False
+    shutdown_timeout: float = 30.0

@@ -1,0 +1,207 @@
+"""AsyncLLM over a worker in its own process: the outputs of LLM, and what happens when it dies."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.async_llm import AsyncLLM
+from outrider.engine.worker import SpeculationState
+from outrider.errors import ConfigError, ModelError, RequestError, WorkerError
+from outrider.outputs import RequestOutput
+from outrider.types import Event, Origin, Speculation
+
+PROMPTS = ["def greet(name):", "for word in", "the lazy dog", "print(greet("]
+PARAMS = [
+    SamplingParams(max_tokens=24, temperature=0, seed=2),
+    SamplingParams(max_tokens=24, temperature=0.8, seed=3, n=2, logprobs=2),
+    SamplingParams(max_tokens=40, temperature=0.8, seed=4, stop=["a", "e"], min_tokens=2),
+    SamplingParams(max_tokens=24, seed=5, frequency_penalty=0.5, ignore_eos=True),
+]
+SOON = 30.0
+
+
+@asynccontextmanager
+async def opened(model: Path, drafter: Any = "auto", **options: Any) -> AsyncIterator[AsyncLLM]:
+    llm = AsyncLLM(model, drafter, **options)
+    try:
+        await llm.start()
+        yield llm
+    finally:
+        llm.shutdown()
+
+
+async def last(llm: AsyncLLM, prompt: Any, params: SamplingParams, **more: Any) -> RequestOutput:
+    return [output async for output in llm.generate(prompt, params, **more)][-1]
+
+
+async def until(condition: Any) -> None:
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 4 * SOON))
+
+
+def test_outputs_are_those_of_llm(tiny_llama: Path, tiny_drafter: Path) -> None:
+    """Alone or together, whoever drafts, with text, log probabilities, stop strings and samples."""
+    expected = LLM(tiny_llama, drafter=None, max_num_seqs=1).generate(PROMPTS, PARAMS)
+
+    async def work() -> None:
+        async with opened(tiny_llama, tiny_drafter) as llm:
+            drafters = (None, "ngram", "none", "prediction")
+            for drafter in drafters:
+                how = Speculation(drafter=drafter, prediction=(5, 9))
+                found = await asyncio.gather(
+                    *(
+                        last(llm, p, q, speculation=how)
+                        for p, q in zip(PROMPTS, PARAMS, strict=True)
+                    )
+                )
+                for one, other in zip(found, expected, strict=True):
+                    assert [replace(o, origins=[]) for o in one.outputs] == [
+                        replace(o, origins=[]) for o in other.outputs
+                    ]
+                    assert one.prompt_token_ids == other.prompt_token_ids
+            assert (
+                llm.gauges.pages_used == llm.gauges.running == llm.gauges.waiting == llm.live == 0
+            )
+
+    run(work())
+
+
+def test_a_request_chooses_its_drafter_and_its_length(tiny_llama: Path) -> None:
+    async def drafted(llm: AsyncLLM, how: Speculation) -> list[Event]:
+        request, _ = llm.request("ab ab ab ab", SamplingParams(max_tokens=30, temperature=0))
+        found = []
+        async for events in llm.stream(replace(request, speculation=how)):
+            found += events
+        return found
+
+    async def work() -> None:
+        async with opened(tiny_llama, tiny_llama, drafter_quantization="none") as llm:
+            assert llm.ready is not None
+            assert set(llm.ready.drafters) == {"model", "ngram", "prediction", "none"}
+            events = await drafted(llm, Speculation())
+            assert {e.drafted.drafter for e in events if e.drafted} == {"model"}
+            assert {e.origin for e in events} == {Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN}
+            events = await drafted(llm, Speculation(num_speculative_tokens=2))
+            assert {e.drafted.depth for e in events if e.drafted} <= {1, 2}
+            assert not any(e.drafted for e in await drafted(llm, Speculation(enabled=False)))
+            said = tuple(e.token_id for e in events if e.token_id is not None)
+            events = await drafted(llm, Speculation(prediction=said))
+            assert {e.drafted.drafter for e in events if e.drafted} == {"prediction"}
+            (counts,) = (e.counts for e in events if e.counts)
+            assert counts.accepted == counts.drafted > 0
+            with pytest.raises(ConfigError, match="no drafter 'eagle' here; give one of model, ng"):
+                await drafted(llm, Speculation(drafter="eagle"))
+            with pytest.raises(ConfigError, match="drafts 4 tokens at most"):
+                await drafted(llm, Speculation(num_speculative_tokens=5))
+
+    run(work())
+
+
+def test_the_switch(tiny_llama: Path) -> None:
+    async def work() -> None:
+        async with opened(tiny_llama, tiny_llama) as llm:
+            params = SamplingParams(max_tokens=12, temperature=0)
+            assert (await last(llm, "ab", params)).metrics.drafted > 0
+            await llm.set_speculation(SpeculationState(False, "model", 4))
+            assert (await last(llm, "ab", params)).metrics.drafted == 0
+            await llm.set_speculation(SpeculationState(True, "model", 1))
+            assert (await last(llm, "ab", params)).metrics.steps == 6
+            for wrong in (SpeculationState(True, "eagle", 4), SpeculationState(True, "model", 9)):
+                with pytest.raises(ConfigError):
+                    await llm.set_speculation(wrong)
+
+    run(work())
+
+
+def test_whoever_leaves_frees_the_pages(tiny_llama: Path) -> None:
+    async def work() -> None:
+        async with opened(tiny_llama) as llm:
+            params = SamplingParams(max_tokens=200, ignore_eos=True)
+            request, _ = llm.request("ab", params)
+            async with aclosing(llm.stream(request)) as stream:
+                await anext(stream)
+            assert llm.live == 0
+            other = await last(llm, "ab", SamplingParams(max_tokens=4))
+            assert other.outputs[0].finish_reason
+            assert llm.gauges.pages_used == 0
+
+    run(work())
+
+
+def test_a_wrong_request_harms_nobody(tiny_llama: Path) -> None:
+    async def work() -> None:
+        async with opened(tiny_llama) as llm:
+            form = {"regex": "(unclosed"}
+            for prompt, params, text in (
+                ([5, 999], SamplingParams(), "vocabulary ends"),
+                ("x" * 999, SamplingParams(), "leaves no room"),
+                ("ab", SamplingParams(structured_outputs=form), "structured_outputs.regex"),
+            ):
+                with pytest.raises(RequestError, match=text):
+                    await last(llm, prompt, params)
+            form = {"choice": ["word", "fox"]}
+            found = await last(llm, "ab", SamplingParams(structured_outputs=form, max_tokens=9))
+            assert found.outputs[0].text in form["choice"]
+
+    run(work())
+
+
+def test_a_dead_worker_is_started_again_and_given_up_after_three(tiny_llama: Path) -> None:
+    async def work() -> None:
+        async with opened(tiny_llama) as llm:
+            await llm.set_speculation(SpeculationState(True, "ngram", 2))
+            expected = await last(llm, "ab", SamplingParams(max_tokens=9, seed=1))
+            for death in range(3):
+                request, _ = llm.request("ab", SamplingParams(max_tokens=200, ignore_eos=True))
+                stream = llm.stream(request)
+                await anext(stream)
+                assert llm._process is not None
+                os.kill(llm._process.pid or 0, signal.SIGKILL)
+                with pytest.raises(WorkerError, match="killed by signal 9"):
+                    async for _ in stream:
+                        pass
+                if death < 2:
+                    await llm.start()
+                    again = await last(llm, "ab", SamplingParams(max_tokens=9, seed=1))
+                    assert again.outputs == expected.outputs
+                    assert llm.speculation == SpeculationState(True, "ngram", 2)
+            assert llm.restarts == 2
+            with pytest.raises(WorkerError, match="3 times within 60 s"):
+                await llm.start()
+
+    run(work())
+
+
+def test_what_cannot_be_loaded_says_so(tiny_llama: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        with pytest.raises(ModelError):
+            AsyncLLM(tmp_path / "absent")
+        llm = AsyncLLM(tiny_llama, memory=1)
+        with pytest.raises(Exception, match="cache pages"):
+            await llm.start()
+        llm.shutdown()
+
+    run(work())
+
+
+def test_vllms_arguments(tiny_llama: Path) -> None:
+    args = SimpleNamespace(model=str(tiny_llama), speculative_model="[ngram]", max_num_seqs=3)
+    with pytest.warns(FutureWarning, match="old spelling"):
+        llm = AsyncLLM.from_engine_args(args)
+    assert (llm.intake.spec.name, llm.config.max_num_seqs) == ("ngram", 3)

@@ -1,0 +1,290 @@
+"""The server over loopback: by OpenAI's own client, and by raw HTTP."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from serving import Served, served
+
+from outrider import LLM, SamplingParams
+
+PROMPT = "def greet(name):"
+MESSAGES: Any = [{"role": "user", "content": "for word"}]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
+    with served(tiny_llama, "--served-model-name", "tiny,other", "--drafter", tiny_drafter) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llama: Path) -> LLM:
+    return LLM(tiny_llama, drafter=None, max_num_seqs=1)
+
+
+def post(server: Served, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
+
+
+def test_models(client: openai.OpenAI, tiny_llama: Path) -> None:
+    models = client.models.list().data
+    assert [m.id for m in models] == ["tiny", "other"]
+    assert models[0].model_extra is not None
+    assert models[0].model_extra["max_model_len"] == 256
+    assert models[0].model_extra["root"] == str(tiny_llama)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_are_those_of_llm(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
+    options: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 30, "n": 2}
+    expected = llm.generate(PROMPT, SamplingParams(**options))[0].outputs
+    if not stream:
+        found = client.completions.create(model="tiny", prompt=PROMPT, **options)
+        assert [c.text for c in found.choices] == [o.text for o in expected]
+        assert [c.finish_reason for c in found.choices] == [o.finish_reason for o in expected]
+        assert found.usage is not None
+        assert found.usage.completion_tokens == sum(len(o.token_ids) for o in expected)
+        return
+    texts, reasons = ["", ""], [None, None]
+    usage = None
+    chunks = client.completions.create(
+        model="tiny", prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **options
+    )
+    for chunk in chunks:
+        usage = chunk.usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+    assert texts == [o.text for o in expected]
+    assert reasons == [o.finish_reason for o in expected]
+    assert usage is not None
+    assert usage.completion_tokens == sum(len(o.token_ids) for o in expected)
+
+
+def test_several_prompts_echo_and_logprobs(client: openai.OpenAI, llm: LLM) -> None:
+    prompts = ["the lazy", "dog"]
+    found = client.completions.create(
+        model="tiny", prompt=prompts, max_tokens=5, temperature=0, logprobs=2, echo=True, n=1
+    )
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=2, prompt_logprobs=2)
+    for choice, prompt, expected in zip(
+        found.choices, prompts, llm.generate(prompts, params), strict=True
+    ):
+        (output,) = expected.outputs
+        assert choice.text == prompt + output.text
+        shown = choice.logprobs
+        assert shown is not None
+        assert shown.token_logprobs is not None
+        assert len(shown.token_logprobs) == len(expected.prompt_token_ids) + 5
+        assert shown.token_logprobs[0] is None
+        assert shown.token_logprobs[-5:] == pytest.approx(
+            [p[i].logprob for p, i in zip(output.logprobs or [], output.token_ids, strict=True)]
+        )
+        assert "".join(shown.tokens or []) == choice.text
+
+
+def test_chat_streamed_or_not_is_one_text(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "seed": 5, "max_tokens": 20}
+    options |= {"logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**options)
+    (choice,) = whole.choices
+    assert choice.message.role == "assistant"
+    assert choice.logprobs is not None
+    assert len(choice.logprobs.content or []) == 20
+    text, tokens = "", []
+    for chunk in client.chat.completions.create(stream=True, **options):
+        for part in chunk.choices:
+            text += part.delta.content or ""
+            if part.logprobs is not None:
+                tokens += [t.token for t in part.logprobs.content or []]
+    assert text == choice.message.content
+    assert tokens == [t.token for t in choice.logprobs.content or []]
+
+
+def test_max_completion_tokens_and_the_seed_that_was_used(server: Served) -> None:
+    found = post(server, "/v1/chat/completions", messages=MESSAGES, max_completion_tokens=3)
+    assert found.json()["usage"]["completion_tokens"] <= 3
+    seed = found.json()["seed"]
+    again = post(
+        server, "/v1/chat/completions", messages=MESSAGES, max_completion_tokens=3, seed=seed
+    )
+    assert again.json()["choices"] == found.json()["choices"]
+    large = post(server, "/v1/completions", prompt="a", seed=str(2**64 - 1), max_tokens=2).json()
+    assert large["seed"] == str(2**64 - 1)
+
+
+def test_speculation_is_shown_and_switched_by_request(server: Served) -> None:
+    texts = set()
+    for wanted in ({}, {"enabled": False}, {"drafter": "ngram"}, {"num_speculative_tokens": 1}):
+        found = post(
+            server, "/v1/completions", prompt=PROMPT, temperature=0, max_tokens=40,
+            speculation=wanted,
+        ).json()  # fmt: skip
+        shown = found["metrics"]["speculative_decoding"]
+        texts.add(found["choices"][0]["text"])
+        if wanted == {"enabled": False}:
+            assert shown["num_spec_steps"] == 0
+            assert shown["draft_acceptance_rate"] is None
+        if not wanted:
+            assert shown["num_draft_tokens"] > 0
+            assert sum(shown["acceptance_histogram"]) == shown["num_spec_steps"]
+    assert len(texts) == 1
+    assert found["metrics"]["time_to_first_token_ms"] > 0
+
+
+def test_a_prediction_drafts(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0}
+    options["max_completion_tokens"] = 40
+    text = client.chat.completions.create(**options).choices[0].message.content or ""
+    prediction: Any = {"type": "content", "content": text}
+    found = client.chat.completions.create(prediction=prediction, **options)
+    assert found.choices[0].message.content == text
+    assert found.usage is not None
+    details = found.usage.completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens or 0) > 0
+
+
+def test_forms(client: openai.OpenAI, server: Served) -> None:
+    schema = {
+        "type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
+        "additionalProperties": False, "x-guidance": {"whitespace_flexible": False},
+    }  # fmt: skip
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    found = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, response_format=wanted, max_tokens=60, seed=1
+    )
+    assert json.loads(found.choices[0].message.content or "") in ({"a": 1}, {"a": 2})
+    for field in ({"guided_choice": ["fox", "dog"]}, {"structured_outputs": {"regex": "fox|dog"}}):
+        text = post(server, "/v1/completions", prompt="the ", **field).json()["choices"][0]["text"]
+        assert text in ("fox", "dog")
+
+
+def test_tools(client: openai.OpenAI) -> None:
+    parameters = {
+        "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"], "additionalProperties": False,
+    }  # fmt: skip
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    for choice in ("required", named):
+        for stream in (False, True):
+            options: dict[str, Any] = {
+                "model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": choice,
+                "max_tokens": 200, "seed": 2, "parallel_tool_calls": False,
+            }  # fmt: skip
+            if stream:
+                chunks = list(client.chat.completions.create(stream=True, **options))
+                (call,) = (
+                    c for k in chunks for p in k.choices for c in p.delta.tool_calls or []
+                )  # fmt: skip
+            else:
+                message = client.chat.completions.create(**options).choices[0].message
+                (call,) = message.tool_calls or []
+            assert call.function is not None
+            assert call.function.name == "weather"
+            assert json.loads(call.function.arguments or "")["city"] in ("Rome", "Oslo")
+
+
+def test_tokens_and_back(server: Served) -> None:
+    found = post(server, "/tokenize", prompt=PROMPT, return_token_strs=True).json()
+    assert found["count"] == len(found["tokens"])
+    assert "".join(found["token_strs"]) == PROMPT
+    assert post(server, "/detokenize", tokens=found["tokens"]).json() == {"prompt": PROMPT}
+    assert post(server, "/tokenize", messages=MESSAGES).json()["count"] > 1
+
+
+BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
+    ("completions", {}, 400, "prompt"),
+    ("completions", {"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+    ("completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
+    ("completions", {"prompt": "a", "n": 0}, 400, "n"),
+    ("completions", {"prompt": "a", "n": 10**6}, 400, "n"),
+    ("completions", {"prompt": ["a"] * 999}, 400, "prompt"),
+    ("completions", {"prompt": []}, 400, "prompt"),
+    ("completions", {"prompt": [999]}, 400, None),
+    ("completions", {"prompt": "a" * 5000}, 400, "prompt"),
+    ("completions", {"prompt": "a", "seed": -1}, 400, "seed"),
+    ("completions", {"prompt": "a", "logit_bias": {"1": 1000}}, 400, "logit_bias"),
+    ("completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(2000)}}, 400, None),
+    ("completions", {"prompt": "a", "stop": ["x"] * 99}, 400, "stop"),
+    ("completions", {"prompt": "a", "guided_regex": "(x"}, 400, None),
+    ("completions", {"prompt": "a", "guided_json": {"type": 5}}, 400, None),
+    ("completions", {"prompt": "a", "speculation": {"drafter": "x"}}, 400, None),
+    ("completions", {"prompt": "a", "model": "gpt-9"}, 404, "model"),
+    ("chat/completions", {"messages": []}, 400, "messages"),
+    ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages"),
+    ("chat/completions", {"messages": [{"role": "king", "content": "x"}]}, 400, None),
+    ("chat/completions", {"messages": MESSAGES, "tool_choice": "required"}, 400, "tool_choice"),
+    ("chat/completions", {"messages": MESSAGES, "response_format": {"type": "x"}}, 400,
+     "response_format"),
+    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
+     "messages"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), BAD)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_requests_get_a_sentence(
+    server: Served, path: str, body: dict[str, Any], status: int, param: str | None, stream: bool
+) -> None:
+    found = post(server, f"/v1/{path}", stream=stream, **body)
+    assert found.status_code == status, found.text
+    error = found.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert param is None or error["param"] == param
+    assert "pydantic" not in error["message"]
+    assert error["message"].endswith(".")
+
+
+def test_paths_and_methods_that_are_not_there(server: Served) -> None:
+    for found, status in (
+        (httpx.get(f"{server.url}/v1/nothing"), 404),
+        (httpx.get(f"{server.url}/v1/completions"), 405),
+        (httpx.post(f"{server.url}/v1/completions", content=b"{"), 400),
+        (httpx.post(f"{server.url}/v1/completions", content=b"x" * (5 << 20)), 413),
+    ):
+        assert found.status_code == status
+        assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_the_switch(server: Served) -> None:
+    before = httpx.get(f"{server.url}/v1/speculation").json()
+    assert before["enabled"]
+    assert before["drafter"] == "model"
+    assert set(before["drafters"]) == {"model", "ngram", "prediction", "none"}
+    post(server, "/v1/speculation", enabled=False)
+    found = post(server, "/v1/completions", prompt=PROMPT, max_tokens=30).json()
+    assert found["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
+    assert post(server, "/v1/speculation", drafter="eagle").status_code == 400
+    assert post(server, "/v1/speculation", enabled=True).json() == before
+
+
+def test_a_client_that_leaves_frees_the_pages(server: Served) -> None:
+    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as stream:
+        next(stream.iter_lines())
+    post(server, "/v1/completions", prompt="a", max_tokens=1)
+
+
+def test_sigterm_ends_with_0_and_loses_no_stream(tiny_llama: Path) -> None:
+    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with served(tiny_llama) as server:
+        assert httpx.get(f"{server.url}/ready").status_code == 200
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.stop() == 0
