@@ -16,6 +16,7 @@ from ..async_llm import AsyncLLM
 from ..errors import ConfigError, OutriderError
 from .app import create_app
 from .generate import Service
+from .http import bounded
 from .log import log_intervals
 from .settings import Settings
 
@@ -70,7 +71,8 @@ class Server:
         self.uvicorn = _Uvicorn(
             uvicorn.Config(
                 self.app, log_config=None, access_log=False, server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS, http="h11", ws="none",
+                timeout_keep_alive=KEEP_ALIVE_SECONDS, ws="none",
+                http=bounded(settings.header_timeout),
                 h11_max_incomplete_event_size=LARGEST_HEADERS, lifespan="on",
                 timeout_graceful_shutdown=1,
             )

@@ -25,6 +25,7 @@ class Settings:
         max_queued_requests: requests that may wait.
         max_queued_tokens: prompt tokens that may be under way.
         max_body: bytes of a call's body.
+        header_timeout: seconds that headers may take to come in.
         body_timeout: seconds that a body may take to come in.
         slo: what a good request keeps.
         metrics_port: where /metrics is served; None: beside the API.
@@ -43,6 +44,7 @@ class Settings:
     max_queued_requests: int = 256
     max_queued_tokens: int = 1 << 20
     max_body: int = 4 * MIB
+    header_timeout: float = 10.0
     body_timeout: float = 30.0
     slo: Slo = NO_SLO
     request_timeout: float | None = None
