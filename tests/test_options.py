@@ -1,125 +1,380 @@
-"""A server's options: where they come from, and what is refused."""
+"""Every sampling option against a float64 reference, inside drafts, and against transformers."""
 
+from __future__ import annotations
+
+import itertools
 import json
-from pathlib import Path
+import math
+import random
 from typing import Any
 
+import numpy as np
 import pytest
-from typer.testing import CliRunner
+import torch
+from exactness import VOCABULARY, tiny_tokenizer
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from outrider.cli import app
-from outrider.errors import ConfigError
-from outrider.server.build import build, read_keys, read_slo
-from outrider.server.metrics import Slo
-from outrider.server.options import OPTIONS, resolve
+from outrider.errors import ConfigError, RequestError
+from outrider.params import SamplingParams, StructuredOutputsParams
+from outrider.sampling import oracle
+from outrider.sampling.grammar import Grammars
+from outrider.sampling.law import RequestLaw, SequenceLaw
+from outrider.types import Request
 
-ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
+pytestmark = pytest.mark.engine
+
+CPU = torch.device("cpu")
+WIDTH = 50
+END = 3
+BAD_WORDS = [[7], [8, 9], [5, 6, 7]]
+CHOICES: dict[str, list[Any]] = {
+    "temperature": [0.0, 0.6, 1.0, 1.7],
+    "top_k": [0, 1, 7],
+    "top_p": [1.0, 0.7],
+    "min_p": [0.0, 0.1],
+    "repetition_penalty": [1.0, 1.4, 0.8],
+    "presence_penalty": [0.0, 0.7, -1.5],
+    "frequency_penalty": [0.0, 0.3, -0.4],
+    "logit_bias": [None, {4: 3.5, 11: -100.0, 12: 100.0}],
+    "allowed_token_ids": [None, list(range(2, 30))],
+    "min_tokens": [0, 4],
+}
 
 
-def written(folder: Path, text: str) -> Path:
-    file = folder / "outrider.toml"
-    file.write_text(text, encoding="utf-8")
-    return file
+def law_of(
+    params: SamplingParams, prompt: list[int], bad_words: list[list[int]] | None = None
+) -> SequenceLaw:
+    request = Request("r", tuple(prompt), params, 0, frozenset([END]))
+    return RequestLaw(request, WIDTH, CPU, bad_words or []).sequence()
 
 
-def test_later_sources_win(tmp_path: Path) -> None:
-    file = written(tmp_path, 'port = 1\nhost = "a"\nmax-num-seqs = 7\ncache_salt_per_key = true\n')
-    found = resolve({"port": 3, "host": None}, ENVIRONMENT, file)
-    assert (found["port"].value, found["port"].source) == (3, "flag")
-    assert (found["host"].value, found["host"].source) == ("b", "environment")
-    assert (found["max_num_seqs"].value, found["max_num_seqs"].source) == (7, str(file))
-    assert found["cache_salt_per_key"].value is True
-    assert (found["dtype"].value, found["dtype"].source) == ("auto", "default")
+def reference(
+    raw: torch.Tensor,
+    params: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    bad_words: list[list[int]],
+) -> oracle.Law:
+    """The law of one position in float64."""
+    z = oracle.processed(
+        raw.double().numpy(), prompt, output,
+        allowed=params.allowed_token_ids or (), bad_words=bad_words, ends=[END],
+        min_tokens=params.min_tokens, logit_bias=params.logit_bias,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty, presence_penalty=params.presence_penalty,
+    )  # fmt: skip
+    return oracle.law(z, params.temperature, params.top_k, params.top_p, params.min_p)
+
+
+def normalised(z: torch.Tensor, params: SamplingParams) -> oracle.Law:
+    """What the engine draws from."""
+    if params.greedy:
+        return np.asarray(np.arange(len(z)) == int(z.argmax()), np.float64)
+    return np.asarray(z.double().softmax(-1).numpy())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_position_of_a_draft_has_the_law_of_the_reference(seed: int) -> None:
+    """Random options together; rows of a random tree, each as if its path were output."""
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(5):
+        params = SamplingParams(**{name: rng.choice(list(c)) for name, c in CHOICES.items()})
+        bad_words = rng.choice([[], BAD_WORDS])
+        # Few different ids, so that penalties and bad words meet them again and again.
+        prompt = [rng.randrange(4, 10) for _ in range(rng.randint(1, 6))]
+        output = [rng.randrange(4, 12) for _ in range(rng.randint(0, 6))]
+        paths: list[list[int]] = [[]]
+        for _ in range(rng.randint(0, 7)):
+            paths.append([*rng.choice(paths), rng.randrange(4, 12)])
+        raw = torch.randn(len(paths), WIDTH, generator=generator) * 2
+        together = law_of(params, prompt, bad_words)
+        z = together.apply(raw.clone(), prompt + output, paths)
+        for row, path in enumerate(paths):
+            expected = reference(raw[row], params, prompt, [*output, *path], bad_words)
+            got = normalised(z[row], params)
+            assert oracle.total_variation(expected, got) < 1e-5, (params, path)
+            # The same bits as plain decoding has after the same tokens.
+            alone = law_of(params, prompt, bad_words)
+            plain = alone.apply(raw[row : row + 1].clone(), prompt + output + path, [[]])[0]
+            assert torch.equal(plain, z[row])
+
+
+def test_a_law_follows_its_sequence_step_by_step() -> None:
+    """What was drafted and refused leaves nothing behind."""
+    params = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.2)
+    generator = torch.Generator().manual_seed(0)
+    rng = random.Random(0)
+    law, tokens = law_of(params, [4, 5]), [4, 5]
+    for _ in range(20):
+        draft = [rng.randrange(4, 9) for _ in range(3)]
+        raw = torch.randn(4, WIDTH, generator=generator)
+        z = law.apply(raw.clone(), tokens, [draft[:i] for i in range(4)])
+        for i in range(4):
+            output = tokens[2:] + draft[:i]
+            expected = reference(raw[i], params, [4, 5], output, [])
+            assert oracle.total_variation(expected, normalised(z[i], params)) < 1e-5
+        tokens += [rng.randrange(4, 9) for _ in range(rng.randint(1, 3))]
+
+
+THEIRS: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "temperature": ({"temperature": 0.6}, [TemperatureLogitsWarper(0.6)]),
+    "top_k": ({"top_k": 7}, [TopKLogitsWarper(7)]),
+    "top_p": ({"top_p": 0.7}, [TopPLogitsWarper(0.7)]),
+    "min_p": ({"min_p": 0.1}, [MinPLogitsWarper(0.1)]),
+    "repetition_penalty": (
+        {"repetition_penalty": 1.4},
+        [RepetitionPenaltyLogitsProcessor(1.4)],
+    ),
+    "logit_bias": (
+        {"logit_bias": {4: 3.5, 11: -7.0}},
+        [SequenceBiasLogitsProcessor({(4,): 3.5, (11,): -7.0})],
+    ),
+    "bad_words": ({}, [NoBadWordsLogitsProcessor([[7], [8, 9]], eos_token_id=END)]),
+    "min_tokens": ({"min_tokens": 5}, [MinNewTokensLengthLogitsProcessor(3, 5, END)]),
+    "all in one order": (
+        {"repetition_penalty": 1.2, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+        [
+            RepetitionPenaltyLogitsProcessor(1.2),
+            TemperatureLogitsWarper(0.8),
+            TopKLogitsWarper(20),
+            TopPLogitsWarper(0.9),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_parity_with_transformers(name: str) -> None:
+    options, processors = THEIRS[name]
+    generator = torch.Generator().manual_seed(1)
+    prompt, output = [4, 5, 6], [7, 8]
+    for _ in range(20):
+        raw = torch.randn(1, WIDTH, generator=generator) * 2
+        bad_words = [[7], [8, 9]] if name == "bad_words" else []
+        z = law_of(SamplingParams(**options), prompt, bad_words).apply(
+            raw.clone(), prompt + output, [[]]
+        )
+        ids = torch.tensor([prompt + output])
+        theirs = LogitsProcessorList(processors)(ids, raw.clone())
+        torch.testing.assert_close(z.softmax(-1), theirs.softmax(-1), atol=1e-6, rtol=1e-5)
+
+
+def test_min_p_comes_before_top_p_as_in_vllm() -> None:
+    """transformers has top_k, top_p, min_p; vLLM has min_p first. The two laws differ here."""
+    raw = torch.tensor([[3.0, 2.0, 1.0, 0.0, *[-1.0] * (WIDTH - 4)]])
+    params = SamplingParams(min_p=0.2, top_p=0.8)
+    ours = law_of(params, [4]).apply(raw.clone(), [4], [[]]).isfinite().sum()
+    both = [TopPLogitsWarper(0.8), MinPLogitsWarper(0.2)]
+    theirs = LogitsProcessorList(both)(torch.tensor([[4]]), raw.clone()).isfinite().sum()
+    assert (int(ours), int(theirs)) == (2, 2)
+    raw[0, 2:] = 0.6
+    ours = law_of(params, [4]).apply(raw.clone(), [4], [[]]).isfinite().sum()
+    theirs = LogitsProcessorList(both)(torch.tensor([[4]]), raw.clone()).isfinite().sum()
+    assert int(ours) < int(theirs) or int(ours) == 2
+
+
+def test_a_processor_sees_what_was_drafted_before_its_position() -> None:
+    seen: list[list[int]] = []
+
+    def note(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(ids)
+        assert logits.shape == (WIDTH,)
+        return logits.index_fill(0, torch.tensor(ids[-1:]), -math.inf)
+
+    law = law_of(SamplingParams(logits_processors=[note]), [4, 5])
+    z = law.apply(torch.zeros(3, WIDTH), [4, 5, 6], [[], [7], [7, 8]])
+    assert [list(ids) for ids, _ in itertools.groupby(seen)] == [
+        [4, 5, 6],
+        [4, 5, 6, 7],
+        [4, 5, 6, 7, 8],
+    ]
+    assert [int(row.isneginf().nonzero()) for row in z] == [6, 7, 8]
+
+
+def test_a_processor_fails_only_where_it_is_reached() -> None:
+    """Its error after drafted tokens is no error unless they become output."""
+
+    def touchy(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        if ids[-1] == 9:
+            raise KeyError(9)
+        return logits
+
+    law = law_of(SamplingParams(logits_processors=[touchy]), [4])
+    z = law.apply(torch.zeros(2, WIDTH), [4], [[], [9]])
+    assert z[0].isfinite().all()
+    assert z[1].isnan().all()
+    assert law.error == "logits_processors[0] raised KeyError: 9"
+    law.apply(torch.zeros(1, WIDTH), [4, 5], [[]])
+    assert law.error is None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("options", "sentence"),
     [
-        ("prot = 1", "did you mean 'port'"),
-        ('port = "1"', "port is '1'; give a whole number"),
-        ("port = true", "give a whole number"),
-        ("port = ", "is no TOML"),
-        ("shutdown_timeout = 3\nhost = 5", "host is 5; give a text"),
+        ({"logit_bias": {WIDTH: 1.0}}, "logit_bias has token id 50, but the vocabulary ends at 49"),
+        ({"allowed_token_ids": [1, 99]}, "allowed_token_ids has token id 99"),
+        ({"allowed_token_ids": [7]}, "together leave no token to sample"),
+        ({"allowed_token_ids": [END], "min_tokens": 2}, "together leave no token to sample"),
     ],
 )
-def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        resolve({}, {}, written(tmp_path, text))
+def test_options_that_do_not_fit_the_model_are_refused(
+    options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        law_of(SamplingParams(**options), [4], [[7]])
+
+
+# Structured output.
+
+
+def grammars() -> Grammars:
+    return Grammars(tiny_tokenizer(), VOCABULARY, frozenset([END]))
+
+
+def texts(form: dict[str, Any], count: int) -> list[str]:
+    """Random texts that the grammar lets a flat model write."""
+    tokenizer = tiny_tokenizer()
+    rng = np.random.default_rng(0)
+    found = []
+    params = SamplingParams(structured_outputs=form)
+    for _ in range(count):
+        grammar = grammars().compile(params)
+        assert grammar is not None
+        tokens: list[int] = []
+        while not tokens or tokens[-1] != END:
+            z = torch.zeros(1, VOCABULARY)
+            grammar.advance(tokens)
+            grammar.restrict(z, [[]])
+            # Short words first, so that texts come to an end.
+            choices = z[0].isfinite().nonzero()[:, 0].tolist()
+            tokens.append(END if END in choices else int(rng.choice(choices)))
+            assert len(tokens) < 200
+        found.append(tokenizer.decode(tokens))
+    return found
+
+
+def test_a_schema_gives_json() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "on": {"type": "boolean"}},
+        "required": ["a", "on"],
+        "additionalProperties": False,
+    }
+    for text in texts({"json": schema}, 5):
+        found = json.loads(text)
+        assert set(found) == {"a", "on"}
+        assert isinstance(found["a"], int)
+        assert isinstance(found["on"], bool)
+
+
+def test_regex_choice_and_grammar() -> None:
+    assert all(t in ("tea", "coffee") for t in texts({"choice": ["tea", "coffee"]}, 5))
+    assert all(t.strip("ab") == "" and t for t in texts({"regex": "[ab]+"}, 5))
+    gbnf, lark = 'root ::= ("ab" | "c" root)', 'start: "x" | "y" start'
+    assert all(t.lstrip("c") == "ab" for t in texts({"grammar": gbnf}, 5))
+    assert all(t.lstrip("y") == "x" for t in texts({"grammar": lark}, 5))
+
+
+def test_masks_inside_a_draft_are_those_of_plain_decoding() -> None:
+    tokenizer = tiny_tokenizer()
+    params = SamplingParams(structured_outputs={"json": {"type": "array"}})
+    ids = tokenizer.encode('[1,[true,"an"],2]').ids
+    whole = grammars().compile(params)
+    assert whole is not None
+    paths = [ids[:i] for i in range(len(ids) + 1)]
+    together = torch.zeros(len(paths), VOCABULARY)
+    whole.restrict(together, paths)
+    for i in range(len(paths)):
+        alone = grammars().compile(params)
+        assert alone is not None
+        row = torch.zeros(1, VOCABULARY)
+        alone.advance(ids[:i])
+        alone.restrict(row, [[]])
+        assert torch.equal(row[0], together[i])
+
+
+def test_drafts_are_cut_and_continued() -> None:
+    tokenizer = tiny_tokenizer()
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "integer"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    params = SamplingParams(structured_outputs={"json": schema})
+    request = Request("r", (4,), params, 0, frozenset([END]))
+    law = RequestLaw(request, VOCABULARY, CPU, grammar=grammars().compile(params)).sequence()
+    tokens, parents = law.fit([4], [], [], 8)
+    assert parents == list(range(-1, len(tokens) - 1))
+    assert '{"name":'.startswith(tokenizer.decode(tokens))
+    assert tokens, "the schema forces how its text begins"
+    wrong = tokenizer.encode("[1").ids
+    assert law.fit([4], [*tokens[:1], *wrong], [-1, 0, 1][: 1 + len(wrong)], 8)[0] == tokens
+    # A tree keeps the branches that the grammar has.
+    kept, above = law.fit([4], [wrong[0], tokens[0], wrong[0]], [-1, -1, 1], 8)
+    assert (kept, above) == ([tokens[0]], [-1])
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("form", "sentence"),
     [
-        ({"OUTRIDER_PROT": "1"}, "did you mean 'OUTRIDER_PORT'"),
-        ({"OUTRIDER_PORT": "x"}, "OUTRIDER_PORT is 'x'; give a whole number"),
-        ({"OUTRIDER_CACHE_SALT_PER_KEY": "maybe"}, "give true or false"),
+        ({"json": "{"}, "it is no JSON"),
+        ({"json": "[1]"}, "give a JSON schema"),
+        ({"regex": ""}, "give a text that is not empty"),
+        ({"choice": []}, "give one text or more"),
+        ({}, "has nothing; give exactly one of json, regex, choice, grammar"),
+        ({"json": "{}", "regex": "a"}, "has json, regex; give exactly one"),
+        ({"jsno": "{}"}, "no option 'jsno'; did you mean 'json'"),
     ],
 )
-def test_a_wrong_variable_is_refused(environment: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        resolve({}, environment, None)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        resolve({}, {}, tmp_path / "absent.toml")
-
-
-def test_keys_and_slos(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("one\n\n two \n", encoding="utf-8")
-    assert read_keys("zero,one", str(file)) == ("zero", "one", "two")
-    with pytest.raises(ConfigError, match="has no key"):
-        read_keys("", None)
-    assert read_slo("ttft=200ms,tpot=0.05s") == Slo(0.2, 0.05)
-    assert read_slo(None) == Slo()
-    with pytest.raises(ConfigError, match="as in ttft=200ms"):
-        read_slo("ttft=fast")
+def test_bad_forms_are_refused(form: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        StructuredOutputsParams(**form)
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("form", "sentence"),
     [
-        ("tool_call_parser", "xml", "give auto, hermes"),
-        ("per_request_spec_decode_metrics", "all", "none, summary or detailed"),
-        ("max_queued_requests", 0, "give 1 or more"),
-        ("chat_template", "/nowhere", "cannot be read"),
+        ({"regex": "("}, r"structured_outputs.regex cannot be used: .*correct it"),
+        ({"json": {"type": "nonsense"}}, r"structured_outputs.json cannot be used"),
+        ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, r"structured_outputs.json"),
+        ({"json": {"$ref": "#/nowhere"}}, r"structured_outputs.json cannot be used"),
+        ({"json": False}, "json is False; give a JSON schema"),
+        ({"grammar": "root ::= missing"}, r"structured_outputs.grammar cannot be used"),
+        ({"grammar": "no grammar at all"}, r"structured_outputs.grammar cannot be used"),
+        ({"regex": "\u00e9+"}, r"structured_outputs.regex lets no token of this model begin"),
     ],
 )
-def test_what_a_server_cannot_be(tiny_llama: Path, option: str, value: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        build(tiny_llama, "tiny", resolve({option: value}, {}, None))
+def test_impossible_grammars_are_refused(form: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((ConfigError, RequestError), match=sentence):
+        grammars().compile(SamplingParams(structured_outputs=form))
 
 
-def test_vllms_speculative_config(tiny_llama: Path) -> None:
-    given = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
-    llm, settings = build(
-        tiny_llama, "tiny", resolve({"speculative_config": json.dumps(given)}, {}, None)
-    )
-    assert (llm.spec.drafter.name, llm.spec.drafter.prompt_lookup_max) == ("ngram", 2)
-    assert (llm.config.num_speculative_tokens, settings.longest) == (3, 3)
-    for wrong, said in (
-        ('{"method": "medusa"}', "method 'medusa'"), ("[1]", "give an object"), ("{", "no JSON"),
-        ('{"method": "ngram", "promt_lookup_max": 2}', "did you mean 'prompt_lookup_max'"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=said):
-            build(tiny_llama, "tiny", resolve({"speculative_config": wrong}, {}, None))
+def test_a_grammar_that_no_token_continues_leaves_nothing() -> None:
+    """The tokenizer cannot write what must come: no EOS either, the output is not complete."""
+    grammar = grammars().compile(SamplingParams(structured_outputs={"regex": "[0-9]\u00e9"}))
+    assert grammar is not None
+    digit = int(grammar.mask().nonzero()[0][0])
+    z = torch.zeros(2, VOCABULARY)
+    grammar.restrict(z, [[], [digit]])
+    assert z[0].isfinite().any()
+    assert not z[1].isfinite().any()
 
 
-def test_config_tells_what_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_HOST", "0.0.0.0")
-    monkeypatch.setenv("OUTRIDER_API_KEY", "secret")
-    file = written(tmp_path, "max_num_seqs = 7\n")
-    words = ["config", "some/model", "--config", str(file), "--port", "9"]
-    done = CliRunner().invoke(app, [*words, "--json"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["model"] == {"value": "some/model", "source": "argument"}
-    assert found["port"] == {"value": 9, "source": "flag"}
-    assert found["host"] == {"value": "0.0.0.0", "source": "environment"}
-    assert found["max_num_seqs"] == {"value": 7, "source": str(file)}
-    assert set(found) == {"model", *(option.name for option in OPTIONS)}
-    text = CliRunner().invoke(app, words).stdout
-    assert "secret" not in text + done.stdout
-    written(tmp_path, "\n".join(line for line in text.splitlines() if '""' not in line))
-    assert CliRunner().invoke(app, ["config", "--config", str(file)]).exit_code == 0
+def test_a_model_without_text_has_no_structured_output() -> None:
+    params = SamplingParams(structured_outputs={"regex": "a"})
+    with pytest.raises(RequestError, match="need a model with a tokenizer"):
+        Grammars(None, 9, frozenset([1])).compile(params)
+    with pytest.raises(RequestError, match="need a model with an end-of-sequence token"):
+        Grammars(tiny_tokenizer(), VOCABULARY, frozenset()).compile(params)

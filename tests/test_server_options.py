@@ -1,0 +1,125 @@
+"""A server's options: where they come from, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.cli import app
+from outrider.errors import ConfigError
+from outrider.server.build import build, read_keys, read_slo
+from outrider.server.metrics import Slo
+from outrider.server.options import OPTIONS, resolve
+
+ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "outrider.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = written(tmp_path, 'port = 1\nhost = "a"\nmax-num-seqs = 7\ncache_salt_per_key = true\n')
+    found = resolve({"port": 3, "host": None}, ENVIRONMENT, file)
+    assert (found["port"].value, found["port"].source) == (3, "flag")
+    assert (found["host"].value, found["host"].source) == ("b", "environment")
+    assert (found["max_num_seqs"].value, found["max_num_seqs"].source) == (7, str(file))
+    assert found["cache_salt_per_key"].value is True
+    assert (found["dtype"].value, found["dtype"].source) == ("auto", "default")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prot = 1", "did you mean 'port'"),
+        ('port = "1"', "port is '1'; give a whole number"),
+        ("port = true", "give a whole number"),
+        ("port = ", "is no TOML"),
+        ("shutdown_timeout = 3\nhost = 5", "host is 5; give a text"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve({}, {}, written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"OUTRIDER_PROT": "1"}, "did you mean 'OUTRIDER_PORT'"),
+        ({"OUTRIDER_PORT": "x"}, "OUTRIDER_PORT is 'x'; give a whole number"),
+        ({"OUTRIDER_CACHE_SALT_PER_KEY": "maybe"}, "give true or false"),
+    ],
+)
+def test_a_wrong_variable_is_refused(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve({}, environment, None)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve({}, {}, tmp_path / "absent.toml")
+
+
+def test_keys_and_slos(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n\n two \n", encoding="utf-8")
+    assert read_keys("zero,one", str(file)) == ("zero", "one", "two")
+    with pytest.raises(ConfigError, match="has no key"):
+        read_keys("", None)
+    assert read_slo("ttft=200ms,tpot=0.05s") == Slo(0.2, 0.05)
+    assert read_slo(None) == Slo()
+    with pytest.raises(ConfigError, match="as in ttft=200ms"):
+        read_slo("ttft=fast")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("tool_call_parser", "xml", "give auto, hermes"),
+        ("per_request_spec_decode_metrics", "all", "none, summary or detailed"),
+        ("max_queued_requests", 0, "give 1 or more"),
+        ("chat_template", "/nowhere", "cannot be read"),
+    ],
+)
+def test_what_a_server_cannot_be(tiny_llama: Path, option: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build(tiny_llama, "tiny", resolve({option: value}, {}, None))
+
+
+def test_vllms_speculative_config(tiny_llama: Path) -> None:
+    given = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    llm, settings = build(
+        tiny_llama, "tiny", resolve({"speculative_config": json.dumps(given)}, {}, None)
+    )
+    assert (llm.spec.drafter.name, llm.spec.drafter.prompt_lookup_max) == ("ngram", 2)
+    assert (llm.config.num_speculative_tokens, settings.longest) == (3, 3)
+    for wrong, said in (
+        ('{"method": "medusa"}', "method 'medusa'"), ("[1]", "give an object"), ("{", "no JSON"),
+        ('{"method": "ngram", "promt_lookup_max": 2}', "did you mean 'prompt_lookup_max'"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            build(tiny_llama, "tiny", resolve({"speculative_config": wrong}, {}, None))
+
+
+def test_config_tells_what_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_HOST", "0.0.0.0")
+    monkeypatch.setenv("OUTRIDER_API_KEY", "secret")
+    file = written(tmp_path, "max_num_seqs = 7\n")
+    words = ["config", "some/model", "--config", str(file), "--port", "9"]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["model"] == {"value": "some/model", "source": "argument"}
+    assert found["port"] == {"value": 9, "source": "flag"}
+    assert found["host"] == {"value": "0.0.0.0", "source": "environment"}
+    assert found["max_num_seqs"] == {"value": 7, "source": str(file)}
+    assert set(found) == {"model", *(option.name for option in OPTIONS)}
+    text = CliRunner().invoke(app, words).stdout
+    assert "secret" not in text + done.stdout
+    written(tmp_path, "\n".join(line for line in text.splitlines() if '""' not in line))
+    assert CliRunner().invoke(app, ["config", "--config", str(file)]).exit_code == 0
