@@ -99,15 +99,9 @@ async def answered(work: Completion | Chat, stream: bool, call: Request) -> Resp
     """All at once, or as server-sent events; what fails before the first token is no stream."""
     try:
         await work.prepare()
-    except ConfigError as error:
-        raise check_best(error) from None
-    if not stream:
-        try:
+        if not stream:
             return JSONResponse(await unless_gone(call, work.whole()))
-        except ConfigError as error:
-            raise check_best(error) from None
-    chunks = work.chunks()
-    try:
+        chunks = work.chunks()
         first = await unless_gone(call, anext(chunks))
     except ConfigError as error:
         raise check_best(error) from None

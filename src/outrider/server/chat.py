@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,29 +10,26 @@ from .answer import (
     Answer,
     Sample,
     chat_logprobs,
-    metrics,
     prompt_logprobs,
-    seed_of,
     step_of,
     usage,
 )  # fmt: skip
-from .completions import by_sample
 from .generate import Service
 from .protocol import ChatRequest, Refusal
 from .tools import Call, choice_of, constraint, may_call, read_calls
+from .work import Work, by_sample
+
+CHUNK = "chat.completion.chunk"
 
 
-class Chat:
+class Chat(Work[ChatRequest]):
     """One call: its messages, and how the answers are shown."""
 
+    prefix = "chatcmpl"
+
     def __init__(self, service: Service, body: ChatRequest, salt: str) -> None:
-        self.service = service
-        self.body = body
-        self.salt = salt
-        self.id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
-        self.created = int(time.time())
+        super().__init__(service, body, salt)
         self.choice = choice_of(body)
-        self.answers: list[Answer] = []
         self.sent = [0] * body.n  # characters of each sample that were shown
         self.begun = [False] * body.n
 
@@ -82,8 +77,8 @@ class Chat:
             }  # fmt: skip
             choices.append(self._extras(choice, answer, sample, 0))
         found: dict[str, Any] = {
-            **self._head("chat.completion"), "choices": choices, "usage": usage(self.answers),
-            "seed": seed_of(answer.request), "metrics": self._metrics(),
+            **self.head("chat.completion"), "choices": choices, "usage": usage(self.answers),
+            **self.figures(),
         }  # fmt: skip
         if self.body.prompt_logprobs is not None:
             found["prompt_logprobs"] = prompt_logprobs(answer.prompt_logprobs)
@@ -92,7 +87,7 @@ class Chat:
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The same step by step; the last chunk has figures, and usage where asked."""
         (answer,) = self.answers
-        head = self._head("chat.completion.chunk")
+        head = self.head(CHUNK)
         async for events in self.service.run(answer, self.body.timeout):
             for i, new in by_sample(events).items():
                 if not self.begun[i]:
@@ -101,11 +96,7 @@ class Chat:
                     yield {**head, "choices": [self._bare(i, first)]}
                 for choice in self._deltas(i, answer, new):
                     yield {**head, "choices": [choice]}
-        asked = self.body.stream_options
-        yield {
-            **head, "choices": [], "seed": seed_of(answer.request), "metrics": self._metrics(),
-            "usage": usage(self.answers) if asked and asked.include_usage else None,
-        }  # fmt: skip
+        yield self.last_chunk(CHUNK)
 
     def _deltas(self, i: int, answer: Answer, events: list[Event]) -> list[dict[str, Any]]:
         """What one step brings to sample ``i``."""
@@ -162,14 +153,3 @@ class Chat:
             if start == 0:
                 choice["prompt_token_ids"] = list(answer.request.prompt_token_ids)
         return choice
-
-    def _metrics(self) -> dict[str, Any]:
-        settings = self.service.settings
-        return metrics(self.answers, settings.longest, settings.detail)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id, "object": kind, "created": self.created,
-            "model": self.body.model or self.service.name,
-            "system_fingerprint": self.service.settings.fingerprint,
-        }  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,27 +10,21 @@ from .answer import (
     Answer,
     Sample,
     completion_logprobs,
-    metrics,
     prompt_logprobs,
-    seed_of,
     step_of,
     usage,
 )  # fmt: skip
-from .generate import Service, merged
+from .generate import merged
 from .protocol import CompletionRequest, Refusal
+from .work import Work, by_sample
+
+KIND = "text_completion"
 
 
-class Completion:
+class Completion(Work[CompletionRequest]):
     """One call: its prompts, and how their outputs are shown."""
 
-    def __init__(self, service: Service, body: CompletionRequest, salt: str) -> None:
-        self.service = service
-        self.body = body
-        self.salt = salt
-        self.id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
-        self.created = int(time.time())
-        self.answers: list[Answer] = []
-        self.shown: dict[tuple[int, int], int] = {}  # characters of a choice sent so far
+    prefix = "cmpl"
 
     async def prepare(self) -> None:
         """Read the prompts and make requests of them.
@@ -66,8 +58,7 @@ class Completion:
                 number = i * self.body.n + j
                 choices.append(self._choice(number, answer, sample, 0, sample.finish_reason))
         return {
-            **self._head(), "choices": choices, "usage": usage(self.answers),
-            "seed": seed_of(self.answers[0].request), "metrics": self._metrics(),
+            **self.head(KIND), "choices": choices, "usage": usage(self.answers), **self.figures(),
         }  # fmt: skip
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
@@ -81,27 +72,8 @@ class Completion:
                 number, last = i * body.n + j, new[-1].finish_reason
                 start = len(sample.ids) - sum(e.token_id is not None for e in new)
                 choice = self._choice(number, answer, sample, start, last, new)
-                yield {**self._head(), "choices": [choice]}
-        yield self._end()
-
-    def _end(self) -> dict[str, Any]:
-        asked = self.body.stream_options
-        return {
-            **self._head(), "choices": [], "seed": seed_of(self.answers[0].request),
-            "metrics": self._metrics(),
-            "usage": usage(self.answers) if asked and asked.include_usage else None,
-        }  # fmt: skip
-
-    def _metrics(self) -> dict[str, Any]:
-        settings = self.service.settings
-        return metrics(self.answers, settings.longest, settings.detail)
-
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self.id, "object": "text_completion", "created": self.created,
-            "model": self.body.model or self.service.name,
-            "system_fingerprint": self.service.settings.fingerprint,
-        }  # fmt: skip
+                yield {**self.head(KIND), "choices": [choice]}
+        yield self.last_chunk(KIND)
 
     def _choice(
         self,
@@ -139,11 +111,3 @@ class Completion:
             if start == 0:
                 choice["prompt_token_ids"] = list(answer.request.prompt_token_ids)
         return choice
-
-
-def by_sample(events: list[Event]) -> dict[int, list[Event]]:
-    """The events of one step by sample."""
-    found: dict[int, list[Event]] = {}
-    for event in events:
-        found.setdefault(event.sample_index, []).append(event)
-    return found
