@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import Served, served
+
+from outrider.bench.served import Served
 
 selenium = pytest.importorskip("selenium")
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
@@ -17,7 +18,7 @@ WAIT_SECONDS = 30
 
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
-    with served(tiny_llama, "--drafter", tiny_drafter, OUTRIDER_API_KEY="sesame") as found:
+    with Served(tiny_llama, "--drafter", tiny_drafter, OUTRIDER_API_KEY="sesame") as found:
         yield found
 
 

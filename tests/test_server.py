@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from serving import Served, served
 
 from outrider import LLM, SamplingParams
+from outrider.bench.served import Served
 
 PROMPT = "def greet(name):"
 MESSAGES: Any = [{"role": "user", "content": "for word"}]
@@ -19,7 +19,7 @@ MESSAGES: Any = [{"role": "user", "content": "for word"}]
 
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
-    with served(tiny_llama, "--served-model-name", "tiny,other", "--drafter", tiny_drafter) as s:
+    with Served(tiny_llama, "--served-model-name", "tiny,other", "--drafter", tiny_drafter) as s:
         yield s
 
 
@@ -280,7 +280,7 @@ def test_a_client_that_leaves_frees_the_pages(server: Served) -> None:
 
 def test_sigterm_ends_with_0_and_loses_no_stream(tiny_llama: Path) -> None:
     body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
-    with served(tiny_llama) as server:
+    with Served(tiny_llama) as server:
         assert httpx.get(f"{server.url}/ready").status_code == 200
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
             lines = stream.iter_lines()

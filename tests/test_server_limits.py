@@ -1,7 +1,5 @@
 """Keys, limits, metrics, deaths: a server that is not everybody's friend."""
 
-import os
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -12,16 +10,17 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serving import Served, served
 
 from outrider import LLM, SamplingParams
+from outrider.bench.served import Served
+from outrider.errors import ConfigError
 
 KEY = {"Authorization": "Bearer second"}
 
 
 @pytest.fixture(scope="module")
 def locked(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
-    with served(
+    with Served(
         tiny_llama, "--drafter", tiny_drafter, "--max-body-bytes", "20000",
         "--max-queued-requests", "2", "--max-num-seqs", "1", "--slo", "ttft=10s",
         "--per-request-spec-decode-metrics", "detailed", OUTRIDER_API_KEY="first,second",
@@ -140,11 +139,12 @@ def test_a_killed_engine_comes_back(tiny_llama: Path) -> None:
     params = SamplingParams(max_tokens=8, temperature=0)
     expected = LLM(tiny_llama, drafter=None).generate("ab", params)[0].outputs[0].text
     body: dict[str, Any] = {"prompt": "ab", "max_tokens": 250, "ignore_eos": True, "stream": True}
-    with served(tiny_llama) as server:
+    body["n"] = 128
+    with Served(tiny_llama) as server:
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as stream:
             lines = stream.iter_lines()
             next(lines)
-            os.kill(server.worker(), signal.SIGKILL)
+            assert server.kill_engine()
             rest = [line for line in lines if line]
         assert "the engine was killed by signal 9" in rest[-2]
         assert rest[-1] == "data: [DONE]"
@@ -168,21 +168,18 @@ def test_a_killed_engine_comes_back(tiny_llama: Path) -> None:
         for _ in range(2):
             while httpx.get(f"{server.url}/ready").status_code != 200:
                 time.sleep(0.05)
-            os.kill(server.worker(), signal.SIGKILL)
+            assert server.kill_engine()
             time.sleep(0.2)
         assert server.process.wait(60) == 1
         assert any("died 3 times" in line for line in server.lines)
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match=r"error: .*absent"), served(tmp_path / "absent"):
-        pass
+    with pytest.raises(ConfigError, match=r"error: .*absent"):
+        Served(tmp_path / "absent")
 
 
 def test_a_taken_port(tiny_llama: Path, locked: Served) -> None:
     port = locked.url.rpartition(":")[2]
-    with (
-        pytest.raises(AssertionError, match="cannot be listened on"),
-        served(tiny_llama, "--port", port),
-    ):
-        pass
+    with pytest.raises(ConfigError, match="cannot be listened on"):
+        Served(tiny_llama, "--port", port)

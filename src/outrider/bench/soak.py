@@ -11,11 +11,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,16 +23,16 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
-from ..errors import ConfigError
 from ..llm import LLM
 from ..types import SamplingParams
+from .served import Served
 
 POCKET = Path(__file__).parents[1] / "pocket"
 ITEMS = 160
 CLIENTS = 64
 LEAVE, NONSENSE, WHOLE = 0.15, 0.1, 0.3
 """Shares of calls that leave in the middle, that are wrong, and that are not streamed."""
-START_SECONDS, QUIET_SECONDS, LOOK_SECONDS = 120.0, 30.0, 1.0
+QUIET_SECONDS, LOOK_SECONDS = 30.0, 1.0
 GROWTH = 1.1
 """Memory at the end over that after the first third, where it counts as flat."""
 BAD: tuple[dict[str, Any], ...] = (
@@ -96,49 +93,6 @@ def make_items(count: int, seed: int) -> list[Item]:
         }
         found.append(Item(body, [output.text for output in outputs]))
     return found
-
-
-class Server:
-    """``outrider serve`` over the pocket pair.
-
-    Raises:
-        ConfigError: it does not come up.
-    """
-
-    def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "outrider", "serve", "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        self.url = ""
-        for line in self.process.stderr:
-            found = re.search(r"listening on (\S+)", line)
-            if found:
-                self.url = found[1]
-                break
-        if not self.url:
-            raise ConfigError("the server did not come up; try: outrider serve")
-
-    def engine(self) -> int | None:
-        """The process id of its engine, None while there is none."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        for child in path.read_text().split():
-            try:
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-            except OSError:
-                continue
-        return None
-
-    def memory(self) -> int:
-        """Resident bytes of server and engine."""
-        total = 0
-        for process in (self.process.pid, self.engine()):
-            try:
-                pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-            except (OSError, IndexError):
-                continue
-            total += pages * os.sysconf("SC_PAGE_SIZE")
-        return total
 
 
 async def call(client: httpx.AsyncClient, item: Item, draw: random.Random, seen: Seen) -> None:
@@ -203,7 +157,7 @@ async def run_client(url: str, items: list[Item], number: int, until: float, see
                 await asyncio.sleep(draw.random() / 4)
 
 
-async def watch(server: Server, seconds: float, seen: Seen) -> None:
+async def watch(server: Served, seconds: float, seen: Seen) -> None:
     """Note the memory, and kill the engine once, after a third of the time."""
     start = time.monotonic()
     with tqdm(total=int(seconds), desc="soaking", unit="s", disable=None, leave=False) as bar:
@@ -211,14 +165,12 @@ async def watch(server: Server, seconds: float, seen: Seen) -> None:
             await asyncio.sleep(LOOK_SECONDS)
             passed = time.monotonic() - start
             bar.update(int(passed) - bar.n)
-            engine = server.engine()
-            if seen.killed is None and passed > seconds / 3 and engine is not None:
-                os.kill(engine, signal.SIGKILL)
+            if seen.killed is None and passed > seconds / 3 and server.kill_engine():
                 seen.killed = passed
             seen.memory.append((passed, server.memory()))
 
 
-async def soak(server: Server, items: list[Item], clients: int, seconds: float) -> dict[str, Any]:
+async def soak(server: Served, items: list[Item], clients: int, seconds: float) -> dict[str, Any]:
     """Run it all; what was seen, and what of it is wrong."""
     seen = Seen()
     until = time.monotonic() + seconds
@@ -265,12 +217,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     items = make_items(args.items, args.seed)
-    server = Server("--max-queued-requests", "512")
-    try:
+    with Served("--max-queued-requests", "512") as server:
         report = asyncio.run(soak(server, items, args.clients, args.seconds))
-    finally:
-        server.process.send_signal(signal.SIGTERM)
-    report["exit_code"] = server.process.wait(60)
+        report["exit_code"] = server.stop()
     print(json.dumps(report, indent=1))
     sys.exit(bool(report["wrong"]) or report["exit_code"] != 0)
 
