@@ -22,13 +22,13 @@ def test_a_chunk_is_as_long_as_streams_may_wait() -> None:
 def test_the_gain_is_against_plain_steps_of_as_many() -> None:
     gain = Gain()
     assert gain.due(2)
-    gain.drafted(2, 6, 0.02)
-    assert gain.speedup is None
+    gain.drafted("a", 2, 6, 0.02)
+    assert not gain.speedups
     gain.plain(2, 0.01)
     assert not gain.due(2)
     assert gain.due(3)
-    gain.drafted(2, 8, 0.02)  # 4 tokens each in the time of 2 plain steps
-    assert gain.speedup == pytest.approx(2.0)
+    gain.drafted("a", 2, 8, 0.02)  # 4 tokens each in the time of 2 plain steps
+    assert gain.speedups == {"a": pytest.approx(2.0)}
     for _ in range(PROBED - 1):
-        gain.drafted(2, 8, 0.02)
+        gain.drafted("a", 2, 8, 0.02)
     assert gain.due(2)

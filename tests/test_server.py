@@ -1,7 +1,9 @@
 """The server over loopback: by OpenAI's own client, and by raw HTTP."""
 
 import json
+import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -263,19 +265,46 @@ def test_the_switch(server: Served) -> None:
     before = httpx.get(f"{server.url}/v1/speculation").json()
     assert before["enabled"]
     assert before["drafter"] == "model"
-    assert set(before["drafters"]) == {"model", "ngram", "prediction", "none"}
-    post(server, "/v1/speculation", enabled=False)
+    assert set(before["drafters"]) == {"model", "ngram", "prediction"}
+    mine = before["drafters"]["model"]
+    assert mine["draft_length"] == before["draft_length"] == 4
+    assert mine["reason"] is before["reason"] is None
+    assert len(mine["acceptance_by_position"]) == 4
+    assert mine["accepted"] <= mine["drafted"]
+    assert before["drafters"]["ngram"]["reason"] == "not_chosen"
+    after = post(server, "/v1/speculation", enabled=False).json()
+    assert after["reason"] == after["drafters"]["model"]["reason"] == "switched_off"
+    assert after["draft_length"] == 0
     found = post(server, "/v1/completions", prompt=PROMPT, max_tokens=30).json()
     assert found["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
     assert post(server, "/v1/speculation", drafter="eagle").status_code == 400
-    assert post(server, "/v1/speculation", enabled=True).json() == before
+    assert post(server, "/v1/speculation", num_speculative_tokens=99).status_code == 400
+    again = post(server, "/v1/speculation", enabled=True).json()
+    assert {k: again[k] for k in before if k != "drafters"} == {
+        k: before[k] for k in before if k != "drafters"
+    }
 
 
 def test_a_client_that_leaves_frees_the_pages(server: Served) -> None:
-    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as stream:
+    body = {"prompt": "a", "max_tokens": 250, "ignore_eos": True, "stream": True, "n": 128}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
         next(stream.iter_lines())
-    post(server, "/v1/completions", prompt="a", max_tokens=1)
+        assert running(server) > 0
+    deadline = time.monotonic() + 1
+    while running(server) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert running(server) == 0
+    usage = re.findall(r"^vllm:kv_cache_usage_perc\S* (\S+)", metrics(server), re.M)
+    assert [float(one) for one in usage] == [0.0]
+
+
+def metrics(server: Served) -> str:
+    return httpx.get(f"{server.url}/metrics").text
+
+
+def running(server: Served) -> float:
+    found = re.findall(r"^vllm:num_requests_(?:running|waiting)\S* (\S+)", metrics(server), re.M)
+    return sum(map(float, found))
 
 
 def test_sigterm_ends_with_0_and_loses_no_stream(tiny_llama: Path) -> None:

@@ -35,7 +35,7 @@ from .intake import Intake, Prompt, of_engine_args
 from .models.families import Folder
 from .outputs import GenerationError, Pending, RequestOutput, Sample
 from .text.detokenize import Detokenizer
-from .types import Event, Request, SamplingParams, Speculation
+from .types import Event, Request, SamplingParams, Speculation, by_request
 
 logger = logging.getLogger("outrider")
 
@@ -295,6 +295,8 @@ class AsyncLLM:
                 self._hand_out(events)
                 for observe in self.observers:
                     observe(message)
+            case Gauges():
+                self.gauges = message
             case Refused(id, error):
                 stream = self._streams.get(id)
                 if stream is not None:
@@ -314,10 +316,7 @@ class AsyncLLM:
 
     def _hand_out(self, events: list[Event]) -> None:
         """Each request's events to its stream."""
-        found: dict[str, list[Event]] = {}
-        for event in events:
-            found.setdefault(event.request_id, []).append(event)
-        for id, mine in found.items():
+        for id, mine in by_request(events).items():
             stream = self._streams.get(id)
             if stream is not None:
                 stream.put(mine)

@@ -15,7 +15,7 @@ from .errors import ConfigError, ModelError, RequestError, no_option
 from .models.families import Folder, find_folder, read_config, read_shape
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import TextCodec, differing_entries, has_tokenizer
-from .types import Event, Logprob, Logprobs, Request, SamplingParams
+from .types import Event, Logprob, Logprobs, Request, SamplingParams, check_ids
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 
@@ -150,7 +150,7 @@ class Intake:
         self.config = EngineConfig(**given)
         self.folder = find_folder(model)
         shape = read_shape(read_config(self.folder), self.folder)
-        self.eos_token_ids = shape.eos_token_ids
+        self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
         self.max_model_len = self.config.model_length(shape.context)
         self.spec = replace(find_drafter(drafter, self.folder), **sizes)
         self.codec = TextCodec(self.folder) if has_tokenizer(self.folder) else None
@@ -164,7 +164,8 @@ class Intake:
         """A request and its prompt's text, None where ids were given.
 
         Raises:
-            RequestError: the prompt is neither text nor ids, or text without a tokenizer.
+            RequestError: the prompt is neither text nor ids, or of another vocabulary, or text
+                without a tokenizer.
         """
         text: str | None = None
         if isinstance(prompt, Mapping):
@@ -181,6 +182,7 @@ class Intake:
         ids = tuple(i for i in prompt if isinstance(i, int))
         if len(ids) != len(prompt):
             raise RequestError("a prompt is a text or a list of token ids; this one is neither.")
+        check_ids(ids, self.vocab_size)
         index, self._requests = self._requests, self._requests + 1
         seed = params.seed
         if seed is None:

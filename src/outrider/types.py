@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+from .errors import RequestError
 from .params import SamplingParams as SamplingParams
 
 
@@ -110,6 +111,19 @@ class Request:
         """Ids that end the output: EOS unless ignored, and the request's stop tokens."""
         eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
         return eos | frozenset(self.params.stop_token_ids or ())
+
+
+def check_ids(ids: Iterable[int], vocabulary: int) -> None:
+    """Refuse a prompt of ids that are not in a vocabulary of so many.
+
+    Raises:
+        RequestError: one of them is not.
+    """
+    wrong = next((id for id in ids if not 0 <= id < vocabulary), None)
+    if wrong is not None:
+        raise RequestError(
+            f"the prompt has token id {wrong}, but the vocabulary ends at {vocabulary - 1}."
+        )
 
 
 @dataclass
@@ -283,6 +297,11 @@ class Drafted(NamedTuple):
     tokens: list[int]
     depth: int
 
+    def cut(self, depth: int) -> Drafted:
+        """As if it had reached no deeper; of a tree all nodes stay."""
+        chain = len(self.tokens) == self.depth
+        return self._replace(tokens=self.tokens[:depth] if chain else self.tokens, depth=depth)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -322,3 +341,19 @@ class Event(NamedTuple):
     prompt_logprobs: list[Logprobs | None] | None = None
     drafted: Drafted | None = None
     start: Start | None = None
+
+
+def by_request(events: Iterable[Event]) -> dict[str, list[Event]]:
+    """Events by their request, in order."""
+    found: dict[str, list[Event]] = {}
+    for event in events:
+        found.setdefault(event.request_id, []).append(event)
+    return found
+
+
+def by_sample(events: Iterable[Event]) -> dict[int, list[Event]]:
+    """Events of one request by their sample, in order."""
+    found: dict[int, list[Event]] = {}
+    for event in events:
+        found.setdefault(event.sample_index, []).append(event)
+    return found

@@ -69,9 +69,12 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
     Options come from a TOML file, the environment (OUTRIDER_PORT=8001) and flags; the later win.
     """
     name, found = chosen(model, config, flags)
-    from ..server.build import build
+    from ..server.build import build, choice
+    from ..server.log import FORMATS, LEVELS, configure
     from ..server.run import Server
 
+    log = {name: found[name].value for name in ("log_format", "log_level")}
+    configure(choice(log, "log_format", FORMATS), choice(log, "log_level", LEVELS))
     llm, settings = build(model_folder(name), Path(name).name if name else "pocket", found)
     host, port = found["host"].value, found["port"].value
     error = Server(llm, settings, host, port, lambda line: typer.echo(line, err=True)).run()

@@ -24,7 +24,7 @@ from ..sampling.grammar import Grammars
 from ..sampling.law import RequestLaw
 from ..sampling.ratio import make_rule
 from ..text.detokenize import Detokenizer
-from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence
+from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence, check_ids
 from .pace import Pace
 from .runner import Runner
 from .scheduler import Plan, Scheduler
@@ -232,12 +232,7 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, which leaves no room in a context of "
                 f"{self.max_model_len}; shorten it to {self.max_model_len - 1} or less."
             )
-        vocabulary = self.model.shape.vocab_size
-        wrong = [t for t in prompt if not 0 <= t < vocabulary]
-        if wrong:
-            raise RequestError(
-                f"the prompt has token id {wrong[0]}, but the vocabulary ends at {vocabulary - 1}."
-            )
+        check_ids(prompt, self.model.shape.vocab_size)
         if self._tokenizer is None and (params.stop or params.bad_words):
             name = "stop strings" if params.stop else "bad_words"
             raise RequestError(f"{name} need a tokenizer, and this model has none.")

@@ -48,13 +48,13 @@ class Pace:
 
 @dataclass
 class Gain:
-    """What drafts bring: emitted tokens times the time of a plain step, over the time it took.
+    """What drafts bring, by drafter: emitted tokens times a plain step's time over the time taken.
 
     A plain step's time depends on how many sequences decode together, so it is kept for each
     number; steps without drafts measure it, one in ``PROBED`` on purpose.
     """
 
-    speedup: float | None = None
+    speedups: dict[str, float] = field(default_factory=dict)
     _plain: dict[int, float] = field(default_factory=dict)
     _since: dict[int, int] = field(default_factory=dict)
 
@@ -67,9 +67,10 @@ class Gain:
         self._plain[decoding] = smoothed(self._plain.get(decoding), seconds)
         self._since[decoding] = 0
 
-    def drafted(self, decoding: int, emitted: int, seconds: float) -> None:
-        """Note a step with drafts that emitted so many tokens."""
+    def drafted(self, drafter: str, decoding: int, emitted: int, seconds: float) -> None:
+        """Note a step with drafts of one drafter that emitted so many tokens."""
         self._since[decoding] = self._since.get(decoding, 0) + 1
         plain = self._plain.get(decoding)
         if plain is not None:
-            self.speedup = smoothed(self.speedup, emitted / decoding * plain / seconds)
+            gain = emitted / decoding * plain / seconds
+            self.speedups[drafter] = smoothed(self.speedups.get(drafter), gain)

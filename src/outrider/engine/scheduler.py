@@ -207,9 +207,7 @@ class Scheduler:
             # Rows of accepted nodes have their keys and values; the last token has none yet.
             sequence.num_computed = len(sequence.tokens) - 1
             if item.count == 1:
-                # Depths beyond the end of the output count as not drafted.
-                if sequence.finish_reason is not None:
-                    depth = min(depth, len(emitted))
+                depth = min(depth, len(emitted)) if sequence.finish_reason is not None else depth
                 accepted = min(len(verdict.path[i]), depth)
                 sequence.counts.record(depth, len(draft.tokens[i]), accepted, len(emitted))
             self._name_pages(sequence)
@@ -252,6 +250,9 @@ class Scheduler:
             )
             if sequence.finish_reason is not None:
                 break
+        if drafted is not None and len(events) < depth:
+            # Depths beyond the end of the output count as not drafted.
+            events[0] = events[0]._replace(drafted=drafted.cut(len(events)))
         return events
 
     def _advance(self, sequence: Sequence, token: int) -> str:

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,7 +83,6 @@ class Ready(NamedTuple):
     num_tokens: int
     max_model_len: int
     max_draft: int
-    vocab_size: int
     threads: int
 
 
@@ -113,7 +112,7 @@ class Gauges(NamedTuple):
     hit: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
-    speedup: float | None = None
+    speedups: Mapping[str, float] = {}
 
 
 class Stepped(NamedTuple):
@@ -125,7 +124,7 @@ class Stepped(NamedTuple):
 
 
 Command = Add | Abort | Stop | SpeculationState
-Message = Ready | Failed | Refused | Stepped | SpeculationState
+Message = Ready | Failed | Refused | Stepped | Gauges | SpeculationState
 
 
 def run_worker(link: Connection, spec: WorkerSpec) -> None:
@@ -197,7 +196,7 @@ class Worker:
             Ready(
                 tuple(self.switch.drafters), self.speculation, str(engine.budget),
                 engine.budget.tokens, engine.max_model_len, self.longest,
-                engine.model.shape.vocab_size, len(os.sched_getaffinity(0)),
+                len(os.sched_getaffinity(0)),
             )
         )  # fmt: skip
         reader = threading.Thread(target=self._read, name="outrider-reader", daemon=True)
@@ -226,11 +225,12 @@ class Worker:
         seconds = time.perf_counter() - begin
         engine.draft_length = usual
         if decoding and scheduler.rows - rows == decoding:  # no prompt went along
-            if any(event.drafted is not None for event in events):
-                emitted = sum(event.token_id is not None for event in events)
-                self.gain.drafted(decoding, emitted, seconds)
-            else:
+            drafters = {e.drafted.drafter or "model" for e in events if e.drafted is not None}
+            if not drafters:
                 self.gain.plain(decoding, seconds)
+            elif len(drafters) == 1:
+                emitted = sum(event.token_id is not None for event in events)
+                self.gain.drafted(drafters.pop(), decoding, emitted, seconds)
         self._send(Stepped(events, self._gauges(), seconds))
 
     def _gauges(self) -> Gauges:
@@ -240,7 +240,7 @@ class Worker:
             len(scheduler.running), len(scheduler.waiting), pool.num_usable,
             pool.num_usable - pool.num_free, scheduler.preemptions, scheduler.rows,
             scheduler.queried, scheduler.hit,
-            engine.draft_seconds, engine.verify_seconds, self.gain.speedup,
+            engine.draft_seconds, engine.verify_seconds, dict(self.gain.speedups),
         )  # fmt: skip
 
     def _send(self, message: Message) -> None:
@@ -316,6 +316,7 @@ class Worker:
         if id in self.preparing:
             self.dropped.add(id)
         self.engine.abort(id)
+        self._send(self._gauges())  # no step may follow that would tell
 
     def _set(self, state: SpeculationState) -> None:
         """Draft in another way from the next step on, and say what is in force."""

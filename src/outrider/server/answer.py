@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass
 class Answer:
-    """What became of one prompt; ``text`` is the prompt's, where it was given as text."""
+    """What became of one prompt; ``text`` is the prompt's, ``queued`` how many s it waited."""
 
     request: Request
     text: str | None
@@ -55,6 +55,7 @@ class Answer:
     counts: Counts = field(default_factory=Counts)
     prompt_logprobs: list[Logprobs | None] | None = None
     cached_tokens: int = 0
+    queued: float | None = None
     error: str | None = None
     samples: list[Sample] = field(init=False)
 
@@ -70,6 +71,7 @@ class Answer:
             self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
             if event.start is not None:
                 self.cached_tokens += event.start.cached_tokens
+                self.queued = max(0.0, event.start.scheduled - self.start)
             self.error = self.error or event.error
             if event.counts is not None:
                 self.counts.add(event.counts)

@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)  # fmt: skip
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from .. import __version__
 from ..async_llm import AsyncLLM
-from ..engine.worker import SpeculationState
 from ..errors import ConfigError, OutriderError
+from .access import Access
 from .chat import Chat
 from .completions import Completion
-from .errors import error_body, install, response
+from .errors import RESPONSES, body, error_body, install, response
 from .generate import Service, check_best, unless_gone
 from .metrics import Metrics
 from .protocol import (
@@ -34,28 +40,41 @@ from .protocol import (
 )  # fmt: skip
 from .security import Gate
 from .settings import Settings
+from .speculation import change, state
+from .traces import Tracer
 
 logger = logging.getLogger("outrider")
 PLAYGROUND = Path(__file__).parent / "playground"
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 LOOPBACK = ("127.0.0.1", "::1")
 
 
 def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
-    """The server over an engine, which the app starts and ends with itself."""
+    """The server over an engine, which the app starts and ends with itself.
+
+    Raises:
+        ConfigError: spans are asked for, and OpenTelemetry is not installed.
+    """
+    endpoint = settings.otlp_traces_endpoint
+    tracer = Tracer(endpoint) if endpoint is not None else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         llm.launch()
         yield
         llm.shutdown()
+        if tracer is not None:
+            tracer.shutdown()
 
     app = FastAPI(
         title="Outrider", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None,
+        responses=RESPONSES,
     )  # fmt: skip
     service = Service(llm, settings, Metrics(llm, settings.names[0], settings.slo))
     app.state.service = service
     install(app)
-    app.add_middleware(Gate, settings=settings, failed=service.metrics.failed)
+    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Access, failed=service.metrics.failed, tracer=tracer)
     _models(app, service)
     _texts(app, service)
     _health(app, service)
@@ -80,23 +99,24 @@ def _models(app: FastAPI, service: Service) -> None:
         ]  # fmt: skip
         return {"object": "list", "data": cards}
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=STREAMED)
     async def completions(body: CompletionRequest, call: Request) -> Response:
         """Continue prompts."""
         service.check_model(body.model)
-        work = Completion(service, body, service.salt(body.cache_salt, call))
+        work = Completion(service, body, call)
         return await answered(work, body.stream, call)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=STREAMED)
     async def chat(body: ChatRequest, call: Request) -> Response:
         """Answer a conversation."""
         service.check_model(body.model)
-        work = Chat(service, body, service.salt(body.cache_salt, call))
+        work = Chat(service, body, call)
         return await answered(work, body.stream, call)
 
 
 async def answered(work: Completion | Chat, stream: bool, call: Request) -> Response:
     """All at once, or as server-sent events; what fails before the first token is no stream."""
+    call.state.work = work
     try:
         await work.prepare()
         if not stream:
@@ -106,11 +126,11 @@ async def answered(work: Completion | Chat, stream: bool, call: Request) -> Resp
     except ConfigError as error:
         raise check_best(error) from None
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(events(first, chunks), 200, headers, "text/event-stream")
+    return StreamingResponse(events(work, first, chunks), 200, headers, "text/event-stream")
 
 
 async def events(
-    first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
+    work: Completion | Chat, first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
 ) -> AsyncIterator[bytes]:
     """Server-sent events; an error on the way is one more, and ends them."""
     yield event(first)
@@ -118,8 +138,10 @@ async def events(
         async for chunk in rest:
             yield event(chunk)
     except OutriderError as error:
+        work.error = str(error_body(error)["error"]["code"])
         yield event(error_body(error))
-    except Exception:
+    except Exception as error:
+        work.error = type(error).__name__
         logger.exception("a stream failed")
         yield event(error_body(OutriderError("the server failed; its log says why.")))
     yield b"data: [DONE]\n\n"
@@ -160,25 +182,25 @@ def _texts(app: FastAPI, service: Service) -> None:
 
 
 def _health(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
+    @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
         """Alive: the server can do its work, or will be able to after a restart of its engine."""
         failure = service.llm.failure
         if failure is not None:
             return response(503, error_body(failure))
-        return Response(status_code=200)
+        return PlainTextResponse("")
 
     @app.get("/ready")
     async def ready() -> Response:
         """Ready for traffic: the engine has decoded, and nobody has asked for the end."""
         if service.draining or service.llm.ready is None:
             why = "the server is shutting down" if service.draining else "the engine is starting"
-            return JSONResponse({"ready": False, "reason": why}, 503, {"Retry-After": "1"})
+            return response(503, body(503, f"{why}."))
         return JSONResponse({"ready": True})
 
     if service.settings.metrics_port is None:
 
-        @app.get("/metrics")
+        @app.get("/metrics", response_class=PlainTextResponse)
         async def metrics() -> Response:
             """For Prometheus."""
             return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
@@ -206,19 +228,7 @@ def _speculation(app: FastAPI, service: Service) -> None:
         host = call.client.host if call.client else None
         if not service.settings.api_keys and host not in LOOPBACK:
             raise Refusal("without API keys speculation is set from this machine only.", code=403)
-        now = service.llm.speculation
-        if now is None:
-            raise Refusal("the engine is starting; try again.", code=503)
-        try:
-            await service.llm.set_speculation(
-                SpeculationState(
-                    now.enabled if body.enabled is None else body.enabled,
-                    body.drafter or now.drafter,
-                    body.num_speculative_tokens or now.num_speculative_tokens,
-                )
-            )
-        except ConfigError as error:
-            raise check_best(error) from None
+        await change(service, body)
         return state(service)
 
 
@@ -231,16 +241,3 @@ def _playground(app: FastAPI) -> None:
         return FileResponse(PLAYGROUND / "index.html", headers=headers)
 
     app.mount("/playground", StaticFiles(directory=PLAYGROUND))
-
-
-def state(service: Service) -> dict[str, Any]:
-    """What is in force."""
-    now, ready = service.llm.speculation, service.llm.ready
-    return {
-        "enabled": now.enabled if now else None,
-        "drafter": now.drafter if now else None,
-        "num_speculative_tokens": now.num_speculative_tokens if now else None,
-        "max_num_speculative_tokens": ready.max_draft if ready else None,
-        "drafters": {name: {} for name in ready.drafters} if ready else {},
-        "controller": None,
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,11 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         if codec is None:
             raise ConfigError("chat_template is given, but the model has no tokenizer; drop it.")
         codec.template = template
-    parser = values["tool_call_parser"]
-    if parser != "auto" and parser not in PARSERS:
-        raise ConfigError(f"tool_call_parser is {parser!r}; give auto, {', '.join(PARSERS)}.")
-    detail = values["per_request_spec_decode_metrics"]
-    if detail not in ("none", "summary", "detailed"):
-        raise ConfigError(
-            f"per_request_spec_decode_metrics is {detail!r}; give none, summary or detailed."
-        )
+    parser = choice(values, "tool_call_parser", ("auto", *PARSERS))
     return llm, Settings(
         names=tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),
         longest=llm.config.num_speculative_tokens,
-        detail=detail,
+        detail=choice(values, "per_request_spec_decode_metrics", ("none", "summary", "detailed")),
         tool_form=form_of(template) if parser == "auto" else PARSERS[parser],
         fingerprint=fingerprint(llm),
         api_keys=read_keys(values["api_key"], values["api_key_file"]),
@@ -66,10 +59,23 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         request_timeout=values["request_timeout"],
         log_interval=values["log_interval"],
         metrics_port=values["metrics_port"],
+        otlp_traces_endpoint=values["otlp_traces_endpoint"],
         salted=values["cache_salt_per_key"],
         shutdown_timeout=values["shutdown_timeout"],
         slo=read_slo(values["slo"]),
     )
+
+
+def choice(values: Mapping[str, Any], name: str, known: Sequence[str]) -> Any:
+    """One of the ``known`` words.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    value = values[name]
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}; give {', '.join(known[:-1])} or {known[-1]}.")
+    return value
 
 
 def positive(values: Mapping[str, Any], name: str) -> int:

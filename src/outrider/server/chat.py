@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ..types import Event
+from fastapi import Request
+
+from ..types import Event, by_sample
 from .answer import (
     Answer,
     Sample,
@@ -17,7 +19,7 @@ from .answer import (
 from .generate import Service
 from .protocol import ChatRequest, Refusal
 from .tools import Call, choice_of, constraint, may_call, read_calls
-from .work import Work, by_sample
+from .work import Work
 
 CHUNK = "chat.completion.chunk"
 
@@ -27,8 +29,8 @@ class Chat(Work[ChatRequest]):
 
     prefix = "chatcmpl"
 
-    def __init__(self, service: Service, body: ChatRequest, salt: str) -> None:
-        super().__init__(service, body, salt)
+    def __init__(self, service: Service, body: ChatRequest, call: Request) -> None:
+        super().__init__(service, body, call)
         self.choice = choice_of(body)
         self.sent = [0] * body.n  # characters of each sample that were shown
         self.begun = [False] * body.n
@@ -57,7 +59,7 @@ class Chat(Work[ChatRequest]):
             body.messages, tools if self.choice != "none" else [], body.add_generation_prompt,
             body.chat_template_kwargs,
         )  # fmt: skip
-        request = await self.service.request(body, ids, 0, self.salt, **more)
+        request = await self.service.request(body, ids, self.salt, **more)
         self.answers = [Answer(request, None)]
         self.service.admit([request])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ..types import Event, Logprobs
+from ..types import Event, Logprobs, by_sample
 from .answer import (
     Answer,
     Sample,
@@ -16,7 +16,7 @@ from .answer import (
 )  # fmt: skip
 from .generate import merged
 from .protocol import CompletionRequest, Refusal
-from .work import Work, by_sample
+from .work import Work
 
 KIND = "text_completion"
 
@@ -40,11 +40,11 @@ class Completion(Work[CompletionRequest]):
         wanted: dict[str, Any] = {"logprobs": body.logprobs}
         if body.echo and body.logprobs is not None:
             wanted["prompt_logprobs"] = body.logprobs
-        for number, prompt in enumerate(body.prompts()):
+        for prompt in body.prompts():
             ids = await self.service.ids(prompt)
-            request = await self.service.request(body, ids, number, self.salt, **wanted)
-            text = prompt if isinstance(prompt, str) else self.service.llm.intake.decode(ids)
-            self.answers.append(Answer(request, text))
+            request = await self.service.request(body, ids, self.salt, **wanted)
+            echoed = self.service.decode(ids, "prompt") if body.echo else ""
+            self.answers.append(Answer(request, prompt if isinstance(prompt, str) else echoed))
         self.service.admit([a.request for a in self.answers])
 
     async def whole(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ..errors import ConfigError, MemoryBudgetError, OutriderError, RequestError, WorkerError
@@ -22,6 +23,32 @@ TYPES = {
     503: "service_unavailable_error",
 }  # fmt: skip
 RETRY_SECONDS = 1
+
+
+class ErrorFields(BaseModel):
+    """What every error says."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | int
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: ErrorFields
+
+
+MEANINGS: dict[int | str, str] = {
+    400: "The request is wrong.", 401: "There is no valid API key.", 404: "Not here.",
+    408: "It took too long.", 413: "The body is too large.", 429: "Too much waits.",
+    503: "The engine starts, or the server ends.", "default": "Another error.",
+}  # fmt: skip
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text} for status, text in MEANINGS.items()
+}
+"""For the published schema; "default" stands for a 422 that nobody gets here."""
 
 
 class ServerError(OutriderError):

@@ -131,21 +131,19 @@ class Service:
         size = sum(len(str(m.get("content", ""))) for m in messages)
         return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of token ids.
+    def decode(self, ids: list[int], param: str = "tokens") -> str:
+        """The text of token ids, which came in the field ``param``.
 
         Raises:
             Refusal: one of them is not in the vocabulary.
         """
-        size = self.llm.ready.vocab_size if self.llm.ready else 0
-        wrong = [id for id in ids if not 0 <= id < size]
-        if wrong:
-            raise Refusal(f"token id {wrong[0]} is not in the vocabulary of {size}.", "tokens")
+        size = self.llm.intake.vocab_size
+        wrong = next((id for id in ids if not 0 <= id < size), None)
+        if wrong is not None:
+            raise Refusal(f"token id {wrong} is not in the vocabulary of {size}.", param)
         return self.llm.intake.decode(ids)
 
-    async def request(
-        self, body: Generation, ids: list[int], number: int, salt: str, **more: Any
-    ) -> Request:
+    async def request(self, body: Generation, ids: list[int], salt: str, **more: Any) -> Request:
         """The engine's request for one prompt of a call.
 
         ``salt`` keeps its cached prefix from others, and ``more`` goes to ``SamplingParams``.
@@ -160,8 +158,7 @@ class Service:
                 f"{self.llm.intake.max_model_len}; shorten it.", "prompt",
             )  # fmt: skip
         params: SamplingParams = body.sampling(room, **more)
-        name = f"{body.request_id or uuid.uuid4().hex}-{number}"
-        request, _ = self.llm.request(ids, params, name)
+        request, _ = self.llm.request(ids, params, uuid.uuid4().hex)
         return replace(
             request,
             speculation=await self._speculation(body),

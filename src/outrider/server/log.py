@@ -1,69 +1,131 @@
-"""One line an interval: what the engine does, and loudly when nothing is drafted."""
+"""The server's log on stderr: text for people or a JSON object a line, and never a prompt."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
+from typing import Any, Literal
 
-from ..async_llm import AsyncLLM
-from ..engine.worker import Stepped
-from ..types import Origin
+from ..types import Counts
+from .metrics import Metrics
 
 logger = logging.getLogger("outrider")
 
+LogFormat = Literal["text", "json"]
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class _Formatter(logging.Formatter):
+    """Time, level, message; ``extra={"fields": {...}}`` is for JSON's readers."""
+
+    def __init__(self, form: LogFormat) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+        self.form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, with a traceback behind it where there is one."""
+        if self.form == "text":
+            return super().format(record)
+        found = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            found["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(found, ensure_ascii=False, default=str)
+
+
+def configure(form: LogFormat, level: str) -> None:
+    """Have Outrider's messages from ``level`` on go to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter(form))
+    logger.handlers[:] = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False
+
+
+def log_call(fields: dict[str, Any]) -> None:
+    """A line for one call: who, what came of it, how long it took."""
+    shown = {name: value for name, value in fields.items() if value is not None}
+    level = logging.WARNING if fields["status"] >= 500 else logging.INFO
+    words = " ".join(f"{name}={_word(value)}" for name, value in shown.items())
+    logger.log(level, words, extra={"fields": shown})
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_word, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 class Interval:
-    """Counts steps between two lines."""
+    """What happened between two lines."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
-        self.llm = llm
-        self.start = time.perf_counter()
-        self._clear()
-        llm.observers.append(self.observe)
+    def __init__(self, metrics: Metrics) -> None:
+        self.tally = metrics.tally
+        self.llm = self.tally.llm
+        self.start, self.tokens, self.counts = time.perf_counter(), 0, Counts()
 
-    def _clear(self) -> None:
-        self.tokens = self.drafts = self.drafted = self.accepted = 0
-
-    def observe(self, step: Stepped) -> None:
-        """Count one step."""
-        for event in step.events:
-            self.tokens += event.token_id is not None
-            self.accepted += event.origin is Origin.ACCEPTED
-            if event.drafted is not None:
-                self.drafts += 1
-                self.drafted += event.drafted.depth
-
-    def line(self) -> str | None:
-        """What happened since the last line; None for nothing."""
-        now, gauges, state = time.perf_counter(), self.llm.gauges, self.llm.speculation
-        seconds, self.start = now - self.start, now
-        if not self.tokens or state is None:
+    def line(self) -> tuple[str, dict[str, Any]] | None:
+        """What happened since the last line, in words and in fields; None for nothing."""
+        now, tally, state = time.perf_counter(), self.tally, self.llm.speculation
+        seconds, tokens = now - self.start, tally.tokens - self.tokens
+        total = tally.total
+        drafts, drafted, accepted = (
+            getattr(total, name) - getattr(self.counts, name)
+            for name in ("drafts", "drafted", "accepted")
+        )
+        self.start, self.tokens, self.counts = now, tally.tokens, total
+        if not tokens or state is None:
             return None
-        parts = [
-            f"{gauges.running} running, {gauges.waiting} waiting",
-            f"{self.tokens / seconds:.0f} tokens/s",
-            f"cache {gauges.pages_used / max(1, gauges.pages):.0%}",
-        ]
-        if not state.enabled:
-            parts.append("SPECULATION IS OFF: it was switched off")
-        elif not self.drafts:
-            parts.append(f"NOTHING WAS DRAFTED by {state.drafter}")
-        else:
-            parts.append(
-                f"K={state.num_speculative_tokens} {state.drafter}, acceptance "
-                f"{self.accepted / self.drafted:.2f}, length {1 + self.accepted / self.drafts:.2f}"
-                + (f", {gauges.speedup:.2f}x" if gauges.speedup else "")
-            )
-        self._clear()
-        return " · ".join(parts)
+        gauges = self.llm.gauges
+        fields: dict[str, Any] = {
+            "running": gauges.running,
+            "waiting": gauges.waiting,
+            "tokens_per_second": tokens / seconds,
+            "cache_usage": gauges.pages_used / max(1, gauges.pages),
+            "drafter": state.drafter,
+            "draft_length": tally.draft_length,
+            "reason": tally.off,
+            "acceptance_rate": accepted / drafted if drafted else None,
+            "acceptance_length": 1 + accepted / drafts if drafts else None,
+            "speedup": gauges.speedups.get(state.drafter),
+        }
+        return words(fields), fields
 
 
-async def log_intervals(llm: AsyncLLM, seconds: float) -> None:
+def words(fields: dict[str, Any]) -> str:
+    """An interval as a sentence for people: loud where nothing is drafted."""
+    parts = [
+        f"{fields['running']} running, {fields['waiting']} waiting",
+        f"{fields['tokens_per_second']:.0f} tokens/s",
+        f"cache {fields['cache_usage']:.0%}",
+    ]
+    if fields["reason"]:
+        parts.append(f"SPECULATION IS OFF: {fields['reason'].replace('_', ' ')}")
+    elif fields["acceptance_length"] is None:
+        parts.append(f"NOTHING WAS DRAFTED by {fields['drafter']}")
+    else:
+        gain = fields["speedup"]
+        parts.append(
+            f"K={fields['draft_length']} {fields['drafter']}, acceptance "
+            f"{fields['acceptance_rate']:.2f}, length {fields['acceptance_length']:.2f}"
+            + (f", {gain:.2f}x" if gain else "")
+        )
+    return " · ".join(parts)
+
+
+async def log_intervals(metrics: Metrics, seconds: float) -> None:
     """Write a line every ``seconds``, as long as something happens."""
-    interval = Interval(llm)
+    interval = Interval(metrics)
     while True:
         await asyncio.sleep(seconds)
-        line = interval.line()
-        if line is not None:
-            logger.info(line)
+        found = interval.line()
+        if found is not None:
+            level = logging.WARNING if found[1]["reason"] else logging.INFO
+            logger.log(level, found[0], extra={"fields": found[1]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
 from ..engine.worker import Gauges, Stepped
-from ..types import Event, Origin, Request
+from ..types import Counts, Event, Request, by_request
+from .tally import Rate, Tally
 
 ENGINE = "0"
 LABELS = ("model_name", "engine")
@@ -26,6 +27,8 @@ LONG = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0,
     15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
 )  # fmt: skip
+Values = Mapping[tuple[str, ...], float]
+"""By the values of labels."""
 COUNTS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 
@@ -54,44 +57,82 @@ NO_SLO = Slo()
 
 
 class _State(Collector):
-    """What holds at the moment of reading."""
+    """What holds at the moment of reading, and what is counted by drafter."""
 
-    def __init__(self, llm: AsyncLLM, model: str) -> None:
-        self.llm = llm
+    def __init__(self, tally: Tally, good: Rate, model: str) -> None:
+        self.tally = tally
+        self.good = good
         self.labels = (model, ENGINE)
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges, and the engine's restarts."""
-        gauges, now = self.llm.gauges, self.llm.speculation
-        reason = None
-        if self.llm.ready is None:
-            reason = "engine_down"
-        elif now is None or not now.enabled:
-            reason = "switched_off"
-        length = now.num_speculative_tokens if now is not None and reason is None else 0
+        """Gauges first."""
+        tally, llm = self.tally, self.tally.llm
+        gauges = llm.gauges
         used = gauges.pages_used / max(1, gauges.pages)
-        yield self._gauge("vllm:num_requests_running", "Sequences that run.", gauges.running)
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", gauges.waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", used)
-        yield self._gauge("outrider_draft_length", "Longest draft in use, 0 for none.", length)
-        if gauges.speedup is not None:
-            text = "Emitted tokens times a plain step's time, over the time taken."
-            yield self._gauge("outrider_speedup", text, gauges.speedup)
-        off = GaugeMetricFamily(
-            "outrider_speculation_off", "1 while nothing is drafted.", labels=[*LABELS, "reason"]
-        )
-        if reason is not None:
-            off.add_metric([*self.labels, reason], 1)
-        yield off
-        restarts = CounterMetricFamily(
-            "outrider_engine_restarts", "Starts of the engine after a death.", labels=LABELS
-        )
-        restarts.add_metric(self.labels, self.llm.restarts)
-        yield restarts
+        off = {tally.off: 1.0} if tally.off else {}
+        for name, text, value in (
+            ("vllm:num_requests_running", "Sequences that run.", gauges.running),
+            ("vllm:num_requests_waiting", "Sequences that wait.", gauges.waiting),
+            ("vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", used),
+            ("outrider_draft_length", "Longest draft in use, 0 for none.", tally.draft_length),
+            ("outrider_accepted_throughput", "Accepted draft tokens a second, over a minute.",
+             tally.accepted_rate.value()),
+            ("outrider_goodput", "Requests a second that kept the SLO, over a minute.",
+             self.good.value()),
+        ):  # fmt: skip
+            yield self._family(GaugeMetricFamily, name, text, (), {(): value})
+        text = "1 while nothing is drafted."
+        yield self._gauge("outrider_speculation_off", text, "reason", off)
+        text = "Emitted tokens times a plain step's time, over the time taken."
+        yield self._gauge("outrider_speedup", text, "drafter", gauges.speedups)
+        yield from self._counted(tally.total, tally.by_drafter)
+        text = "Starts of the engine after a death."
+        yield self._counter("outrider_engine_restarts", text, (), {(): llm.restarts})
 
-    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        found = GaugeMetricFamily(name, text, labels=LABELS)
-        found.add_metric(self.labels, value)
+    def _counted(self, total: Counts, drafters: Mapping[str, Counts]) -> Iterator[Metric]:
+        """What was drafted: all in vLLM's names, and by drafter."""
+        spec = "vllm:spec_decode_num"
+        for name, text, value in (
+            ("drafts", "Steps of a sequence with a draft.", total.drafts),
+            ("draft_tokens", "Tokens drafted.", total.drafted),
+            ("accepted_tokens", "Drafted tokens accepted.", total.accepted),
+        ):
+            yield self._counter(f"{spec}_{name}", text, (), {(): value})
+        accepted: Values = {(str(i),): n for i, n in enumerate(total.accepted_by_position)}
+        name, text = f"{spec}_accepted_tokens_per_pos", "Of them by position."
+        yield self._counter(name, text, ("position",), accepted)
+        by = ("drafter", "position")
+        for name, text, field in (
+            ("drafted", "Drafted by position.", "drafted_by_position"),
+            ("accepted", "Accepted of them.", "accepted_by_position"),
+        ):
+            values: Values = {
+                (drafter, str(i)): count
+                for drafter, counts in drafters.items()
+                for i, count in enumerate(getattr(counts, field))
+            }
+            yield self._counter(f"outrider_{name}_tokens_per_pos", text, by, values)
+        nodes: Values = {(drafter,): counts.nodes for drafter, counts in drafters.items()}
+        yield self._counter("outrider_verified_nodes", "Nodes verified.", ("drafter",), nodes)
+
+    def _gauge(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        keyed: Values = {(key,): value for key, value in values.items()}
+        return self._family(GaugeMetricFamily, name, text, (label,), keyed)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
+        return self._family(CounterMetricFamily, name, text, labels, values)
+
+    def _family(
+        self,
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        values: Values,
+    ) -> Metric:
+        found = kind(name, text, labels=[*LABELS, *labels])
+        for label, value in values.items():
+            found.add_metric([*self.labels, *label], value)
         return found
 
 
@@ -106,7 +147,9 @@ class Metrics:
 
     def __init__(self, llm: AsyncLLM, model: str, slo: Slo) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_State(llm, model))
+        self.tally = Tally(llm)
+        self.good_rate = Rate()
+        self.registry.register(_State(self.tally, self.good_rate, model))
         llm.observers.append(self.observe)
         self.slo = slo
         self._labels = {"model_name": model, "engine": ENGINE}
@@ -132,17 +175,6 @@ class Metrics:
         self.prompts = histogram("vllm:request_prompt_tokens", "Prompt tokens.", COUNTS)
         self.outputs = histogram("vllm:request_generation_tokens", "Output tokens.", COUNTS)
         self.iteration = histogram("vllm:iteration_tokens_total", "Rows of a step.", COUNTS)
-        spec = "vllm:spec_decode_num"
-        self.drafts = counter(f"{spec}_drafts", "Steps of a sequence with a draft.")
-        self.drafted = counter(f"{spec}_draft_tokens", "Tokens drafted.")
-        self.accepted = counter(f"{spec}_accepted_tokens", "Drafted tokens accepted.")
-        self.by_position = counter(
-            f"{spec}_accepted_tokens_per_pos", "Of them by position.", "position"
-        )
-        by = ("drafter", "position")
-        self.drafted_at = counter("outrider_drafted_tokens_per_pos", "Drafted by position.", *by)
-        self.accepted_at = counter("outrider_accepted_tokens_per_pos", "Accepted of them.", *by)
-        self.nodes = counter("outrider_verified_nodes", "Draft nodes verified.", "drafter")
         self.drafting = counter("outrider_drafting_seconds", "Time spent drafting.")
         self.verifying = counter("outrider_verifying_seconds", "Time spent verifying.")
         self.errors = counter("outrider_request_errors", "Requests that failed.", "code")
@@ -173,10 +205,7 @@ class Metrics:
         self.hits.labels(**labels).inc(gauges.hit - before.hit)
         self.iteration.labels(**labels).observe(gauges.rows - before.rows)
         self._before = gauges
-        found: dict[str, list[Event]] = {}
-        for event in step.events:
-            found.setdefault(event.request_id, []).append(event)
-        for id, events in found.items():
+        for id, events in by_request(step.events).items():
             life = self._lives.get(id)
             if life is not None:
                 self._count(life, events, now)
@@ -198,31 +227,12 @@ class Metrics:
         elif emitted:
             self.itl.labels(**labels).observe(now - life.last)
         life.last = now
-        self._count_drafts(events)
         for event in events:
             if event.finish_reason is not None:
                 self.success.labels(**labels, finished_reason=event.finish_reason).inc()
                 life.samples_left -= 1
         if not life.samples_left:
             self._close(life, now)
-
-    def _count_drafts(self, events: Sequence[Event]) -> None:
-        """Count drafts and what was accepted of them; events of a sample stand together."""
-        labels, accepted, drafter = self._labels, 0, ""
-        for event in events:
-            if event.drafted is not None:
-                accepted, drafter = 0, event.drafted.drafter or "model"
-                self.drafts.labels(**labels).inc()
-                self.drafted.labels(**labels).inc(event.drafted.depth)
-                self.nodes.labels(**labels, drafter=drafter).inc(len(event.drafted.tokens))
-                for i in range(event.drafted.depth):
-                    self.drafted_at.labels(**labels, drafter=drafter, position=str(i)).inc()
-            if event.origin is Origin.ACCEPTED:
-                at = str(accepted)
-                self.accepted.labels(**labels).inc()
-                self.by_position.labels(**labels, position=at).inc()
-                self.accepted_at.labels(**labels, drafter=drafter, position=at).inc()
-                accepted += 1
 
     def _close(self, life: _Life, now: float) -> None:
         """Count a whole request."""
@@ -242,6 +252,7 @@ class Metrics:
         )
         if good:
             self.good.labels(**labels).inc()
+            self.good_rate.add(1)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, [*self._labels, *labels], registry=self.registry)

@@ -91,7 +91,10 @@ OPTIONS = (
     Option("shutdown_timeout", "share", 30.0, "Seconds that streams get to end after SIGTERM."),
     Option("metrics_port", "number", None, "Serve /metrics there, and not beside the API."),
     Option("cache_salt_per_key", "switch", False, "Keys share no cached prefixes."),
-    Option("log_interval", "share", 10.0, "Seconds between two lines of the log; 0 for none."),
+    Option("otlp_traces_endpoint", "text", None, "Send spans there by OTLP; needs outrider[otel]."),
+    Option("log_interval", "share", 10.0, "Seconds between two lines on speed; 0 for none."),
+    Option("log_format", "text", "text", "text, or json for an object a line."),
+    Option("log_level", "text", "info", "debug, info (a line a call), warning or error."),
 )  # fmt: skip
 BY_NAME = {option.name: option for option in OPTIONS}
 OLD = {

@@ -90,11 +90,12 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         tasks = [asyncio.create_task(self._watch())]
+        metrics = self.service.metrics
         if self.settings.log_interval:
-            tasks.append(asyncio.create_task(log_intervals(self.llm, self.settings.log_interval)))
+            lines = log_intervals(metrics, self.settings.log_interval)
+            tasks.append(asyncio.create_task(lines))
         if self.settings.metrics_port is not None:
-            registry = self.service.metrics.registry
-            start_http_server(self.settings.metrics_port, self.host, registry)
+            start_http_server(self.settings.metrics_port, self.host, metrics.registry)
         await self.uvicorn.serve([self.socket])
         for task in tasks:
             task.cancel()

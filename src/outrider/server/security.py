@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,19 +31,16 @@ class Gate:
     Args:
         app: what stands behind.
         settings: keys and limits.
-        failed: is told the status of every call that ends with an error.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, failed: Callable[[int], None]) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self.settings = settings
-        self.failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        send = self._counted(send)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         keys, path = self.settings.api_keys, scope["path"]
         open_ = path in OPEN or path.startswith(OPEN_BELOW)
@@ -68,14 +65,6 @@ class Gate:
             await refuse(send, 413, f"the body has more than {most} bytes.")
             return
         await self.app(scope, once(whole, receive), send)
-
-    def _counted(self, send: Send) -> Send:
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                self.failed(message["status"])
-            await send(message)
-
-        return counted
 
 
 async def read(receive: Receive, most: int) -> bytes | None:

@@ -29,6 +29,7 @@ class Settings:
         body_timeout: seconds that a body may take to come in.
         slo: what a good request keeps.
         metrics_port: where /metrics is served; None: beside the API.
+        otlp_traces_endpoint: where spans go to, None for none.
         salted: requests of different keys share no cached prefix.
         log_interval: seconds between two lines of what is going on, 0 for none.
         request_timeout: seconds that a request may take, None for as long as it wants.
@@ -50,5 +51,6 @@ class Settings:
     request_timeout: float | None = None
     log_interval: float = 0.0
     metrics_port: int | None = None
+    otlp_traces_endpoint: str | None = None
     salted: bool = False
     shutdown_timeout: float = 30.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any, Generic, TypeVar
 
-from ..types import Event
+from fastapi import Request as Call
+
 from .answer import Answer, metrics, seed_of, usage
 from .generate import Service
 from .protocol import Generation
@@ -15,16 +15,17 @@ Body = TypeVar("Body", bound=Generation)
 
 
 class Work(Generic[Body]):
-    """One call: its body, and an answer a prompt; ``salt`` keeps its cached prefix from others."""
+    """One call: its body, and an answer a prompt; ``error`` says what ended its stream."""
 
     prefix: str
     """What its id begins with."""
 
-    def __init__(self, service: Service, body: Body, salt: str) -> None:
+    def __init__(self, service: Service, body: Body, call: Call) -> None:
         self.service = service
         self.body = body
-        self.salt = salt
-        self.id = f"{self.prefix}-{body.request_id or uuid.uuid4().hex}"
+        self.salt = service.salt(body.cache_salt, call)
+        self.id = f"{self.prefix}-{body.request_id or call.state.request_id}"
+        self.error: str | None = None
         self.created = int(time.time())
         self.answers: list[Answer] = []
 
@@ -50,10 +51,22 @@ class Work(Generic[Body]):
         used = usage(self.answers) if asked and asked.include_usage else None
         return {**self.head(kind), "choices": [], **self.figures(), "usage": used}
 
-
-def by_sample(events: list[Event]) -> dict[int, list[Event]]:
-    """The events of one step by sample."""
-    found: dict[int, list[Event]] = {}
-    for event in events:
-        found.setdefault(event.sample_index, []).append(event)
-    return found
+    def facts(self) -> dict[str, Any]:
+        """What log and traces tell of the call, None where it is not known."""
+        body, samples = self.body, [s for a in self.answers for s in a.samples]
+        drafts = sum(len(s.drafted) for s in samples)
+        accepted = sum(sum(s.accepted) for s in samples)
+        firsts = [a.ttft for a in self.answers if a.ttft is not None]
+        queued = [a.queued for a in self.answers if a.queued is not None]
+        used = usage(self.answers)
+        return {
+            "id": self.id, "model": body.model, "served_model": self.service.name,
+            "prompt_tokens": used["prompt_tokens"], "completion_tokens": used["completion_tokens"],
+            "finish_reasons": [s.finish_reason for s in samples if s.finish_reason] or None,
+            "stream": body.stream, "n": body.n, "max_tokens": body.limit,
+            "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k,
+            "frequency_penalty": body.frequency_penalty, "presence_penalty": body.presence_penalty,
+            "queue_seconds": min(queued, default=None), "ttft_seconds": min(firsts, default=None),
+            "drafted": sum(sum(s.drafted) for s in samples), "accepted": accepted,
+            "acceptance_length": 1 + accepted / drafts if drafts else None, "error": self.error,
+        }  # fmt: skip

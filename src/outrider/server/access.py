@@ -1,0 +1,77 @@
+"""Around every call: its id, its line in the log, its span, and a count of what failed."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .log import log_call
+from .traces import Tracer
+
+ID = re.compile(r"[\x21-\x7e]{1,128}")
+"""What a client may call its request."""
+HEADER = "x-request-id"
+
+
+class Told(Protocol):
+    """What a call leaves behind under ``scope["state"]["work"]`` for its line and its span."""
+
+    def facts(self) -> dict[str, Any]: ...
+
+
+class Access:
+    """Names every call, and tells of those that change something or fail.
+
+    Args:
+        app: what stands behind.
+        failed: is told the status of every call that ends with an error.
+        tracer: makes spans; None for none.
+    """
+
+    def __init__(
+        self, app: ASGIApp, failed: Callable[[int], None], tracer: Tracer | None = None
+    ) -> None:
+        self.app = app
+        self.failed = failed
+        self.tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers, state = Headers(scope=scope), scope.setdefault("state", {})
+        given = headers.get(HEADER, "")
+        id = state["request_id"] = given if ID.fullmatch(given) else uuid.uuid4().hex
+        begin, status = time.perf_counter(), 500
+        traced = self.tracer is not None and scope["method"] == "POST"
+        span = self.tracer.start(scope["path"], headers) if self.tracer and traced else None
+
+        async def marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, marked)
+        finally:
+            if status >= 400:
+                self.failed(status)
+            work: Told | None = state.get("work")
+            facts = work.facts() if work is not None else {}
+            if span is not None:
+                span.end(status, facts)
+            if scope["method"] == "POST" or status >= 400:
+                log_call(
+                    {
+                        "request_id": id, "method": scope["method"], "path": scope["path"],
+                        "status": status, "seconds": time.perf_counter() - begin, **facts,
+                    }
+                )  # fmt: skip

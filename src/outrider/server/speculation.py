@@ -1,0 +1,71 @@
+"""``/v1/speculation``: what is drafted, by whom, and what it brings; the switch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..engine.worker import SpeculationState
+from ..errors import ConfigError
+from ..types import Counts
+from .generate import Service, check_best
+from .protocol import Refusal, SpeculationChange
+
+NOT_CHOSEN = "not_chosen"
+"""Why a drafter drafts only for requests that name it."""
+
+
+def state(service: Service) -> dict[str, Any]:
+    """What is in force; figures are since the start of the server, null where there are none."""
+    llm, tally = service.llm, service.metrics.tally
+    now, ready = llm.speculation, llm.ready
+    names = [name for name in ready.drafters if name != "none"] if ready else []
+    return {
+        "enabled": now.enabled if now else None,
+        "drafter": now.drafter if now else None,
+        "num_speculative_tokens": now.num_speculative_tokens if now else None,
+        "max_num_speculative_tokens": ready.max_draft if ready else None,
+        "draft_length": tally.draft_length,
+        "reason": tally.off,
+        "drafters": {name: _drafter(service, name) for name in names},
+        "controller": None,
+    }
+
+
+def _drafter(service: Service, name: str) -> dict[str, Any]:
+    """One drafter: its draft length K, or why that is 0, and what became of its drafts."""
+    llm, tally = service.llm, service.metrics.tally
+    counts = tally.by_drafter.get(name, Counts())
+    chosen = llm.speculation is not None and llm.speculation.drafter == name
+    return {
+        "draft_length": tally.draft_length if chosen else 0,
+        "reason": tally.off or (None if chosen else NOT_CHOSEN),
+        "speedup": llm.gauges.speedups.get(name),
+        "drafts": counts.drafts,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "acceptance_rate": counts.acceptance_rate,
+        "acceptance_length": counts.acceptance_length,
+        "acceptance_by_position": counts.acceptance_by_position,
+    }
+
+
+async def change(service: Service, body: SpeculationChange) -> None:
+    """Draft in another way from the next step on; what is not given stays.
+
+    Raises:
+        Refusal: there is no such drafter, the length is out of range, or the engine is not there.
+    """
+    now = service.llm.speculation
+    if now is None or service.llm.ready is None:
+        raise Refusal("the engine is starting; try again.", code=503)
+    length = body.num_speculative_tokens
+    try:
+        await service.llm.set_speculation(
+            SpeculationState(
+                now.enabled if body.enabled is None else body.enabled,
+                body.drafter or now.drafter,
+                now.num_speculative_tokens if length is None else length,
+            )
+        )
+    except ConfigError as error:
+        raise check_best(error) from None

@@ -1,0 +1,96 @@
+"""What the engine has done since the start, by drafter: read by metrics, paths and the log."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import chain
+
+from ..async_llm import AsyncLLM
+from ..engine.worker import Stepped
+from ..types import Counts, Origin, by_request, by_sample
+
+RATE_SECONDS = 60.0
+
+
+class Rate:
+    """Things a second, over the last minute or the time since the start if that is shorter."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._counts: deque[tuple[float, int]] = deque()  # second, how many in it
+        self._total = 0
+
+    def add(self, count: int) -> None:
+        """Count things that just happened."""
+        now = float(int(time.perf_counter()))
+        if not self._counts or self._counts[-1][0] != now:
+            self._counts.append((now, 0))
+        self._counts[-1] = (now, self._counts[-1][1] + count)
+        self._total += count
+        self._forget()
+
+    def _forget(self) -> None:
+        while self._counts and self._counts[0][0] < time.perf_counter() - RATE_SECONDS:
+            self._total -= self._counts.popleft()[1]
+
+    def value(self) -> float:
+        """Things a second."""
+        self._forget()
+        return self._total / min(RATE_SECONDS, max(1.0, time.perf_counter() - self._start))
+
+
+class Tally:
+    """Counts of every drafter, for as long as the server runs: a restart of the engine stays in."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self.llm = llm
+        self.by_drafter: dict[str, Counts] = {}
+        self.tokens = 0
+        self.accepted_rate = Rate()
+        llm.observers.append(self.observe)
+
+    def observe(self, step: Stepped) -> None:
+        """Count one step of the engine."""
+        mine = (by_sample(found).values() for found in by_request(step.events).values())
+        for events in chain.from_iterable(mine):
+            emitted = sum(event.token_id is not None for event in events)
+            self.tokens += emitted
+            drafted = events[0].drafted
+            if drafted is None:
+                continue
+            accepted = sum(event.origin is Origin.ACCEPTED for event in events)
+            name = drafted.drafter or self._only
+            counts = self.by_drafter.setdefault(name, Counts())
+            counts.record(drafted.depth, len(drafted.tokens), accepted, emitted)
+            self.accepted_rate.add(accepted)
+
+    @property
+    def _only(self) -> str:
+        """The drafter of an engine that has but one."""
+        now = self.llm.speculation
+        return now.drafter if now is not None else "model"
+
+    @property
+    def total(self) -> Counts:
+        """Of all drafters together."""
+        found = Counts()
+        for counts in self.by_drafter.values():
+            found.add(counts)
+        return found
+
+    @property
+    def off(self) -> str | None:
+        """Why nothing is drafted unless a request asks for it; None while something is."""
+        now = self.llm.speculation
+        if self.llm.ready is None or now is None:
+            return "engine_down"
+        if now.drafter == "none":
+            return "no_drafter"
+        return None if now.enabled else "switched_off"
+
+    @property
+    def draft_length(self) -> int:
+        """The longest draft K in use, 0 while nothing is drafted."""
+        now = self.llm.speculation
+        return 0 if now is None or self.off else now.num_speculative_tokens
