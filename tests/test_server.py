@@ -262,6 +262,7 @@ def test_paths_and_methods_that_are_not_there(server: Served) -> None:
 
 
 def test_the_switch(server: Served) -> None:
+    post(server, "/v1/completions", prompt=PROMPT, max_tokens=30, ignore_eos=True)
     before = httpx.get(f"{server.url}/v1/speculation").json()
     assert before["enabled"]
     assert before["drafter"] == "model"
@@ -288,7 +289,8 @@ def test_the_switch(server: Served) -> None:
 def test_a_client_that_leaves_frees_the_pages(server: Served) -> None:
     body = {"prompt": "a", "max_tokens": 250, "ignore_eos": True, "stream": True, "n": 128}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()
+        next(lines)
         assert running(server) > 0
     deadline = time.monotonic() + 1
     while running(server) and time.monotonic() < deadline:
