@@ -250,7 +250,7 @@ class Scheduler:
             )
             if sequence.finish_reason is not None:
                 break
-        if drafted is not None and len(events) < depth:
+        if drafted is not None and sequence.finish_reason is not None and len(events) < depth:
             # Depths beyond the end of the output count as not drafted.
             events[0] = events[0]._replace(drafted=drafted.cut(len(events)))
         return events
