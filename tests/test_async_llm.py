@@ -202,6 +202,6 @@ def test_what_cannot_be_loaded_says_so(tiny_llama: Path, tmp_path: Path) -> None
 
 def test_vllms_arguments(tiny_llama: Path) -> None:
     args = SimpleNamespace(model=str(tiny_llama), speculative_model="[ngram]", max_num_seqs=3)
-    with pytest.warns(FutureWarning, match="old spelling"):
+    with pytest.warns(FutureWarning, match="is an old"):
         llm = AsyncLLM.from_engine_args(args)
     assert (llm.intake.spec.name, llm.config.max_num_seqs) == ("ngram", 3)

@@ -163,7 +163,7 @@ def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
             tensor_parallel_size=1,
         )
     said = " ".join(str(w.message) for w in caught)
-    for today in ("use drafter=", 'use "ngram"', "use prompt_lookup_max=", "ignored"):
+    for today in ("use drafter", 'use "ngram"', "use prompt_lookup_max", "ignored"):
         assert today in said
     assert llm.drafter.name == "ngram"
     assert llm.drafter.prompt_lookup_max == 3

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 from outrider.server.build import build, read_keys, read_slo
 from outrider.server.metrics import Slo
 from outrider.server.options import OPTIONS, resolve
@@ -123,3 +123,29 @@ def test_config_tells_what_is_in_force(tmp_path: Path, monkeypatch: pytest.Monke
     assert "secret" not in text + done.stdout
     written(tmp_path, "\n".join(line for line in text.splitlines() if '""' not in line))
     assert CliRunner().invoke(app, ["config", "--config", str(file)]).exit_code == 0
+
+
+def test_vllms_removed_flags_work_and_give_todays(tmp_path: Path) -> None:
+    words = ["--speculative-model", "[ngram]", "--ngram-prompt-lookup-max", "3"]
+    done = CliRunner().invoke(app, ["config", "--json", *words])
+    found = json.loads(done.stdout)
+    assert found["drafter"] == {"value": "ngram", "source": "flag"}
+    assert found["prompt_lookup_max"] == {"value": 3, "source": "flag"}
+    for said in ("use drafter", 'use "ngram"', "use prompt_lookup_max"):
+        assert said in done.stderr
+    assert "--speculative-model" not in CliRunner().invoke(app, ["serve", "--help"]).stdout
+    with pytest.warns(FutureWarning, match="use prompt_lookup_min"):
+        found = resolve({}, {}, written(tmp_path, "ngram_prompt_lookup_min = 1"))
+    assert found["prompt_lookup_min"].value == 1
+
+
+def test_another_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_llama / name).read_bytes())
+    llm, _ = build(tiny_llama, "tiny", resolve({"tokenizer": str(tmp_path)}, {}, None))
+    assert llm.spec.tokenizer == tmp_path
+    assert llm.intake.codec is not None
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(OutriderError, match="has no tokenizer"):
+        build(tiny_llama, "tiny", resolve({"tokenizer": str(empty)}, {}, None))

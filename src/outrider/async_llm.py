@@ -98,7 +98,9 @@ class AsyncLLM:
     def __init__(self, model: Folder, drafter: Folder | None = "auto", **options: Any) -> None:
         self.intake = Intake(model, drafter, options)
         self.config = self.intake.config
-        self.spec = WorkerSpec(self.intake.folder, self.intake.spec, self.config)
+        self.spec = WorkerSpec(
+            self.intake.folder, self.intake.tokenizer, self.intake.spec, self.config
+        )
         self.ready: Ready | None = None
         self.gauges = Gauges()
         self.speculation: SpeculationState | None = None

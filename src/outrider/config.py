@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .errors import ConfigError
 
@@ -16,6 +18,22 @@ DEFAULT_SHARE = 0.5
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 PRESETS = {"long-context": {"model": 512, "ngram": 4096}}
 """By preset: the window of each kind of drafter, in tokens; measured in docs/performance.md."""
+OLD_NAMES = {
+    "speculative_model": "drafter",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+}
+"""vLLM's removed names, which still work, with a warning."""
+
+
+def renewed(name: str, value: Any) -> tuple[str, Any]:
+    """Today's name and value of an option by one of ``OLD_NAMES``; warns of what is old in it."""
+    today = OLD_NAMES[name]
+    warnings.warn(f"{name} is an old name; use {today}.", FutureWarning, 2)
+    if today == "drafter" and value == "[ngram]":
+        warnings.warn('"[ngram]" is an old spelling; use "ngram".', FutureWarning, 2)
+        value = "ngram"
+    return today, value
 
 
 def free_memory() -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
-from .config import EngineConfig
+from .config import OLD_NAMES, EngineConfig, renewed
 from .drafters.registry import DrafterSpec, find_drafter
 from .errors import ConfigError, ModelError, RequestError, no_option
 from .models.families import Folder, find_folder, read_config, read_shape
@@ -19,11 +19,6 @@ from .types import Event, Logprob, Logprobs, Request, SamplingParams, check_ids
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 
-OLD_NAMES = {
-    "speculative_model": "drafter",
-    "ngram_prompt_lookup_max": "prompt_lookup_max",
-    "ngram_prompt_lookup_min": "prompt_lookup_min",
-}
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "lora_request")
 IGNORED = ("use_v2_block_manager",)
 SPECULATIVE = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
@@ -34,7 +29,7 @@ OPTIONS = (
     "dtype", "quantization", "drafter_quantization", "max_model_len", "max_num_seqs",
     "max_num_batched_tokens", "memory", "seed", "num_speculative_tokens", "acceptance_rule",
     "prompt_lookup_min", "prompt_lookup_max", "drafter_window", "preset", "logprobs_mode",
-    "enable_prefix_caching",
+    "enable_prefix_caching", "tokenizer",
 )  # fmt: skip
 
 
@@ -62,11 +57,7 @@ def _understand(options: dict[str, Any]) -> dict[str, Any]:
                     "adapter into the checkpoint (peft's merge_and_unload) and load that."
                 )
         elif name in OLD_NAMES:
-            today = OLD_NAMES[name]
-            warnings.warn(f"{name}= is an old spelling; use {today}=.", FutureWarning, 3)
-            if today == "drafter" and value == "[ngram]":
-                warnings.warn('"[ngram]" is an old spelling; use "ngram".', FutureWarning, 3)
-                value = "ngram"
+            today, value = renewed(name, value)
             known[today] = value
         elif name in OPTIONS:
             known[name] = value
@@ -146,6 +137,7 @@ class Intake:
         known = _understand(options)
         drafter = known.pop("drafter", drafter)
         sizes = {n: known.pop(n) for n in ("prompt_lookup_min", "prompt_lookup_max") if n in known}
+        tokenizer = known.pop("tokenizer", None)
         given = {name: value for name, value in known.items() if value is not None}
         self.config = EngineConfig(**given)
         self.folder = find_folder(model)
@@ -153,7 +145,10 @@ class Intake:
         self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
         self.max_model_len = self.config.model_length(shape.context)
         self.spec = replace(find_drafter(drafter, self.folder), **sizes)
-        self.codec = TextCodec(self.folder) if has_tokenizer(self.folder) else None
+        self.tokenizer = self.folder if tokenizer is None else find_folder(tokenizer)
+        self.codec = TextCodec(self.tokenizer) if has_tokenizer(self.tokenizer) else None
+        if self.codec is None and tokenizer is not None:
+            raise ModelError(f"{tokenizer} has no tokenizer; give a folder with tokenizer.json.")
         _check_tokenizers(self.codec, self.spec)
         self._requests = 0
         self._words: dict[int, str] = {}  # of single tokens, as log probabilities show them

@@ -37,6 +37,7 @@ class LLM:
         num_speculative_tokens: the draft length K; 4 unless given.
         acceptance_rule: "coupled" unless given, "rejection" or "block", see ``EngineConfig``.
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
+        tokenizer: a folder with a tokenizer, instead of the checkpoint's own.
         dtype, quantization, drafter_quantization, drafter_window, preset, max_model_len,
             max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode: see ``EngineConfig``.
             ``gpu_memory_utilization`` is ``memory`` as a share. With ``seed`` the i-th request

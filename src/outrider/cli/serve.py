@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..server.options import KINDS, OPTIONS, SECRET, Chosen, config_file, resolve
+from ..config import OLD_NAMES
+from ..server.options import BY_NAME, KINDS, OPTIONS, SECRET, Chosen, config_file, resolve
 from .common import model_folder, write
 
 PARAMETERS = tuple(
@@ -31,6 +32,17 @@ PARAMETERS = tuple(
         ],
     )
     for option in OPTIONS
+) + tuple(
+    inspect.Parameter(
+        old,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            KINDS[BY_NAME[today].kind] | None,
+            typer.Option("--" + old.replace("_", "-"), hidden=True, show_envvar=False),
+        ],
+    )
+    for old, today in OLD_NAMES.items()
 )
 
 

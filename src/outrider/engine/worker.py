@@ -45,6 +45,7 @@ class WorkerSpec:
     """What a worker runs: see ``Engine``."""
 
     folder: Path
+    tokenizer: Path
     drafter: DrafterSpec
     config: EngineConfig
 
@@ -132,7 +133,7 @@ def run_worker(link: Connection, spec: WorkerSpec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the front decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        codec = TextCodec(spec.folder) if has_tokenizer(spec.folder) else None
+        codec = TextCodec(spec.tokenizer) if has_tokenizer(spec.tokenizer) else None
         engine = Engine(spec.folder, spec.drafter, spec.config, codec.backend if codec else None)
     except OutriderError as error:
         link.send(Failed(error))

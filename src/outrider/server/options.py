@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..config import OLD_NAMES, renewed
 from ..errors import ConfigError, no_option
 
 PREFIX = "OUTRIDER_"
@@ -67,7 +68,10 @@ OPTIONS = (
     Option("served_model_name", "text", None, "What clients call the model; several with commas."),
     _engine("drafter", "text", "auto", "auto, ngram, none, or a checkpoint's folder or file."),
     _engine("num_speculative_tokens", "number", 4, "Longest draft K, in tokens."),
+    _engine("prompt_lookup_min", "number", None, "Shortest n-gram of drafter ngram, in tokens."),
+    _engine("prompt_lookup_max", "number", None, "Longest n-gram of drafter ngram, in tokens."),
     _engine("speculative_config", "text", None, "vLLM's JSON, instead of the two above."),
+    _engine("tokenizer", "text", None, "A folder with a tokenizer, instead of the model's."),
     _engine("dtype", "text", "auto", "auto, float32, bfloat16 or float16."),
     _engine("quantization", "text", None, "Make the target few-bit at load: int8, int4, ..."),
     _engine("drafter_quantization", "text", "auto", "The same for the drafter; none leaves it."),
@@ -97,12 +101,6 @@ OPTIONS = (
     Option("log_level", "text", "info", "debug, info (a line a call), warning or error."),
 )  # fmt: skip
 BY_NAME = {option.name: option for option in OPTIONS}
-OLD = {
-    "speculative_model": "drafter",
-    "ngram_prompt_lookup_max": "prompt_lookup_max",
-    "ngram_prompt_lookup_min": "prompt_lookup_min",
-}
-"""vLLM's removed names, which still work, with a warning."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +137,7 @@ def resolve(
         found[names[variable]] = Chosen(_parsed(names[variable], text, variable), "environment")
     for name, value in flags.items():
         if value is not None:
+            name, value = renewed(name, value) if name in OLD_NAMES else (name, value)
             found[name] = Chosen(value, "flag")
     return found
 
@@ -156,6 +155,7 @@ def read_file(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is no TOML: {error}.") from None
     found = {key.replace("-", "_"): value for key, value in given.items()}
+    found = dict(renewed(n, v) if n in OLD_NAMES else (n, v) for n, v in found.items())
     for name in found:
         if name not in BY_NAME and name != "model":
             raise no_option(str(file), name, [*BY_NAME, "model"])
