@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from outrider import LLM, SamplingParams
 from outrider.bench.served import Served
@@ -187,16 +188,21 @@ def test_tools(client: openai.OpenAI) -> None:
                 "max_tokens": 200, "seed": 2, "parallel_tool_calls": False,
             }  # fmt: skip
             if stream:
-                chunks = list(client.chat.completions.create(stream=True, **options))
-                (call,) = (
-                    c for k in chunks for p in k.choices for c in p.delta.tool_calls or []
-                )  # fmt: skip
+                chunks = client.chat.completions.create(stream=True, **options)
+                parts = [
+                    part for c in chunks for p in c.choices for part in p.delta.tool_calls or []
+                ]  # fmt: skip
+                assert parts[0].id
+                assert {part.index for part in parts} == {0}
+                named_so = parts[0].function and parts[0].function.name
+                arguments = "".join(p.function.arguments or "" for p in parts if p.function)
             else:
                 message = client.chat.completions.create(**options).choices[0].message
                 (call,) = message.tool_calls or []
-            assert call.function is not None
-            assert call.function.name == "weather"
-            assert json.loads(call.function.arguments or "")["city"] in ("Rome", "Oslo")
+                assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+                named_so, arguments = call.function.name, call.function.arguments
+            assert named_so == "weather"
+            assert json.loads(arguments)["city"] in ("Rome", "Oslo")
 
 
 def test_tokens_and_back(server: Served) -> None:

@@ -55,7 +55,13 @@ class _Stream:
         self.left = request.params.n
         tokenizer = intake.codec.backend if intake.codec and not request.params.stop else None
         self._texts = [
-            Detokenizer(tokenizer, request.prompt_token_ids, ()) for _ in range(self.left)
+            Detokenizer(
+                tokenizer,
+                request.prompt_token_ids,
+                (),
+                skip_special=request.params.skip_special_tokens,
+            )
+            for _ in range(self.left)
         ]
         self._written = tokenizer is not None
         self._worded = intake.worded

@@ -193,6 +193,11 @@ class Intake:
         text: str = self.codec.backend.decode(list(ids), skip_special_tokens=False)
         return text
 
+    def is_special(self, text: str) -> bool:
+        """Whether a text is one of the tokenizer's special tokens."""
+        added = self.codec.backend.get_added_tokens_decoder().values() if self.codec else ()
+        return any(token.special and token.content == text for token in added)
+
     def worded(self, event: Event) -> Event:
         """The event with the text of every token whose log probability it gives."""
         if (event.logprobs is None and event.prompt_logprobs is None) or self.codec is None:

@@ -138,6 +138,7 @@ class SamplingParams(_Named):
         stop_token_ids: ids that end the output.
         include_stop_str_in_output: the stop string, or the text of the stop token, is part of it.
         ignore_eos: go on after EOS.
+        skip_special_tokens: special tokens are left out of the text.
         logprobs: log probabilities of so many most likely tokens beside the sampled one, 0 to 20;
             None for none at all.
         prompt_logprobs: likewise for the tokens of the prompt.
@@ -167,6 +168,7 @@ class SamplingParams(_Named):
     stop_token_ids: list[int] | tuple[int, ...] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
@@ -236,7 +238,7 @@ class SamplingParams(_Named):
             _refuse(self, "min_tokens", self.min_tokens, "give 0 or more")
         if most is not None and self.min_tokens > most:
             _refuse(self, "min_tokens", self.min_tokens, f"give at most max_tokens ({most})")
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(self, name, getattr(self, name), "give True or False")
 

@@ -251,6 +251,7 @@ class Engine:
                     prompt,
                     params.stop or (),
                     params.include_stop_str_in_output,
+                    params.skip_special_tokens,
                 ),
                 law=sequence_law(law, i),
                 tokens=list(prompt),

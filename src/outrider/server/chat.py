@@ -18,7 +18,7 @@ from .answer import (
 )  # fmt: skip
 from .generate import Service
 from .protocol import ChatRequest, Refusal
-from .tools import Call, choice_of, constraint, may_call, read_calls
+from .tools import Call, choice_of, constraint, read
 from .work import Work
 
 CHUNK = "chat.completion.chunk"
@@ -33,6 +33,7 @@ class Chat(Work[ChatRequest]):
         super().__init__(service, body, call)
         self.choice = choice_of(body)
         self.sent = [0] * body.n  # characters of each sample that were shown
+        self.told: list[list[Call]] = [[] for _ in range(body.n)]  # calls, as far as shown
         self.begun = [False] * body.n
 
     async def prepare(self) -> None:
@@ -47,13 +48,7 @@ class Chat(Work[ChatRequest]):
             more["logprobs"] = body.top_logprobs or 0
         elif body.top_logprobs is not None:
             raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
-        schema = constraint(body, self.choice)
-        if schema is not None:
-            if body.form() is not None:
-                raise Refusal(
-                    "tool_choice and a form of the output exclude each other.", "tool_choice"
-                )
-            more["structured_outputs"] = {"json": schema}
+        more |= self._constraint()
         tools = [t.model_dump(exclude_none=True) for t in body.tools or []]
         ids = await self.service.chat_ids(
             body.messages, tools if self.choice != "none" else [], body.add_generation_prompt,
@@ -69,8 +64,9 @@ class Chat(Work[ChatRequest]):
         await self.service.finish(answer, self.body.timeout)
         choices = []
         for i, sample in enumerate(answer.samples):
-            content, calls = self._read(sample.text)
-            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+            content, calls = self._read(sample, True)
+            shown = content or None if calls else content
+            message: dict[str, Any] = {"role": "assistant", "content": shown, "refusal": None}
             if calls:
                 message["tool_calls"] = [call.as_json() for call in calls]
             choice = {
@@ -104,17 +100,13 @@ class Chat(Work[ChatRequest]):
         """What one step brings to sample ``i``."""
         sample, reason = answer.samples[i], events[-1].finish_reason
         start = len(sample.ids) - sum(e.token_id is not None for e in events)
-        calls: list[Call] = []
-        fresh = ""
-        if reason is not None:
-            content, calls = self._read(sample.text)
-            fresh = (content or "")[self.sent[i] :]
-        elif not self._holds(sample.text):
-            fresh = sample.text[self.sent[i] :]
+        content, calls = self._read(sample, reason is not None)
+        fresh = content[self.sent[i] :]
         self.sent[i] += len(fresh)
         delta: dict[str, Any] = {"content": fresh} if fresh else {}
-        if calls:
-            delta["tool_calls"] = [call.as_json(n) for n, call in enumerate(calls)]
+        news = self._news(self.told[i], calls)
+        if news:
+            delta["tool_calls"] = news
         found = self._bare(i, delta)
         found["logprobs"] = self._logprobs(sample, start)
         found["finish_reason"] = self._reason(reason, calls)
@@ -125,14 +117,37 @@ class Chat(Work[ChatRequest]):
             return []
         return [self._extras(found, answer, sample, start)]
 
-    def _holds(self, text: str) -> bool:
-        """Whether text must wait because it may be a call."""
-        if self.choice == "none":
-            return False
-        return self.choice != "auto" or may_call(text, self.service.settings.tool_form)
+    def _constraint(self) -> dict[str, Any]:
+        """The form that calls of tools must have, where nothing else gives the output a form.
 
-    def _read(self, text: str) -> tuple[str | None, list[Call]]:
-        return read_calls(text, self.choice, self.service.settings.tool_form, self.body.tools or [])
+        Raises:
+            Refusal: a call must be made, and something else gives the output a form.
+        """
+        body, intake = self.body, self.service.llm.intake
+        form = constraint(body, self.choice, self.service.settings.tool_form, intake.is_special)
+        if form is None or (self.choice == "auto" and (body.form() is not None or body.ignore_eos)):
+            return {}
+        if body.form() is not None:
+            raise Refusal("tool_choice and a form of the output exclude each other.", "tool_choice")
+        # Openings of calls may be special tokens, and the form lets no others come.
+        return {"structured_outputs": form, "skip_special_tokens": False}
+
+    def _read(self, sample: Sample, whole: bool) -> tuple[str, list[Call]]:
+        return read(sample.text, self.choice, self.service.settings.tool_form, whole)
+
+    @staticmethod
+    def _news(told: list[Call], calls: list[Call]) -> list[dict[str, Any]]:
+        """What clients were not told yet: whole new calls, or more of a call's arguments."""
+        news = []
+        for n, call in enumerate(calls):
+            if n == len(told):
+                told.append(call)
+                news.append({"index": n, **call.as_json()})
+            elif len(call.arguments) > len(told[n].arguments):
+                more = call.arguments[len(told[n].arguments) :]
+                told[n] = call
+                news.append({"index": n, "function": {"arguments": more}})
+        return news
 
     def _reason(self, reason: str | None, calls: list[Call]) -> str | None:
         called = calls and reason == "stop" and not self.choice.startswith("=")

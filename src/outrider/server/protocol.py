@@ -124,6 +124,7 @@ class Generation(Wire):
     stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     min_tokens: int = 0
     max_tokens: int | None = None
     presence_penalty: float | None = None
@@ -197,7 +198,8 @@ class Generation(Wire):
             "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
             "logit_bias": self.logit_bias, "bad_words": self.bad_words, "stop": self.stop,
             "allowed_token_ids": self.allowed_token_ids, "stop_token_ids": self.stop_token_ids,
-            "prompt_logprobs": self.prompt_logprobs, "structured_outputs": self.form(), **more,
+            "prompt_logprobs": self.prompt_logprobs, "structured_outputs": self.form(),
+            "skip_special_tokens": self.skip_special_tokens, **more,
         }  # fmt: skip
         return SamplingParams(
             n=self.n,

@@ -1,7 +1,9 @@
-"""Tools: what the model may call, what it must write, and which calls it wrote.
+"""Tools: what the model may call, what it must write for it, and which calls it wrote.
 
-Two forms are read: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's as
-well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons).
+Two forms are known: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
+as well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons). A
+grammar holds calls to their form and arguments to their schemas, so that they can be read while
+they come.
 """
 
 from __future__ import annotations
@@ -9,36 +11,34 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .protocol import ChatRequest, NamedTool, Refusal, Tool, check_schema
 
 Form = Literal["hermes", "llama3"]
-HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-OPENING = "<tool_call>"
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
+HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+"""What stands before the arguments of a call."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-COMPACT: dict[str, Any] = {"x-guidance": {"whitespace_flexible": False}}
-"""Arguments are read by programs: nothing is spent on blanks."""
+BLANKS: dict[str, Any] = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,2}"}}
+"""Arguments are read by programs: models may not go on with blanks."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that the model wrote; ``arguments`` is JSON."""
+    """A call that the model writes; ``arguments`` is JSON, as far as it has come."""
 
     name: str
     arguments: str
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
 
-    def as_json(self, index: int | None = None) -> dict[str, Any]:
-        """As clients see it, with its ``index`` in a stream."""
-        found: dict[str, Any] = {
-            "id": f"call_{uuid.uuid4().hex[:24]}",
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
-        return found if index is None else {"index": index, **found}
+    def as_json(self) -> dict[str, Any]:
+        """As clients see it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 def form_of(template: str | None) -> Form:
@@ -47,7 +47,7 @@ def form_of(template: str | None) -> Form:
 
 
 def choice_of(body: ChatRequest) -> str:
-    """none, auto, required, or the name of the one tool.
+    """none, auto, required, or the name of the one tool behind a "=".
 
     Raises:
         Refusal: a choice without tools, an unknown name, or a schema that is too large.
@@ -67,101 +67,113 @@ def choice_of(body: ChatRequest) -> str:
     return choice or ("auto" if tools else "none")
 
 
-def constraint(body: ChatRequest, choice: str) -> dict[str, Any] | None:
-    """The JSON schema that the output must follow, None where the model is free.
+def constraint(
+    body: ChatRequest, choice: str, form: Form, special: Callable[[str], bool]
+) -> dict[str, Any] | None:
+    """What the output must follow, as ``StructuredOutputsParams`` takes it; None for nothing.
 
-    A named tool's output is its arguments; "required" is a list of calls.
+    A named tool's output is its arguments, "required" a list of calls, "auto" free text and calls
+    in the model's form. ``special`` tells whether a text is a special token of the model.
     """
     tools = body.tools or []
     if choice.startswith("="):
-        return next(_parameters(t) for t in tools if t.function.name == choice[1:]) | COMPACT
-    if choice != "required":
+        named = next(tool for tool in tools if tool.function.name == choice[1:])
+        return {"json": _parameters(named)}
+    if choice == "none":
         return None
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name}, "arguments": _parameters(tool),
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]  # fmt: skip
-    found = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **COMPACT}
-    return found if body.parallel_tool_calls else {**found, "maxItems": 1}
+    several = body.parallel_tool_calls
+    if choice == "required":
+        more = '(W "," W call)*' if several else ""
+        start = f'"[" W call {more} W "]"'
+    elif form == "llama3":
+        tag = f"{PYTHON_TAG}? " if special(PYTHON_TAG) else ""
+        more = '(W ";" W call)*' if several else ""
+        start = f"FREE | {tag}W call {more} W"
+    else:
+        opening = OPENING if special(OPENING) else "opening"
+        closing = CLOSING if special(CLOSING) else f'"{CLOSING}"'
+        begin = "TEXT " if special(OPENING) else ""
+        one = f"{begin}{opening} W call W {closing}"
+        start = f"({one})* TEXT" if several else f"{one} W | TEXT"
+    return {"grammar": _grammar(start, tools, "parameters" if form == "llama3" else "arguments")}
+
+
+def _grammar(start: str, tools: Sequence[Tool], key: str) -> str:
+    """A grammar in llguidance's dialect of Lark: every schema is a document of its own in it."""
+    rules = [
+        f"start: {start}",
+        r"TEXT: /(.|\n)*/",
+        r"FREE: /([ \n\t]*[^{ \n\t](.|\n)*)?/",
+        f"opening[lazy]: TEXT {_text(OPENING)}",
+        r"W: /[ \n]{0,2}/",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
+    ]
+    for i, tool in enumerate(tools):
+        parts = ("{", '"name"', ":", json.dumps(tool.function.name), ",", f'"{key}"', ":")
+        head = " W ".join(map(_text, parts))
+        rules.append(f"call_{i}: {head} W arguments_{i} W {_text('}')}")
+        rules.append(f"arguments_{i}: %json {json.dumps(_parameters(tool))}")
+    return "\n".join(rules)
+
+
+def _text(text: str) -> str:
+    """A text as a terminal."""
+    return json.dumps(text)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    return tool.function.parameters or ANY_OBJECT
+    return (tool.function.parameters or ANY_OBJECT) | BLANKS
 
 
-def read_calls(
-    text: str, choice: str, form: Form, tools: Sequence[Tool]
-) -> tuple[str | None, list[Call]]:
-    """The content and the calls in a whole output; what is no call stays content."""
+def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[Call]]:
+    """The content and the calls of an output, as far as they are certain unless it is ``whole``."""
     if choice == "none":
         return text, []
     if choice.startswith("="):
-        return None, [Call(choice[1:], text)]
+        return "", [Call(choice[1:], text)]
     if choice == "required":
-        return (None, found) if (found := _listed(_loads(text))) else (text, [])
-    known = {tool.function.name for tool in tools}
-    content, found = _hermes(text) if form == "hermes" else _llama3(text)
-    if not found or not all(call.name in known for call in found):
-        return text, []
-    return content.strip() or None, found
-
-
-def may_call(text: str, form: Form) -> bool:
-    """Whether the beginning of an output may be the beginning of a call, so that it must wait."""
+        return "", _calls(text)
     if form == "hermes":
-        tail = any(text.endswith(OPENING[:i]) for i in range(1, len(OPENING)))
-        return tail or OPENING in text
-    start = text.lstrip()
-    return not start or start.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(start)
+        content, opening, rest = text.partition(OPENING)
+        if opening:
+            return content.rstrip(), _calls(rest)
+        return (text if whole else _without(text, OPENING).rstrip()), []
+    start = text.lstrip().removeprefix(PYTHON_TAG).lstrip()
+    if start.startswith("{"):
+        return "", _calls(start)
+    held = not whole and (not start or PYTHON_TAG.startswith(start))
+    return ("" if held else text), []
 
 
-def _loads(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
+def _without(text: str, opening: str) -> str:
+    """The text without a tail that may become ``opening``."""
+    sizes = range(min(len(opening), len(text)), 0, -1)
+    return text[: -next((n for n in sizes if text.endswith(opening[:n])), 0) or None]
 
 
-def _listed(found: Any) -> list[Call]:
-    """The calls in a JSON value, none if any part of it is no call."""
-    calls = []
-    for one in found if isinstance(found, list) else [found]:
-        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
-            return []
-        given = one.get("arguments", one.get("parameters", {}))
-        calls.append(Call(one["name"], given if isinstance(given, str) else json.dumps(given)))
-    return calls
+def _calls(text: str) -> list[Call]:
+    """Every call in a text, the last one as far as it has come."""
+    found, at = [], 0
+    while head := HEAD.search(text, at):
+        at = _end(text, head.end())
+        found.append(Call(head[1], text[head.end() : at]))
+    return found
 
 
-def _hermes(text: str) -> tuple[str, list[Call]]:
-    calls: list[Call] = []
-    for part in HERMES.findall(text):
-        found = _listed(_loads(part))
-        if not found:
-            return text, []
-        calls += found
-    return text.partition(OPENING)[0], calls
-
-
-def _llama3(text: str) -> tuple[str, list[Call]]:
-    """One JSON object after another, with semicolons, commas or nothing between."""
-    rest = text.strip().removeprefix(PYTHON_TAG).strip()
-    decoder, calls = json.JSONDecoder(), []
-    while rest:
-        try:
-            value, end = decoder.raw_decode(rest)
-        except ValueError:
-            return text, []
-        found = _listed(value)
-        if not found:
-            return text, []
-        calls += found
-        rest = rest[end:].lstrip("; \n\t,")
-    return "", calls
+def _end(text: str, start: int) -> int:
+    """Where the JSON object that begins at ``start`` ends, or the text."""
+    depth, quoted, escaped = 0, False, False
+    for at in range(start, len(text)):
+        letter = text[at]
+        if quoted:
+            quoted = escaped or letter != '"'
+            escaped = letter == "\\" and not escaped
+        elif letter == '"':
+            quoted = True
+        elif letter in "{[":
+            depth += 1
+        elif letter in "}]":
+            depth -= 1
+            if depth == 0:
+                return at + 1
+    return len(text)

@@ -34,6 +34,7 @@ class Detokenizer:
         prompt: the prompt's ids.
         stop: strings that end the output.
         include_stop: the text goes on to their end.
+        skip_special: special tokens are left out of the text.
     """
 
     def __init__(
@@ -42,13 +43,21 @@ class Detokenizer:
         prompt: Sequence[int],
         stop: Sequence[str],
         include_stop: bool = False,
+        skip_special: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._stop = StopFinder(stop, include_stop)
         # The tokens shown last, then those that are held back.
         self._ids = list(prompt[-CONTEXT:])
         self._num_shown = len(self._ids)
-        self._shown: str = tokenizer.decode(self._ids) if tokenizer is not None else ""
+        self._shown = self._decoded()
+
+    def _decoded(self) -> str:
+        if self._tokenizer is None:
+            return ""
+        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip_special)
+        return text
 
     def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:
         """Take one more token: (the text that may be shown now, whether a stop string ended it).
@@ -58,20 +67,20 @@ class Detokenizer:
         if self._tokenizer is None:
             return "", False
         self._ids.append(token)
-        text: str = self._tokenizer.decode(self._ids)
+        text = self._decoded()
         if text.endswith(UNFINISHED) or text == self._shown:
             return "", False
         new = _added(self._shown, text)
         self._ids = self._ids[self._num_shown :]
         self._num_shown = len(self._ids)
-        self._shown = self._tokenizer.decode(self._ids)
+        self._shown = self._decoded()
         return self._stop.push(new) if may_stop else (new, False)
 
     def flush(self) -> str:
         """The text held back so far, at the end of the output."""
         if self._tokenizer is None:
             return ""
-        text: str = self._tokenizer.decode(self._ids)  # with bytes that never became a character
+        text = self._decoded()  # with bytes that never became a character
         shown, _ = self._stop.push(_added(self._shown, text))
         self._shown = text
         return shown + self._stop.flush()
