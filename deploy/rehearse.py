@@ -75,7 +75,7 @@ SERVE = (
     """
 set -e
 mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"
-mount -t tmpfs -o mode=1777 tmp "$1/tmp"
+mount -t tmpfs -o mode=1777,noexec,nosuid,nodev tmp "$1/tmp"
 mount -t sysfs -o ro sysfs "$1/sys"
 ip link set lo up
 """
@@ -125,10 +125,14 @@ def call(what: str, command: Sequence[str], verbose: bool = False) -> str:
         text=True, errors="replace",
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if verbose:
-                print(f"    {line}", end="", flush=True)
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if verbose:
+                    print(f"    {line}", end="", flush=True)
+        except BaseException:
+            process.kill()  # or leaving would wait for its end
+            raise
     if process.returncode:
         tail = "" if verbose else "".join(f"    {line}" for line in lines[-TAIL:])
         raise Failed(f"{tail}{what}\n    failed with exit status {process.returncode}")

@@ -155,7 +155,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_the_image_can_be_built_and_run() -> None:
-    """About five minutes; torch comes from where pip finds it here."""
+    """About six minutes on one core; torch comes from where pip finds it here."""
     script = REPOSITORY / "deploy" / "rehearse.py"
     command = [sys.executable, str(script), "--build-arg", "TORCH_INDEX="]
     done = subprocess.run(command, capture_output=True, text=True)
