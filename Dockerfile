@@ -1,0 +1,53 @@
+# Outrider's server on CPUs: docker build -t outrider . (docs/container.md)
+# deploy/rehearse.py runs every line of this file without Docker.
+
+ARG BASE=debian:bookworm-slim
+
+FROM ${BASE} AS build
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends python3-pip g++ cmake ninja-build \
+ && rm -rf /var/lib/apt/lists/*
+# No pip inside: it is not needed where the server runs.
+RUN python3 -m venv --without-pip /opt/outrider
+WORKDIR /build
+# Both, as in the Makefile: older and newer pips read them for the packages that build this one.
+ENV PIP_CONSTRAINT=/build/constraints.txt PIP_BUILD_CONSTRAINT=/build/constraints.txt
+COPY constraints.txt pyproject.toml ./
+# Where the CPU build of torch lies; empty for the build that pip finds by itself.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# The dependencies alone: a change of the sources does not fetch them again.
+RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+    > requirements.txt \
+ && pip --python /opt/outrider/bin/python install --no-cache-dir --requirement requirements.txt \
+    ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+COPY CMakeLists.txt README.md LICENSE ./
+COPY src src
+# One library for each instruction set, chosen at run time: the image runs on every CPU of its kind.
+# Without a compiler there would be none, and torch alone would serve: that fails here.
+RUN pip --python /opt/outrider/bin/python install --no-cache-dir --no-deps . \
+ && ls /opt/outrider/lib/python3*/site-packages/outrider/native/liboutrider_portable.so
+
+FROM ${BASE}
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends python3 \
+ && rm -rf /var/lib/apt/lists/*
+# torch asks for the name of its user.
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin outrider
+COPY --from=build /opt/outrider /opt/outrider
+# What libraries want to write goes to /tmp, the only place that need be writable.
+ENV PATH=/opt/outrider/bin:${PATH} \
+    HOME=/tmp \
+    XDG_CACHE_HOME=/tmp/cache \
+    HF_HOME=/tmp/huggingface \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    OUTRIDER_HOST=0.0.0.0
+WORKDIR /tmp
+USER 10001:10001
+EXPOSE 8000
+# http.client and no urllib: a proxy in the environment is not asked for this address.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-c", "import http.client, os; c = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('OUTRIDER_PORT', 8000)), timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
+ENTRYPOINT ["outrider"]
+CMD ["serve"]
