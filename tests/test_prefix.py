@@ -146,3 +146,23 @@ def test_the_pool_keeps_the_longest_used_beginnings() -> None:
     pool.free(other)
     with pytest.raises(ValueError, match="blank"):
         pool.share([1, 2, 3, 4, 5])
+
+
+def test_samples_and_alike_requests_compute_their_prompt_once(pair: Path) -> None:
+    """While one computes the pages the others wait; whoever begins otherwise does not."""
+    engine = make_engine(pair, "ngram", max_num_batched_tokens=16)
+    asked = [
+        request("a", prompt(64), n=3, max_tokens=4), request("b", [*prompt(64), 5], max_tokens=4),
+        request("c", prompt(10, 7), max_tokens=4),
+    ]  # fmt: skip
+    alone: dict[str, Any] = {}
+    for one in asked:
+        alone |= run(make_engine(pair, "none"), [one])
+    assert run(engine, asked) == alone
+    # Of 64 tokens 60 lie on pages that may be shared, of 65 all 64.
+    assert engine.scheduler.hit == 60 + 60 + 64
+    engine = make_engine(pair, "none", max_num_batched_tokens=16)
+    first = {name: found[0].start for name, found in served(engine, *asked).items()}
+    assert first["b"] is not None
+    assert first["c"] is not None
+    assert first["c"].scheduled < first["b"].scheduled

@@ -107,17 +107,47 @@ class Scheduler:
             if count and self._make_room(sequence, count, preempted):
                 chosen.append((sequence, count))
                 room -= count
-        while self.waiting and room and not preempted and len(self.running) < self._max_num_seqs:
-            sequence = self.waiting[0]
+        coming = {key for s in self.running for key in s.keys[s.named :]}
+        place = 0  # in the queue: behind those that wait for pages that others compute now
+        while room and not preempted and len(self.running) < self._max_num_seqs:
+            if place == len(self.waiting):
+                break
+            sequence = self.waiting[place]
+            if self._comes_soon(sequence, coming):
+                place += 1
+                continue
             if not self._let_in(sequence):
                 break
-            self.running.append(self.waiting.popleft())
+            del self.waiting[place]
+            self.running.append(sequence)
+            coming.update(sequence.keys[sequence.named :])
             count = min(len(sequence.tokens) - sequence.num_computed, room)
             chosen.append((sequence, count))
             room -= count
         self.rows += sum(count for _, count in chosen)
         most = num_speculative_tokens
         return Plan([self._scheduled(*rows, most, max_nodes) for rows in chosen], preempted)
+
+    def _looks_up(self, sequence: Sequence) -> bool:
+        return self._caches and sequence.request.params.prompt_logprobs is None
+
+    def _findable(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the pages that another may have computed.
+
+        The last token is computed in any case: its row says what comes next.
+        """
+        return sequence.keys[: (len(sequence.tokens) - 1) // self.pool.page_size]
+
+    def _comes_soon(self, sequence: Sequence, coming: set[bytes]) -> bool:
+        """Whether the next page of a waiting sequence is computed by a running one already.
+
+        So samples of one request, and requests that begin alike, compute their beginning once.
+        """
+        if not self._looks_up(sequence) or coming.isdisjoint(sequence.keys):
+            return False
+        keys = self._findable(sequence)
+        found = len(self.pool.find(keys))
+        return found < len(keys) and keys[found] in coming
 
     def _let_in(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the pages that hold its beginning already, and new ones.
@@ -126,9 +156,8 @@ class Scheduler:
         once.
         """
         size, tokens = self.pool.page_size, len(sequence.tokens)
-        # The last token is computed in any case: its row says what comes next.
-        looked_up = self._caches and sequence.request.params.prompt_logprobs is None
-        found = self.pool.find(sequence.keys[: (tokens - 1) // size]) if looked_up else []
+        looked_up = self._looks_up(sequence)
+        found = self.pool.find(self._findable(sequence)) if looked_up else []
         taken = self.pool.num_idle(found)
         if self.pool.pages_for(tokens + 1) - len(found) > self.pool.num_free - taken:
             return False
