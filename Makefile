@@ -9,7 +9,7 @@ STAMP := .venv/.outrider-installed
 # older pips hand them the first variable, newer ones the second.
 CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
-.PHONY: help demo test engine isas equality slow lint setup peers clean
+.PHONY: help demo test engine isas equality slow lint setup peers clients clean
 
 help:
 	@echo "make demo      see plain and speculative decoding side by side"
@@ -20,6 +20,7 @@ help:
 	@echo "make slow      the long proofs, those of equality among them"
 	@echo "make lint      lint and types only"
 	@echo "make peers     install other engines to compare with, outside of .venv (outrider bench peers)"
+	@echo "make clients   install clients of others to try the server with (tests/test_clients.py)"
 	@echo "make clean     remove caches and packages (.venv and build stay)"
 
 demo: $(STAMP)
@@ -55,6 +56,10 @@ setup: $(STAMP)
 # PEERS="llama.cpp openvino vllm" names some of them.
 peers: $(STAMP)
 	@$(BIN)/python -m outrider.bench.peers.setup $(PEERS)
+
+# CLIENTS="vllm guidellm schemathesis" names some of them.
+clients: $(STAMP)
+	@$(BIN)/python -m outrider.bench.clients $(CLIENTS)
 
 # A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
 $(STAMP): pyproject.toml constraints.txt

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -210,25 +210,36 @@ def missing(peer: str) -> str | None:
     return f"not installed in {home()}; run: make peers"
 
 
-def main() -> None:
-    """Install the peers named, all unless named; go on when one fails, and end with 1 then."""
+def install_named(program: str, kind: str, installers: Mapping[str, Callable[[], None]]) -> None:
+    """A command: install those named, all unless named; go on when one fails, and end with 1 then.
+
+    Args:
+        program: how it was called.
+        kind: what is installed, in the plural.
+        installers: by name.
+    """
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.bench.peers.setup",
-        description=f"Install peers below {home()} (${HOME_VARIABLE} sets another folder).",
+        prog=program,
+        description=f"Install {kind} below {home()} (${HOME_VARIABLE} sets another folder).",
     )
-    parser.add_argument("peers", nargs="*", metavar="PEER", help=", ".join(INSTALLERS))
-    wanted: list[str] = parser.parse_args().peers or list(INSTALLERS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(installers))
+    wanted: list[str] = parser.parse_args().names or list(installers)
     failed = False
-    for peer in wanted:
+    for name in wanted:
         try:
-            if peer not in INSTALLERS:
-                raise ConfigError(f"not known; give one of {', '.join(INSTALLERS)}.")
-            INSTALLERS[peer]()
-            say(f"{peer}: ready")
+            if name not in installers:
+                raise ConfigError(f"not known; give one of {', '.join(installers)}.")
+            installers[name]()
+            say(f"{name}: ready")
         except (OutriderError, OSError, tarfile.TarError) as error:
             failed = True
-            say(f"{peer}: skipped: {error}")
+            say(f"{name}: skipped: {error}")
     sys.exit(failed)
+
+
+def main() -> None:
+    """Install peers."""
+    install_named("python -m outrider.bench.peers.setup", "peers", INSTALLERS)
 
 
 if __name__ == "__main__":

