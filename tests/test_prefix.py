@@ -161,7 +161,7 @@ def test_samples_and_alike_requests_compute_their_prompt_once(pair: Path) -> Non
     assert run(engine, asked) == alone
     # Of 64 tokens 60 lie on pages that may be shared, of 65 all 64.
     assert engine.scheduler.hit == 60 + 60 + 64
-    engine = make_engine(pair, "none", max_num_batched_tokens=16)
+    engine = make_engine(pair, "none", max_num_batched_tokens=24)
     first = {name: found[0].start for name, found in served(engine, *asked).items()}
     assert first["b"] is not None
     assert first["c"] is not None

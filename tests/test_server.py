@@ -230,6 +230,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("completions", {"prompt": "a", "guided_regex": "(x"}, 400, None),
     ("completions", {"prompt": "a", "guided_json": {"type": 5}}, 400, None),
     ("completions", {"prompt": "a", "speculation": {"drafter": "x"}}, 400, None),
+    ("completions", {"prompt": "a", "guided_choice": ["a"], "bad_words": ["a"]}, 400, None),
     ("completions", {"prompt": "a", "model": "gpt-9"}, 404, "model"),
     ("chat/completions", {"messages": []}, 400, "messages"),
     ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages"),

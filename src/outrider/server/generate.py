@@ -15,6 +15,7 @@ from fastapi import Request as Call
 
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError
+from ..sampling.acceptance import NOT_FINITE
 from ..types import Event, Request, SamplingParams, Speculation
 from .answer import Answer
 from .errors import ServerError
@@ -204,7 +205,9 @@ class Service:
                         ) from None  # fmt: skip
                     answer.take(events)
                     if answer.error is not None:
-                        raise ServerError(500, f"the request failed: {answer.error}")
+                        # All but broken logits comes of options that contradict each other.
+                        code = 500 if answer.error == NOT_FINITE else 400
+                        raise ServerError(code, f"the request failed: {answer.error}")
                     yield events
         finally:
             self.waiting_tokens -= tokens

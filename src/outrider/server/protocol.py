@@ -49,6 +49,19 @@ def check_schema(schema: str | dict[str, Any] | None, name: str) -> None:
         raise Refusal(f"the schema nests {deepest} deep; at most {DEEPEST_SCHEMA} is served.", name)
 
 
+def ranged(
+    least: int, most: int | None = None, *, above: bool = False, default: int | None = None
+) -> Any:
+    """A field whose range is published; ``SamplingParams`` refuses what is out of it, and says why.
+
+    With ``above`` the least value itself is out.
+    """
+    shown: dict[str, Any] = {"exclusiveMinimum" if above else "minimum": least}
+    if most is not None:
+        shown["maximum"] = most
+    return Field(default, json_schema_extra=shown)
+
+
 class Wire(BaseModel):
     """Base of everything that is sent; unknown fields are ignored, as OpenAI's clients expect."""
 
@@ -115,25 +128,25 @@ class Generation(Wire):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MOST_N)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    temperature: float | None = ranged(0)
+    top_p: float | None = ranged(0, 1, above=True)
+    top_k: int | None = ranged(-1)
+    min_p: float | None = ranged(0, 1)
     seed: int | str | None = None
     stop: str | list[str] | None = None
     stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    min_tokens: int = 0
-    max_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    min_tokens: int = ranged(0, default=0)
+    max_tokens: int | None = ranged(1)
+    presence_penalty: float | None = ranged(-2, 2)
+    frequency_penalty: float | None = ranged(-2, 2)
+    repetition_penalty: float | None = ranged(0, above=True)
     logit_bias: dict[str, float] | None = Field(None, max_length=MOST_BIASES)
     bad_words: list[str] | None = None
     allowed_token_ids: Ids | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = ranged(0, 20)
     return_token_ids: bool = False
     return_speculation: bool = False
     response_format: ResponseFormat | None = None
@@ -235,7 +248,7 @@ class CompletionRequest(Generation):
 
     prompt: str | Ids | list[str] | list[Ids]
     max_tokens: int | None = 16
-    logprobs: int | None = None
+    logprobs: int | None = ranged(0, 20)
     echo: bool = False
     suffix: str | None = None
 
