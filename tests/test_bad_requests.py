@@ -142,7 +142,7 @@ def test_a_processor_that_only_dislikes_wrong_drafts_is_no_error(
     [
         ({"temprature": 1}, "no option 'temprature'; did you mean 'temperature'"),
         ({"best_of": 2}, "SamplingParams has no option 'best_of'; known are"),
-        ({"repetition_penalty": 0}, "give a number above 0"),
+        ({"repetition_penalty": 0}, "give a number from 0.01 to 100"),
         ({"presence_penalty": 2.1}, "give a number from -2 to 2"),
         ({"frequency_penalty": math.nan}, "give a number from -2 to 2"),
         ({"logit_bias": {3: 101}}, "give ids with numbers from -100 to 100"),

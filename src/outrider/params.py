@@ -16,6 +16,8 @@ LARGEST_STOP = 64
 LARGEST_LOGPROBS = 20
 LARGEST_BIAS = 100
 LARGEST_PENALTY = 2
+REPETITION = (0.01, 100)
+"""Beyond it logits overflow."""
 LARGEST_GRAMMAR = 2**20
 # Below this a temperature is taken as 0: dividing by it would leave one token anyway.
 SMALLEST_TEMPERATURE = 1e-5
@@ -123,8 +125,8 @@ class SamplingParams(_Named):
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of most likely tokens whose mass reaches top_p, in (0, 1].
         min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
-        repetition_penalty: above 0; logits of tokens in prompt or output are divided by it where
-            positive and multiplied where negative.
+        repetition_penalty: 0.01 to 100; logits of tokens in prompt or output are divided by it
+            where positive and multiplied where negative.
         presence_penalty: -2 to 2; taken off the logits of tokens in the output.
         frequency_penalty: -2 to 2; taken off once for every time that a token is in the output.
         logit_bias: added to the logits of these ids, each -100 to 100.
@@ -209,8 +211,10 @@ class SamplingParams(_Named):
 
     def _check_penalties(self) -> None:
         value = self.repetition_penalty
-        if not (_is_number(value) and 0 < value < math.inf):
-            _refuse(self, "repetition_penalty", value, "give a number above 0 (1 is off)")
+        least, most = REPETITION
+        if not (_is_number(value) and least <= value <= most):
+            remedy = f"give a number from {least} to {most} (1 is off)"
+            _refuse(self, "repetition_penalty", value, remedy)
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             if not (_is_number(value) and abs(value) <= LARGEST_PENALTY):

@@ -117,6 +117,8 @@ def _models(app: FastAPI, service: Service) -> None:
 async def answered(work: Completion | Chat, stream: bool, call: Request) -> Response:
     """All at once, or as server-sent events; what fails before the first token is no stream."""
     call.state.work = work
+    if work.body.stream_options is not None and not stream:
+        raise Refusal("stream_options needs stream: true.", "stream_options")
     try:
         await work.prepare()
         if not stream:

@@ -83,18 +83,18 @@ class Chat(Work[ChatRequest]):
         return found
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The same step by step; the last chunk has figures, and usage where asked."""
+        """The same step by step."""
         (answer,) = self.answers
-        head = self.head(CHUNK)
         async for events in self.service.run(answer, self.body.timeout):
             for i, new in by_sample(events).items():
                 if not self.begun[i]:
                     self.begun[i] = True
                     first = {"role": "assistant", "content": ""}
-                    yield {**head, "choices": [self._bare(i, first)]}
+                    yield self.chunk(CHUNK, self._bare(i, first))
                 for choice in self._deltas(i, answer, new):
-                    yield {**head, "choices": [choice]}
-        yield self.last_chunk(CHUNK)
+                    yield self.chunk(CHUNK, choice)
+        if self.usage_asked:
+            yield self.last_chunk(CHUNK)
 
     def _deltas(self, i: int, answer: Answer, events: list[Event]) -> list[dict[str, Any]]:
         """What one step brings to sample ``i``."""

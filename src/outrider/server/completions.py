@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..types import Event, Logprobs, by_sample
 from .answer import (
     Answer,
-    Sample,
     completion_logprobs,
     prompt_logprobs,
     step_of,
@@ -19,6 +19,36 @@ from .protocol import CompletionRequest, Refusal
 from .work import Work
 
 KIND = "text_completion"
+
+
+@dataclass(frozen=True)
+class Part:
+    """All of a sample, or what one step brought.
+
+    ``before`` is where its first token's text begins, None in the first part, which the prompt may
+    come with.
+    """
+
+    text: str
+    ids: list[int]
+    logprobs: list[Logprobs | None]
+    finish_reason: str | None
+    before: int | None = None
+
+    @staticmethod
+    def of(events: list[Event], before: int | None) -> Part:
+        """What the events of one step bring."""
+        tokens = [(e.token_id, e.logprobs) for e in events if e.token_id is not None]
+        found = [own for _, own in tokens if own is not None]
+        text = "".join(e.text for e in events)
+        return Part(text, [id for id, _ in tokens], [*found], events[-1].finish_reason, before)
+
+
+def end_of(logprobs: dict[str, Any] | None, start: int) -> int:
+    """Where the text of the tokens of a part ends."""
+    if logprobs is None or not logprobs["tokens"]:
+        return start
+    return int(logprobs["text_offset"][-1]) + len(logprobs["tokens"][-1])
 
 
 class Completion(Work[CompletionRequest]):
@@ -35,6 +65,8 @@ class Completion(Work[CompletionRequest]):
         body = self.body
         if body.suffix:
             raise Refusal("suffix is not supported: no model here fills in.", "suffix")
+        if body.best_of not in (None, body.n):
+            raise Refusal(f"best_of is {body.best_of}; give n samples and choose.", "best_of")
         if body.max_tokens == 0 and not body.echo:
             raise Refusal("max_tokens is 0; give 1 or more.", "max_tokens")
         wanted: dict[str, Any] = {"logprobs": body.logprobs}
@@ -55,59 +87,51 @@ class Completion(Work[CompletionRequest]):
         choices = []
         for i, answer in enumerate(self.answers):
             for j, sample in enumerate(answer.samples):
-                number = i * self.body.n + j
-                choices.append(self._choice(number, answer, sample, 0, sample.finish_reason))
+                part = Part(sample.text, sample.ids, [*sample.logprobs], sample.finish_reason)
+                choices.append(self._choice(i * self.body.n + j, answer, part))
         return {
             **self.head(KIND), "choices": choices, "usage": usage(self.answers), **self.figures(),
         }  # fmt: skip
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The same step by step; the last chunk has figures, and usage where asked."""
+        """The same step by step."""
         body = self.body
         streams = [self.service.run(a, body.timeout) for a in self.answers]
+        ends: dict[int, int] = {}  # by choice: answers may be ahead of what is shown
         async for i, events in merged(streams):
             answer = self.answers[i]
             for j, new in by_sample(events).items():
-                sample = answer.samples[j]
-                number, last = i * body.n + j, new[-1].finish_reason
-                start = len(sample.ids) - sum(e.token_id is not None for e in new)
-                choice = self._choice(number, answer, sample, start, last, new)
-                yield {**self.head(KIND), "choices": [choice]}
-        yield self.last_chunk(KIND)
+                number = i * body.n + j
+                part = Part.of(new, ends.get(number))
+                choice = self._choice(number, answer, part)
+                ends[number] = end_of(choice["logprobs"], part.before or 0)
+                if body.return_speculation:
+                    choice["speculation"] = step_of(new, self.service.llm.intake.decode)
+                yield self.chunk(KIND, choice)
+        if self.usage_asked:
+            yield self.last_chunk(KIND)
 
-    def _choice(
-        self,
-        number: int,
-        answer: Answer,
-        sample: Sample,
-        start: int,
-        finish_reason: str | None,
-        events: list[Event] | None = None,
-    ) -> dict[str, Any]:
-        """A choice from its token ``start`` on: all of it, or what ``events`` bring."""
-        body = self.body
-        text = sample.text if events is None else "".join(e.text for e in events)
-        ids, found = sample.ids[start:], list[Logprobs | None](sample.logprobs[start:])
+    def _choice(self, number: int, answer: Answer, part: Part) -> dict[str, Any]:
+        """A choice, or what a step brings to it."""
+        body, first = self.body, part.before is None
+        text, ids, found = part.text, part.ids, part.logprobs
         if body.max_tokens == 0:
             text, ids, found = "", [], []
-        offset = len(answer.text or "") if body.echo else 0
-        if events is not None:
-            offset += len(sample.text) - len(text)
-        if body.echo and start == 0:
+        own, offset = ids, part.before or 0
+        if body.echo and first:
             text, ids = (answer.text or "") + text, [*answer.request.prompt_token_ids, *ids]
-            found, offset = [*(answer.prompt_logprobs or []), *found], 0
+            found = [*(answer.prompt_logprobs or []), *found]
         shown = None
         if body.logprobs is not None and len(found) == len(ids):
             shown = completion_logprobs(found, ids, offset, self.service.llm.intake.decode)
         choice: dict[str, Any] = {
-            "index": number, "text": text, "logprobs": shown, "finish_reason": finish_reason,
+            "index": number, "text": text, "logprobs": shown,
+            "finish_reason": part.finish_reason,
         }  # fmt: skip
-        if body.prompt_logprobs is not None and start == 0:
+        if body.prompt_logprobs is not None and first:
             choice["prompt_logprobs"] = prompt_logprobs(answer.prompt_logprobs)
-        if body.return_speculation and events is not None:
-            choice["speculation"] = step_of(events, self.service.llm.intake.decode)
         if body.return_token_ids:
-            choice["token_ids"] = sample.ids[start:]
-            if start == 0:
+            choice["token_ids"] = own
+            if first:
                 choice["prompt_token_ids"] = list(answer.request.prompt_token_ids)
         return choice

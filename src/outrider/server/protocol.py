@@ -50,7 +50,7 @@ def check_schema(schema: str | dict[str, Any] | None, name: str) -> None:
 
 
 def ranged(
-    least: int, most: int | None = None, *, above: bool = False, default: int | None = None
+    least: float, most: float | None = None, *, above: bool = False, default: int | None = None
 ) -> Any:
     """A field whose range is published; ``SamplingParams`` refuses what is out of it, and says why.
 
@@ -77,9 +77,10 @@ class SpeculationOptions(Wire):
 
 
 class StreamOptions(Wire):
-    """What a stream says besides text."""
+    """What a stream says besides text: usage at its end, or all the time as vLLM knows it."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class StructuredOutputs(Wire):
@@ -142,7 +143,7 @@ class Generation(Wire):
     max_tokens: int | None = ranged(1)
     presence_penalty: float | None = ranged(-2, 2)
     frequency_penalty: float | None = ranged(-2, 2)
-    repetition_penalty: float | None = ranged(0, above=True)
+    repetition_penalty: float | None = ranged(0.01, 100)
     logit_bias: dict[str, float] | None = Field(None, max_length=MOST_BIASES)
     bad_words: list[str] | None = None
     allowed_token_ids: Ids | None = None
@@ -251,6 +252,7 @@ class CompletionRequest(Generation):
     logprobs: int | None = ranged(0, 20)
     echo: bool = False
     suffix: str | None = None
+    best_of: int | None = ranged(1)
 
     def prompts(self) -> list[str | Ids]:
         """Every prompt.

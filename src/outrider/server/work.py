@@ -45,11 +45,24 @@ class Work(Generic[Body]):
             "metrics": metrics(self.answers, settings.longest, settings.detail),
         }
 
-    def last_chunk(self, kind: str) -> dict[str, Any]:
-        """The end of a stream: figures, and usage where it was asked for."""
+    @property
+    def usage_asked(self) -> bool:
+        """Whether a stream ends with a chunk of usage; others have one choice each."""
         asked = self.body.stream_options
-        used = usage(self.answers) if asked and asked.include_usage else None
-        return {**self.head(kind), "choices": [], **self.figures(), "usage": used}
+        return asked is not None and asked.include_usage
+
+    def chunk(self, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+        """A part of a stream; what ends its last choice has figures."""
+        found = {**self.head(kind), "choices": [choice]}
+        asked = self.body.stream_options
+        if asked is not None and asked.include_usage:
+            found["usage"] = usage(self.answers) if asked.continuous_usage_stats else None
+        done = all(s.finish_reason for a in self.answers for s in a.samples)
+        return found | self.figures() if done and choice["finish_reason"] else found
+
+    def last_chunk(self, kind: str) -> dict[str, Any]:
+        """The end of a stream whose usage was asked for."""
+        return {**self.head(kind), "choices": [], **self.figures(), "usage": usage(self.answers)}
 
     def facts(self) -> dict[str, Any]:
         """What log and traces tell of the call, None where it is not known."""
