@@ -67,7 +67,7 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
             tracer.shutdown()
 
     app = FastAPI(
-        title="Outrider", version=__version__, lifespan=lifespan, docs_url="/docs", redoc_url=None,
+        title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         responses=RESPONSES,
     )  # fmt: skip
     service = Service(llm, settings, Metrics(llm, settings.names[0], settings.slo))

@@ -139,9 +139,9 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"there is no {request.url.path} here; see /docs for what there is."
+            message = f"there is no {request.url.path} here; see /openapi.json for what there is."
         if error.status_code == 405:
-            message = f"{request.method} is not for {request.url.path}; see /docs."
+            message = f"{request.method} is not for {request.url.path}; see /openapi.json."
         found = response(error.status_code, body(error.status_code, message))
         found.headers.update(error.headers or {})
         return found

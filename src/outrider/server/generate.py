@@ -45,6 +45,7 @@ class Service:
     metrics: Metrics
     stats: Stats = field(default_factory=Stats)
     draining: bool = False
+    waiting: int = 0
     waiting_tokens: int = 0
 
     @property
@@ -75,16 +76,15 @@ class Service:
         if self.llm.ready is None:
             raise ServerError(503, "the engine is starting; send the call again.")
         limit = self.settings
-        waiting = self.llm.live - self.llm.gauges.running
-        if waiting + len(requests) > limit.max_queued_requests and self.llm.live:
+        if self.waiting and self.waiting + len(requests) > limit.max_queued_requests:
             raise ServerError(
-                429, f"{waiting} requests wait already, and the queue holds "
+                429, f"{self.waiting} requests wait already, and the queue holds "
                 f"{limit.max_queued_requests}; try again later.", code="queue_full",
             )  # fmt: skip
-        tokens = sum(len(r.prompt_token_ids) * r.params.n for r in requests)
+        tokens = sum(len(r.prompt_token_ids) for r in requests)
         if self.waiting_tokens and self.waiting_tokens + tokens > limit.max_queued_tokens:
             raise ServerError(
-                429, f"requests of {self.waiting_tokens} prompt tokens are under way, and the "
+                429, f"requests of {self.waiting_tokens} prompt tokens wait already, and the "
                 f"limit is {limit.max_queued_tokens}; try again later.", code="queue_full",
             )  # fmt: skip
 
@@ -183,11 +183,11 @@ class Service:
             OutriderError: it cannot be served, or failed.
             ServerError: 408, it took longer than ``timeout`` seconds.
         """
-        tokens = len(answer.request.prompt_token_ids) * answer.request.params.n
+        tokens = len(answer.request.prompt_token_ids)
         limits = [t for t in (timeout, self.settings.request_timeout) if t is not None]
         timeout = min(limits, default=None)
         deadline = None if timeout is None else time.monotonic() + timeout
-        self.waiting_tokens += tokens
+        self._wait(1, tokens)
         self.metrics.begin(answer.request)
         try:
             async with contextlib.aclosing(self.llm.stream(answer.request)) as stream:
@@ -203,6 +203,8 @@ class Service:
                             408, f"the request took longer than {timeout:g} s; raise its timeout "
                             "or ask for fewer tokens.", code="timeout",
                         ) from None  # fmt: skip
+                    if answer.first is None:
+                        self._wait(-1, -tokens)
                     answer.take(events)
                     if answer.error is not None:
                         # All but broken logits comes of options that contradict each other.
@@ -210,8 +212,14 @@ class Service:
                         raise ServerError(code, f"the request failed: {answer.error}")
                     yield events
         finally:
-            self.waiting_tokens -= tokens
+            if answer.first is None:
+                self._wait(-1, -tokens)
             self.metrics.end(answer.request.id)
+
+    def _wait(self, requests: int, tokens: int) -> None:
+        """So many more wait for their first token."""
+        self.waiting += requests
+        self.waiting_tokens += tokens
 
     async def finish(self, answer: Answer, timeout: float | None) -> None:
         """Run one prompt to its end.

@@ -89,7 +89,7 @@ OPTIONS = (
     Option("per_request_spec_decode_metrics", "text", "summary", "none, summary or detailed."),
     Option("slo", "text", None, "What a good request keeps, as in ttft=200ms,tpot=50ms."),
     Option("max_queued_requests", "number", 256, "Requests that may wait; beyond it 429."),
-    Option("max_queued_tokens", "number", 1 << 20, "Prompt tokens under way; beyond it 429."),
+    Option("max_queued_tokens", "number", 1 << 20, "Prompt tokens that may wait; beyond it 429."),
     Option("max_body_bytes", "number", 4 << 20, "Largest body; beyond it 413."),
     Option("request_timeout", "share", None, "Seconds that a request may take; beyond it 408."),
     Option("shutdown_timeout", "share", 30.0, "Seconds that streams get to end after SIGTERM."),

@@ -124,6 +124,7 @@ class Server:
         deadline = clock() + self.settings.shutdown_timeout
         while self.llm.live and clock() < deadline:
             await asyncio.sleep(LOOK_SECONDS)
+        self.llm.shutdown()  # what still runs ends with an error event
 
     def _signalled(self) -> None:
         """The first signal drains, the second ends at once."""
