@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from outrider import LLM, SamplingParams
+from outrider import LLM
 from outrider.bench.served import Served
 
 PROMPT = "def greet(name):"
@@ -45,73 +45,6 @@ def test_models(client: openai.OpenAI, tiny_llama: Path) -> None:
     assert models[0].model_extra is not None
     assert models[0].model_extra["max_model_len"] == 256
     assert models[0].model_extra["root"] == str(tiny_llama)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_completions_are_those_of_llm(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
-    options: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 30, "n": 2}
-    expected = llm.generate(PROMPT, SamplingParams(**options))[0].outputs
-    if not stream:
-        found = client.completions.create(model="tiny", prompt=PROMPT, **options)
-        assert [c.text for c in found.choices] == [o.text for o in expected]
-        assert [c.finish_reason for c in found.choices] == [o.finish_reason for o in expected]
-        assert found.usage is not None
-        assert found.usage.completion_tokens == sum(len(o.token_ids) for o in expected)
-        return
-    texts, reasons = ["", ""], [None, None]
-    usage = None
-    chunks = client.completions.create(
-        model="tiny", prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **options
-    )
-    for chunk in chunks:
-        usage = chunk.usage
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-            reasons[choice.index] = choice.finish_reason
-    assert texts == [o.text for o in expected]
-    assert reasons == [o.finish_reason for o in expected]
-    assert usage is not None
-    assert usage.completion_tokens == sum(len(o.token_ids) for o in expected)
-
-
-def test_several_prompts_echo_and_logprobs(client: openai.OpenAI, llm: LLM) -> None:
-    prompts = ["the lazy", "dog"]
-    found = client.completions.create(
-        model="tiny", prompt=prompts, max_tokens=5, temperature=0, logprobs=2, echo=True, n=1
-    )
-    params = SamplingParams(max_tokens=5, temperature=0, logprobs=2, prompt_logprobs=2)
-    for choice, prompt, expected in zip(
-        found.choices, prompts, llm.generate(prompts, params), strict=True
-    ):
-        (output,) = expected.outputs
-        assert choice.text == prompt + output.text
-        shown = choice.logprobs
-        assert shown is not None
-        assert shown.token_logprobs is not None
-        assert len(shown.token_logprobs) == len(expected.prompt_token_ids) + 5
-        assert shown.token_logprobs[0] is None
-        assert shown.token_logprobs[-5:] == pytest.approx(
-            [p[i].logprob for p, i in zip(output.logprobs or [], output.token_ids, strict=True)]
-        )
-        assert "".join(shown.tokens or []) == choice.text
-
-
-def test_chat_streamed_or_not_is_one_text(client: openai.OpenAI) -> None:
-    options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "seed": 5, "max_tokens": 20}
-    options |= {"logprobs": True, "top_logprobs": 2}
-    whole = client.chat.completions.create(**options)
-    (choice,) = whole.choices
-    assert choice.message.role == "assistant"
-    assert choice.logprobs is not None
-    assert len(choice.logprobs.content or []) == 20
-    text, tokens = "", []
-    for chunk in client.chat.completions.create(stream=True, **options):
-        for part in chunk.choices:
-            text += part.delta.content or ""
-            if part.logprobs is not None:
-                tokens += [t.token for t in part.logprobs.content or []]
-    assert text == choice.message.content
-    assert tokens == [t.token for t in choice.logprobs.content or []]
 
 
 def test_max_completion_tokens_and_the_seed_that_was_used(server: Served) -> None:
@@ -156,21 +89,6 @@ def test_a_prediction_drafts(client: openai.OpenAI) -> None:
     details = found.usage.completion_tokens_details
     assert details is not None
     assert (details.accepted_prediction_tokens or 0) > 0
-
-
-def test_forms(client: openai.OpenAI, server: Served) -> None:
-    schema = {
-        "type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
-        "additionalProperties": False, "x-guidance": {"whitespace_flexible": False},
-    }  # fmt: skip
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    found = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, response_format=wanted, max_tokens=60, seed=1
-    )
-    assert json.loads(found.choices[0].message.content or "") in ({"a": 1}, {"a": 2})
-    for field in ({"guided_choice": ["fox", "dog"]}, {"structured_outputs": {"regex": "fox|dog"}}):
-        text = post(server, "/v1/completions", prompt="the ", **field).json()["choices"][0]["text"]
-        assert text in ("fox", "dog")
 
 
 def test_tools(client: openai.OpenAI) -> None:

@@ -33,7 +33,7 @@ from .engine.worker import (
 from .errors import ConfigError, OutriderError, RequestError, WorkerError
 from .intake import Intake, Prompt, of_engine_args
 from .models.families import Folder
-from .outputs import GenerationError, Pending, RequestOutput, Sample
+from .outputs import GenerationError, Pending, RequestOutput
 from .text.detokenize import Detokenizer
 from .types import Event, Request, SamplingParams, Speculation, by_request
 
@@ -182,8 +182,7 @@ class AsyncLLM:
         params = sampling_params or SamplingParams()
         request, text = self.request(prompt, params, request_id)
         request = replace(request, speculation=speculation or Speculation(), priority=priority)
-        samples = [Sample() for _ in range(params.n)]
-        pending = Pending(text, request, time.perf_counter(), samples)
+        pending = Pending(text, request)
         async for events in self.stream(request):
             for event in events:
                 pending.take(event)

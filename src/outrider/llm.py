@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -18,7 +17,6 @@ from .outputs import (
     GenerationError,
     Pending,
     RequestOutput,
-    Sample,
 )
 from .text.template import Message
 from .types import Event, SamplingParams
@@ -139,9 +137,8 @@ class LLM:
         try:
             for prompt, param in zip(listed, chosen, strict=True):
                 request, text = self._intake.request(prompt, param)
-                samples = [Sample() for _ in range(param.n)]
                 self.engine.add(request)
-                pending[request.id] = Pending(text, request, time.perf_counter(), samples)
+                pending[request.id] = Pending(text, request)
         except BaseException as error:
             for id in pending:
                 self.engine.abort(id)

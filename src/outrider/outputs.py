@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from .errors import NumericalError
-from .types import Counts, Event, Logprobs, Origin, Request
+from .types import Counts, Drafted, Event, Logprobs, Origin, Request
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,30 @@ class RequestOutput:
 
 @dataclass
 class Sample:
-    """One sample, collected from events."""
+    """One sample so far, collected from events; ``accepted`` runs with ``drafts``."""
 
-    text: list[str] = field(default_factory=list)
+    text: str = ""
     token_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
-    finish_reason: str = ""
+    finish_reason: str | None = None
+    drafts: list[Drafted] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """Add what one event brings."""
+        self.text += event.text
+        if event.drafted is not None:
+            self.drafts.append(event.drafted)
+            self.accepted.append(0)
+        if event.token_id is not None:
+            self.token_ids.append(event.token_id)
+            self.origins.append(event.origin)
+            if event.origin is Origin.ACCEPTED:
+                self.accepted[-1] += 1
+            if event.logprobs is not None:
+                self.logprobs.append(event.logprobs)
+        self.finish_reason = event.finish_reason or self.finish_reason
 
     def output(self, index: int, request: Request) -> CompletionOutput:
         """The sample as the caller sees it."""
@@ -79,9 +96,9 @@ class Sample:
             total = sum(found[token].logprob for found, token in pairs)
         return CompletionOutput(
             index,
-            "".join(self.text),
+            self.text,
             self.token_ids,
-            self.finish_reason,
+            self.finish_reason or "",
             request.seed,
             self.origins,
             listed,
@@ -91,44 +108,58 @@ class Sample:
 
 @dataclass
 class Pending:
-    """A request under way, collected from events."""
+    """A request under way, collected from events.
+
+    ``prompt`` is its text, None where ids were given; ``start`` and ``end`` are seconds on
+    ``time.perf_counter``, and ``queued`` how many the last of its samples waited.
+    """
 
     prompt: str | None
     request: Request
-    start: float
-    samples: list[Sample]
-    counts: Counts = field(default_factory=Counts)
-    first: float = 0.0
+    start: float = field(default_factory=time.perf_counter)
+    first: float | None = None
     end: float = 0.0
+    samples: list[Sample] = field(init=False)
+    counts: Counts = field(default_factory=Counts)
     error: str | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
+    cached_tokens: int = 0
+    queued: float | None = None
+
+    def __post_init__(self) -> None:
+        self.samples = [Sample() for _ in range(self.request.params.n)]
 
     def take(self, event: Event) -> None:
+        """Add what one event brings."""
         self.end = time.perf_counter()
-        sample = self.samples[event.sample_index]
-        sample.text.append(event.text)
-        if event.token_id is not None:
-            self.first = self.first or self.end
-            sample.token_ids.append(event.token_id)
-            sample.origins.append(event.origin)
-            if event.logprobs is not None:
-                sample.logprobs.append(event.logprobs)
-            self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
+        self.samples[event.sample_index].take(event)
+        if event.token_id is not None and self.first is None:
+            self.first = self.end
+        if event.start is not None:
+            self.cached_tokens += event.start.cached_tokens
+            self.queued = max(0.0, event.start.scheduled - self.start)
         if event.finish_reason is not None:
-            sample.finish_reason = event.finish_reason
             self.error = self.error or event.error
         if event.counts is not None:
             self.counts.add(event.counts)
+        self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
 
     @property
     def done(self) -> bool:
+        """Whether every sample has ended."""
         return all(s.finish_reason for s in self.samples)
 
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token; None before it."""
+        return None if self.first is None else self.first - self.start
+
     def output(self) -> RequestOutput:
+        """The request as the caller sees it, as far as it has come."""
         tokens, counts = sum(len(s.token_ids) for s in self.samples), self.counts
         metrics = RequestMetrics(
             tokens_per_second=tokens / (self.end - self.start),
-            ttft=max(0.0, self.first - self.start),
+            ttft=self.ttft or 0.0,
             steps=counts.steps,
             drafted=counts.drafted,
             accepted=counts.accepted,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..types import Counts, Event, Logprob, Logprobs, Origin, Request
+from ..outputs import Pending, Sample
+from ..types import Event, Logprob, Logprobs, Origin, Request
 
 LARGEST_NUMBER = 2**53
 """JSON's readers hold whole numbers up to here; larger seeds are sent as strings."""
@@ -16,81 +15,15 @@ LARGEST_NUMBER = 2**53
 Detail = Literal["none", "summary", "detailed"]
 
 
-@dataclass
-class Sample:
-    """One sample so far."""
-
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[Logprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    drafts: list[list[int]] = field(default_factory=list)
-
-    def take(self, event: Event) -> None:
-        """Add what one event brings."""
-        self.text += event.text
-        if event.drafted is not None:
-            self.drafted.append(event.drafted.depth)
-            self.accepted.append(0)
-            self.drafts.append(event.drafted.tokens)
-        if event.token_id is not None:
-            self.ids.append(event.token_id)
-            if event.origin is Origin.ACCEPTED:
-                self.accepted[-1] += 1
-            if event.logprobs is not None:
-                self.logprobs.append(event.logprobs)
-        self.finish_reason = event.finish_reason or self.finish_reason
-
-
-@dataclass
-class Answer:
-    """What became of one prompt; ``text`` is the prompt's, ``queued`` how many s it waited."""
-
-    request: Request
-    text: str | None
-    start: float = field(default_factory=time.perf_counter)
-    first: float | None = None
-    counts: Counts = field(default_factory=Counts)
-    prompt_logprobs: list[Logprobs | None] | None = None
-    cached_tokens: int = 0
-    queued: float | None = None
-    error: str | None = None
-    samples: list[Sample] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.samples = [Sample() for _ in range(self.request.params.n)]
-
-    def take(self, events: Sequence[Event]) -> None:
-        """Add the events of one step."""
-        if self.first is None:
-            self.first = time.perf_counter()
-        for event in events:
-            self.samples[event.sample_index].take(event)
-            self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
-            if event.start is not None:
-                self.cached_tokens += event.start.cached_tokens
-                self.queued = max(0.0, event.start.scheduled - self.start)
-            self.error = self.error or event.error
-            if event.counts is not None:
-                self.counts.add(event.counts)
-
-    @property
-    def ttft(self) -> float | None:
-        """Seconds to the first token; None before it."""
-        return None if self.first is None else self.first - self.start
-
-
 def seed_of(request: Request) -> int | str:
     """The seed that repeats a request, exact in any reader."""
     return request.seed if request.seed <= LARGEST_NUMBER else str(request.seed)
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, Any]:
+def usage(answers: Sequence[Pending]) -> dict[str, Any]:
     """OpenAI's ``usage`` of a call; output tokens are those that were emitted."""
     prompt = sum(len(a.request.prompt_token_ids) for a in answers)
-    output = sum(len(s.ids) for a in answers for s in a.samples)
+    output = sum(len(s.token_ids) for a in answers for s in a.samples)
     predicted = [a.counts for a in answers if a.request.speculation.prediction]
     accepted = sum(c.accepted for c in predicted)
     return {
@@ -105,7 +38,7 @@ def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def metrics(answers: Sequence[Answer], longest: int, detail: Detail) -> dict[str, Any]:
+def metrics(answers: Sequence[Pending], longest: int, detail: Detail) -> dict[str, Any]:
     """TTFT, and speculation in vLLM's names; null unless the call has but one sample."""
     firsts = [a.ttft for a in answers if a.ttft is not None]
     samples = [s for a in answers for s in a.samples]
@@ -120,10 +53,11 @@ def metrics(answers: Sequence[Answer], longest: int, detail: Detail) -> dict[str
 
 def speculative_decoding(sample: Sample, longest: int, detail: Detail) -> dict[str, Any]:
     """vLLM's per-request figures: ratios, and how often so many drafted tokens were accepted."""
-    steps, drafted, accepted = len(sample.drafted), sum(sample.drafted), sum(sample.accepted)
+    depths = [draft.depth for draft in sample.drafts]
+    steps, drafted, accepted = len(depths), sum(depths), sum(sample.accepted)
     counted = Counter(sample.accepted)
     by_length: dict[str, list[int]] = {}
-    for depth, stood in zip(sample.drafted, sample.accepted, strict=True):
+    for depth, stood in zip(depths, sample.accepted, strict=True):
         by_length.setdefault(str(depth), [0] * (depth + 1))[stood] += 1
     found: dict[str, Any] = {
         "mean_acceptance_length": 1 + accepted / steps if steps else None,
@@ -137,8 +71,8 @@ def speculative_decoding(sample: Sample, longest: int, detail: Detail) -> dict[s
     }
     if detail == "detailed":
         found["per_step_accepted"] = sample.accepted
-        found["per_step_drafted"] = sample.drafted
-        found["per_step_draft_token_ids"] = sample.drafts
+        found["per_step_drafted"] = depths
+        found["per_step_draft_token_ids"] = [draft.tokens for draft in sample.drafts]
     return found
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from fastapi import Request
 
+from ..outputs import Pending, Sample
 from ..types import Event, by_sample
 from .answer import (
-    Answer,
-    Sample,
     chat_logprobs,
     prompt_logprobs,
     step_of,
@@ -55,7 +54,7 @@ class Chat(Work[ChatRequest]):
             body.chat_template_kwargs,
         )  # fmt: skip
         request = await self.service.request(body, ids, self.salt, **more)
-        self.answers = [Answer(request, None)]
+        self.answers = [Pending(None, request)]
         self.service.admit([request])
 
     async def whole(self) -> dict[str, Any]:
@@ -96,10 +95,10 @@ class Chat(Work[ChatRequest]):
         if self.usage_asked:
             yield self.last_chunk(CHUNK)
 
-    def _deltas(self, i: int, answer: Answer, events: list[Event]) -> list[dict[str, Any]]:
+    def _deltas(self, i: int, answer: Pending, events: list[Event]) -> list[dict[str, Any]]:
         """What one step brings to sample ``i``."""
         sample, reason = answer.samples[i], events[-1].finish_reason
-        start = len(sample.ids) - sum(e.token_id is not None for e in events)
+        start = len(sample.token_ids) - sum(e.token_id is not None for e in events)
         content, calls = self._read(sample, reason is not None)
         fresh = content[self.sent[i] :]
         self.sent[i] += len(fresh)
@@ -157,16 +156,16 @@ class Chat(Work[ChatRequest]):
         if not self.body.logprobs:
             return None
         top = self.body.top_logprobs or 0
-        return chat_logprobs(sample.logprobs[start:], sample.ids[start:], top)
+        return chat_logprobs(sample.logprobs[start:], sample.token_ids[start:], top)
 
     def _bare(self, i: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _extras(
-        self, choice: dict[str, Any], answer: Answer, sample: Sample, start: int
+        self, choice: dict[str, Any], answer: Pending, sample: Sample, start: int
     ) -> dict[str, Any]:
         if self.body.return_token_ids:
-            choice["token_ids"] = sample.ids[start:]
+            choice["token_ids"] = sample.token_ids[start:]
             if start == 0:
                 choice["prompt_token_ids"] = list(answer.request.prompt_token_ids)
         return choice

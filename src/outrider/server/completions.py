@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..outputs import Pending
 from ..types import Event, Logprobs, by_sample
 from .answer import (
-    Answer,
     completion_logprobs,
     prompt_logprobs,
     step_of,
@@ -76,7 +76,7 @@ class Completion(Work[CompletionRequest]):
             ids = await self.service.ids(prompt)
             request = await self.service.request(body, ids, self.salt, **wanted)
             echoed = self.service.decode(ids, "prompt") if body.echo else ""
-            self.answers.append(Answer(request, prompt if isinstance(prompt, str) else echoed))
+            self.answers.append(Pending(prompt if isinstance(prompt, str) else echoed, request))
         self.service.admit([a.request for a in self.answers])
 
     async def whole(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Completion(Work[CompletionRequest]):
         choices = []
         for i, answer in enumerate(self.answers):
             for j, sample in enumerate(answer.samples):
-                part = Part(sample.text, sample.ids, [*sample.logprobs], sample.finish_reason)
+                part = Part(sample.text, sample.token_ids, [*sample.logprobs], sample.finish_reason)
                 choices.append(self._choice(i * self.body.n + j, answer, part))
         return {
             **self.head(KIND), "choices": choices, "usage": usage(self.answers), **self.figures(),
@@ -111,7 +111,7 @@ class Completion(Work[CompletionRequest]):
         if self.usage_asked:
             yield self.last_chunk(KIND)
 
-    def _choice(self, number: int, answer: Answer, part: Part) -> dict[str, Any]:
+    def _choice(self, number: int, answer: Pending, part: Part) -> dict[str, Any]:
         """A choice, or what a step brings to it."""
         body, first = self.body, part.before is None
         text, ids, found = part.text, part.ids, part.logprobs
@@ -119,7 +119,7 @@ class Completion(Work[CompletionRequest]):
             text, ids, found = "", [], []
         own, offset = ids, part.before or 0
         if body.echo and first:
-            text, ids = (answer.text or "") + text, [*answer.request.prompt_token_ids, *ids]
+            text, ids = (answer.prompt or "") + text, [*answer.request.prompt_token_ids, *ids]
             found = [*(answer.prompt_logprobs or []), *found]
         shown = None
         if body.logprobs is not None and len(found) == len(ids):

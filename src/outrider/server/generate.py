@@ -15,9 +15,9 @@ from fastapi import Request as Call
 
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError
+from ..outputs import Pending
 from ..sampling.acceptance import NOT_FINITE
 from ..types import Event, Request, SamplingParams, Speculation
-from .answer import Answer
 from .errors import ServerError
 from .messages import readable
 from .metrics import Metrics
@@ -176,7 +176,7 @@ class Service:
             return Speculation(prediction=expected)
         return Speculation(given.enabled, given.drafter, given.num_speculative_tokens, expected)
 
-    async def run(self, answer: Answer, timeout: float | None) -> AsyncIterator[list[Event]]:
+    async def run(self, answer: Pending, timeout: float | None) -> AsyncIterator[list[Event]]:
         """The events of one prompt, collected in ``answer`` on the way.
 
         Raises:
@@ -187,6 +187,7 @@ class Service:
         limits = [t for t in (timeout, self.settings.request_timeout) if t is not None]
         timeout = min(limits, default=None)
         deadline = None if timeout is None else time.monotonic() + timeout
+        waits = True
         self._wait(1, tokens)
         self.metrics.begin(answer.request)
         try:
@@ -203,16 +204,18 @@ class Service:
                             408, f"the request took longer than {timeout:g} s; raise its timeout "
                             "or ask for fewer tokens.", code="timeout",
                         ) from None  # fmt: skip
-                    if answer.first is None:
+                    if waits:
+                        waits = False
                         self._wait(-1, -tokens)
-                    answer.take(events)
+                    for event in events:
+                        answer.take(event)
                     if answer.error is not None:
                         # All but broken logits comes of options that contradict each other.
                         code = 500 if answer.error == NOT_FINITE else 400
                         raise ServerError(code, f"the request failed: {answer.error}")
                     yield events
         finally:
-            if answer.first is None:
+            if waits:
                 self._wait(-1, -tokens)
             self.metrics.end(answer.request.id)
 
@@ -221,7 +224,7 @@ class Service:
         self.waiting += requests
         self.waiting_tokens += tokens
 
-    async def finish(self, answer: Answer, timeout: float | None) -> None:
+    async def finish(self, answer: Pending, timeout: float | None) -> None:
         """Run one prompt to its end.
 
         Raises:

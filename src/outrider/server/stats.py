@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from statistics import quantiles
 from typing import Any
 
+from ..outputs import Pending
 from ..types import Counts
-from .answer import Answer
 
 KEPT = 1000
 """Requests over which percentiles go."""
@@ -27,10 +27,10 @@ class Stats:
         self._ttfts: deque[float] = deque(maxlen=KEPT)
         self._tpots: deque[float] = deque(maxlen=KEPT)
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: Pending) -> None:
         """Count a request that ended well."""
         latency = time.perf_counter() - answer.start
-        tokens = sum(len(sample.ids) for sample in answer.samples)
+        tokens = sum(len(sample.token_ids) for sample in answer.samples)
         self.requests += 1
         self.tokens += tokens
         self.counts.add(answer.counts)

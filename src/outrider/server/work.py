@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from fastapi import Request as Call
 
-from .answer import Answer, metrics, seed_of, usage
+from ..outputs import Pending
+from .answer import metrics, seed_of, usage
 from .generate import Service
 from .protocol import Generation
 
@@ -27,7 +28,7 @@ class Work(Generic[Body]):
         self.id = f"{self.prefix}-{body.request_id or call.state.request_id}"
         self.error: str | None = None
         self.created = int(time.time())
-        self.answers: list[Answer] = []
+        self.answers: list[Pending] = []
 
     def head(self, kind: str) -> dict[str, Any]:
         """How every answer and every chunk of ``kind`` begins."""
@@ -67,7 +68,7 @@ class Work(Generic[Body]):
     def facts(self) -> dict[str, Any]:
         """What log and traces tell of the call, None where it is not known."""
         body, samples = self.body, [s for a in self.answers for s in a.samples]
-        drafts = sum(len(s.drafted) for s in samples)
+        drafts = [draft for s in samples for draft in s.drafts]
         accepted = sum(sum(s.accepted) for s in samples)
         firsts = [a.ttft for a in self.answers if a.ttft is not None]
         queued = [a.queued for a in self.answers if a.queued is not None]
@@ -80,6 +81,7 @@ class Work(Generic[Body]):
             "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k,
             "frequency_penalty": body.frequency_penalty, "presence_penalty": body.presence_penalty,
             "queue_seconds": min(queued, default=None), "ttft_seconds": min(firsts, default=None),
-            "drafted": sum(sum(s.drafted) for s in samples), "accepted": accepted,
-            "acceptance_length": 1 + accepted / drafts if drafts else None, "error": self.error,
+            "drafted": sum(draft.depth for draft in drafts), "accepted": accepted,
+            "acceptance_length": 1 + accepted / len(drafts) if drafts else None,
+            "error": self.error,
         }  # fmt: skip
