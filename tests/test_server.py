@@ -12,7 +12,6 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from outrider import LLM
 from outrider.bench.served import Served
 
 PROMPT = "def greet(name):"
@@ -28,11 +27,6 @@ def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def client(server: Served) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> LLM:
-    return LLM(tiny_llama, drafter=None, max_num_seqs=1)
 
 
 def post(server: Served, path: str, **body: Any) -> httpx.Response:

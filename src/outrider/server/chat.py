@@ -45,7 +45,7 @@ class Chat(Work[ChatRequest]):
         more: dict[str, Any] = {}
         if body.logprobs:
             more["logprobs"] = body.top_logprobs or 0
-        elif body.top_logprobs is not None:
+        elif body.top_logprobs:
             raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
         more |= self._constraint()
         tools = [t.model_dump(exclude_none=True) for t in body.tools or []]
