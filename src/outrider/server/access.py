@@ -17,6 +17,8 @@ from .traces import Tracer
 ID = re.compile(r"[\x21-\x7e]{1,128}")
 """What a client may call its request."""
 HEADER = "x-request-id"
+PROBES = frozenset({"/health", "/ready"})
+"""Whose answers are states: nobody's calls, and no errors."""
 
 
 class Told(Protocol):
@@ -42,7 +44,7 @@ class Access:
         self.tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in PROBES:
             await self.app(scope, receive, send)
             return
         headers, state = Headers(scope=scope), scope.setdefault("state", {})
