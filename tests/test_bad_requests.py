@@ -148,7 +148,7 @@ def test_a_processor_that_only_dislikes_wrong_drafts_is_no_error(
         ({"logit_bias": {3: 101}}, "give ids with numbers from -100 to 100"),
         ({"logit_bias": {"x": 1}}, "give ids with numbers"),
         ({"logit_bias": [3]}, "give ids with numbers"),
-        ({"bad_words": [""]}, "none of them empty"),
+        ({"bad_words": [""]}, "strings of 1 to 1000 characters"),
         ({"allowed_token_ids": []}, "give one id or more, or None"),
         ({"logprobs": 21}, "give 0 to 20"),
         ({"prompt_logprobs": -1}, "give 0 to 20"),

@@ -34,6 +34,11 @@ def test_whoever_is_slow_is_hung_up_on_and_nobody_else() -> None:
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST + REQUEST[:9])  # a beginning that comes along with a whole request
+        await reader.readuntil(b"\r\n\r\n")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
         server.should_exit = True

@@ -143,6 +143,15 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("completions", {"prompt": "a", "speculation": {"drafter": "x"}}, 400, None),
     ("completions", {"prompt": "a", "guided_choice": ["a"], "bad_words": ["a"]}, 400, None),
     ("completions", {"prompt": "a", "model": "gpt-9"}, 404, "model"),
+    ("completions", {"prompt": "a", "seed": "9" * 5000}, 400, "seed"),
+    ("completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
+    ("completions", {"prompt": "a", "bad_words": ["a" * 5000]}, 400, "bad_words"),
+    ("completions", {"prompt": ["a"] * 100, "n": 100}, 400, "n"),
+    ("completions", {"prompt": "a", "request_id": "a\n2030-01-01 forged"}, 400, "request_id"),
+    ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    ("chat/completions", {"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens"),
+    ("chat/completions", {"messages": MESSAGES, "chat_template_kwargs": {"self": 1}}, 400,
+     "chat_template_kwargs"),
     ("chat/completions", {"messages": []}, 400, "messages"),
     ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages"),
     ("chat/completions", {"messages": [{"role": "king", "content": "x"}]}, 400, None),
@@ -177,6 +186,75 @@ def test_paths_and_methods_that_are_not_there(server: Served) -> None:
     ):
         assert found.status_code == status
         assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "\ud800"}, {"role": "\ud800", "content": "x"},
+        {"role": "user", "content": "x", "deep": json.loads("[" * 900 + "]" * 900)},
+        {"role": "assistant", "content": "x", "tool_calls": [
+            {"function": {"name": "f", "arguments": "[" * 100_000}}]},
+    ],
+)  # fmt: skip
+def test_messages_of_nonsense_are_nobodys_500(server: Served, message: dict[str, Any]) -> None:
+    for path, body in (("/v1/chat/completions", {"max_tokens": 2}), ("/tokenize", {})):
+        text = json.dumps({"messages": [*MESSAGES, message], **body})
+        found = httpx.post(f"{server.url}{path}", content=text.encode())
+        assert found.status_code in (200, 400), found.text
+
+
+def test_null_is_not_given(server: Served) -> None:
+    nulls = dict.fromkeys(
+        ("n", "stream", "echo", "logprobs", "ignore_eos", "min_tokens", "priority", "stop", "seed",
+         "skip_special_tokens", "return_token_ids", "stream_options", "max_tokens", "user")
+    )  # fmt: skip
+    found = post(server, "/v1/completions", prompt="a", **nulls)
+    assert found.status_code == 200, found.text
+    nulls |= dict.fromkeys(("parallel_tool_calls", "add_generation_prompt", "tools"))
+    body = {"messages": MESSAGES, **nulls, "max_completion_tokens": 3}
+    assert post(server, "/v1/chat/completions", **body).status_code == 200
+
+
+def test_an_echo_alone_generates_nothing(server: Served) -> None:
+    found = post(
+        server, "/v1/completions", prompt=PROMPT, echo=True, max_tokens=0, logprobs=1
+    ).json()
+    (choice,) = found["choices"]
+    assert choice["text"] == PROMPT
+    assert len(choice["logprobs"]["tokens"]) == found["usage"]["prompt_tokens"]
+    assert found["usage"]["completion_tokens"] == 0
+
+
+def test_a_prompt_is_cached_once_however_many_samples(server: Served) -> None:
+    body = {"prompt": "jumps over the lazy dog " * 4, "max_tokens": 2, "n": 4}
+    for _ in range(2):
+        used = post(server, "/v1/completions", **body).json()["usage"]
+        assert used["prompt_tokens_details"]["cached_tokens"] <= used["prompt_tokens"]
+    assert used["prompt_tokens_details"]["cached_tokens"] > 16
+
+
+def test_only_predictions_count_as_predictions(server: Served) -> None:
+    body = {
+        "prompt": "the lazy dog the lazy dog the lazy", "max_tokens": 30, "temperature": 0,
+        "prediction": {"content": "zzz"}, "speculation": {"drafter": "ngram"},
+    }  # fmt: skip
+    found = post(server, "/v1/completions", **body).json()
+    assert found["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+
+
+def test_events_are_single_lines_to_every_client(server: Served) -> None:
+    body = {"prompt": "a\u2028b\x85c\u2029", "echo": True, "stream": True, "max_tokens": 1}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as stream:
+        lines = [line for line in stream.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert json.loads(lines[0][6:])["choices"][0]["text"].startswith(body["prompt"])
+
+
+def test_one_model_by_its_name(client: openai.OpenAI, server: Served) -> None:
+    assert client.models.retrieve("other").id == "other"
+    assert httpx.get(f"{server.url}/v1/models/none").status_code == 404
+    assert httpx.head(f"{server.url}/health").status_code == 200
 
 
 def test_the_switch(server: Served) -> None:

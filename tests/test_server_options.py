@@ -149,3 +149,23 @@ def test_another_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
     empty.mkdir()
     with pytest.raises(OutriderError, match="has no tokenizer"):
         build(tiny_llama, "tiny", resolve({"tokenizer": str(empty)}, {}, None))
+
+
+def test_what_kubernetes_adds_is_no_option() -> None:
+    found = resolve(
+        {},
+        {
+            "OUTRIDER_SERVICE_HOST": "10.0.0.1", "OUTRIDER_SERVICE_PORT_HTTP": "80",
+            "OUTRIDER_PORT": "tcp://10.0.0.1:80", "OUTRIDER_PORT_80_TCP_ADDR": "10.0.0.1",
+            "OUTRIDER_METRICS_SERVICE_PORT": "9", "OUTRIDER_METRICS_PORT": "tcp://10.0.0.1:9",
+        },
+        None,
+    )  # fmt: skip
+    assert found["port"].source == found["metrics_port"].source == "default"
+    assert resolve({}, {"OUTRIDER_PORT": "81"}, None)["port"].value == 81
+    assert resolve({}, {"OUTRIDER_METRICS_PORT": "9"}, None)["metrics_port"].value == 9
+
+
+def test_a_key_may_look_like_a_number(tmp_path: Path, tiny_llama: Path) -> None:
+    found = resolve({}, {}, written(tmp_path, "api_key = 12345"))
+    assert build(tiny_llama, "tiny", found)[1].api_keys == ("12345",)

@@ -1,7 +1,10 @@
 """The end of a server: what runs is finished, what comes is refused."""
 
+import contextlib
 import signal
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -13,6 +16,7 @@ import httpx
 import pytest
 
 from outrider.bench.served import Served
+from outrider.errors import ConfigError
 
 STREAMS = 24
 BODY: dict[str, Any] = {
@@ -90,3 +94,25 @@ def test_metrics_may_have_a_port_of_their_own(tiny_llama: Path) -> None:
         assert "vllm:num_requests_running" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
         found = httpx.get(f"{server.url}/v1/models", headers={"Origin": "http://elsewhere"})
         assert not any(name.startswith("access-control") for name in found.headers)
+
+
+def test_sigterm_while_it_loads_ends_it(tiny_llama: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "outrider", "serve", str(tiny_llama), "--port", str(port)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(600):
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
+def test_ports_that_are_none(tiny_llama: Path, flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"70000 cannot be listened on .* another {flag}"):
+        Served(tiny_llama, flag, "70000")

@@ -251,6 +251,12 @@ class AsyncLLM:
         """How many requests are under way."""
         return len(self._streams)
 
+    def kill(self) -> None:
+        """End the worker at once, whatever it does."""
+        self._closing = True
+        if self._process is not None:
+            self._process.kill()
+
     def shutdown(self) -> None:
         """End the worker; requests under way fail."""
         self._closing = True

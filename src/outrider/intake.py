@@ -193,6 +193,12 @@ class Intake:
         text: str = self.codec.backend.decode(list(ids), skip_special_tokens=False)
         return text
 
+    def word(self, id: int) -> str:
+        """The text of a single token."""
+        if id not in self._words:
+            self._words[id] = self.decode([id])
+        return self._words[id]
+
     def is_special(self, text: str) -> bool:
         """Whether a text is one of the tokenizer's special tokens."""
         added = self.codec.backend.get_added_tokens_decoder().values() if self.codec else ()
@@ -204,10 +210,7 @@ class Intake:
             return event
 
         def shown(found: Logprobs) -> Logprobs:
-            for id in found:
-                if id not in self._words:
-                    self._words[id] = self.decode([id])
-            return {i: Logprob(p.logprob, p.rank, self._words[i]) for i, p in found.items()}
+            return {i: Logprob(p.logprob, p.rank, self.word(i)) for i, p in found.items()}
 
         own, prompt = event.logprobs, event.prompt_logprobs
         return event._replace(

@@ -136,7 +136,8 @@ class Pending:
         if event.token_id is not None and self.first is None:
             self.first = self.end
         if event.start is not None:
-            self.cached_tokens += event.start.cached_tokens
+            if event.sample_index == 0:  # one prompt, however many samples
+                self.cached_tokens = event.start.cached_tokens
             self.queued = max(0.0, event.start.scheduled - self.start)
         if event.finish_reason is not None:
             self.error = self.error or event.error

@@ -10,9 +10,16 @@ from typing import Any
 
 from .errors import ConfigError, no_option
 
+SHOWN = 200
+"""Characters of a wrong value that its error tells."""
 LARGEST_SEED = 2**64 - 1
 LARGEST_N = 128
 LARGEST_STOP = 64
+LONGEST_WORD = 1000
+LARGEST_IDS = 2**18
+"""No vocabulary is larger."""
+LONGEST_NUMBER = 20
+"""Digits of an id, where it is a text."""
 LARGEST_LOGPROBS = 20
 LARGEST_BIAS = 100
 LARGEST_PENALTY = 2
@@ -21,6 +28,7 @@ REPETITION = (0.01, 100)
 LARGEST_GRAMMAR = 2**20
 # Below this a temperature is taken as 0: dividing by it would leave one token anyway.
 SMALLEST_TEMPERATURE = 1e-5
+SMALLEST_TOP_P = 1e-7
 
 LogitsProcessor = Callable[[list[int], Any], Any]
 """Makes other logits of a position's logits: ``processor(ids, logits) -> logits``.
@@ -35,7 +43,9 @@ once for a position.
 
 
 def _refuse(owner: object, field_name: str, value: object, remedy: str) -> None:
-    raise ConfigError(f"{type(owner).__name__}: {field_name} is {value!r}; {remedy}.")
+    shown = repr(value)
+    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    raise ConfigError(f"{type(owner).__name__}: {field_name} is {shown}; {remedy}.")
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -198,6 +208,8 @@ class SamplingParams(_Named):
         if not 0 < self.top_p <= 1:
             remedy = "give a number above 0 and at most 1 (1 keeps all)"
             _refuse(self, "top_p", self.top_p, remedy)
+        # As good as one token, and still more than 0 in fp32.
+        object.__setattr__(self, "top_p", max(self.top_p, SMALLEST_TOP_P))
         if not 0 <= self.min_p <= 1:
             _refuse(self, "min_p", self.min_p, "give a number from 0 (off) to 1")
         if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed <= LARGEST_SEED):
@@ -226,7 +238,8 @@ class SamplingParams(_Named):
         known = {}
         for id, value in bias.items():
             # JSON's keys are strings.
-            number = int(id) if isinstance(id, str) and id.isdecimal() else id
+            written = isinstance(id, str) and id.isdecimal() and len(id) <= LONGEST_NUMBER
+            number = int(id) if written else id
             if not (_is_int(number) and number >= 0 and _is_number(value)):
                 _refuse(self, "logit_bias", {id: value}, remedy)
             if abs(value) > LARGEST_BIAS:
@@ -249,12 +262,15 @@ class SamplingParams(_Named):
     def _check_words(self) -> None:
         for name in ("stop", "bad_words"):
             words = _listed(getattr(self, name))
-            if len(words) > LARGEST_STOP or not all(isinstance(s, str) and s for s in words):
-                remedy = f"give at most {LARGEST_STOP} strings, none of them empty"
+            right = all(isinstance(s, str) and 0 < len(s) <= LONGEST_WORD for s in words)
+            if len(words) > LARGEST_STOP or not right:
+                remedy = f"give at most {LARGEST_STOP} strings of 1 to {LONGEST_WORD} characters"
                 _refuse(self, name, getattr(self, name), remedy)
             object.__setattr__(self, name, words)
         for name in ("stop_token_ids", "allowed_token_ids"):
             ids = _listed(getattr(self, name))
+            if len(ids) > LARGEST_IDS:
+                raise ConfigError(f"{name} has {len(ids)} ids; give at most {LARGEST_IDS}.")
             if not all(_is_int(i) and i >= 0 for i in ids):
                 _refuse(self, name, getattr(self, name), "give token ids, 0 or above")
             if name == "allowed_token_ids" and not ids:

@@ -332,9 +332,12 @@ class Engine:
             return draft
         for i, item in enumerate(plan.batch):
             if item.length and item.sequence.request.params.structured_outputs is not None:
-                draft.tokens[i], draft.parents[i] = item.sequence.law.fit(
-                    item.sequence.tokens, draft.tokens[i], draft.parents[i], item.length
-                )
+                try:
+                    draft.tokens[i], draft.parents[i] = item.sequence.law.fit(
+                        item.sequence.tokens, draft.tokens[i], draft.parents[i], item.length
+                    )
+                except RequestError:  # the target will meet it too, and say so
+                    draft.tokens[i], draft.parents[i] = [], []
         return draft
 
     def _closed(self, event: Event) -> Event:

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ..errors import RequestError
 from ..params import SamplingParams, StructuredOutputsParams
+
+# A mask is made between two steps of everybody: a grammar that takes long for one ends its request.
+# Errors are terse, for they are logged and the parser's state tells of the output.
+LIMITS = LLParserLimits(step_max_items=5_000, max_items_in_row=500, verbose_errors=False)
 
 
 class Grammars:
@@ -51,14 +55,17 @@ class Grammars:
                 self._tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._eos
             )
         name, text = _source(params)
-        matcher = LLMatcher(self._known, text, log_level=0)
+        matcher = LLMatcher(self._known, text, limits=LIMITS, log_level=0)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())
             raise RequestError(
                 f"structured_outputs.{name} cannot be used: {reason[:300]}; correct it."
             )
         grammar = Grammar(matcher, self._vocab_size, self._eos)
-        if not grammar.mask().any():
+        allowed = grammar.mask()
+        if (error := grammar.recover()) is not None:
+            raise error
+        if not allowed.any():
             raise RequestError(
                 f"structured_outputs.{name} lets no token of this model begin the output; "
                 "correct it."
@@ -89,17 +96,22 @@ def _source(params: SamplingParams) -> tuple[str, str]:
 
 
 class Grammar:
-    """Where one sequence stands in its grammar. Tokens are tried and taken back, never replayed."""
+    """Where one sequence stands in its grammar. Tokens are tried and taken back, never replayed.
+
+    A parser that gives up stays so for good. After a draft that may not be: what it says of drafted
+    tokens must not reach the output, so another takes the committed ones and goes on.
+    """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, ends: list[int]) -> None:
-        self._matcher = matcher
+        self._begin = matcher
+        self._matcher = matcher.deep_copy()
         self._vocab_size = vocab_size
         self._ends = ends
-        self._consumed = 0
+        self._taken: list[int] = []
 
     def copy(self) -> Grammar:
         """The same grammar from the start, for another sample."""
-        return Grammar(self._matcher.deep_copy(), self._vocab_size, self._ends)
+        return Grammar(self._begin, self._vocab_size, self._ends)
 
     def advance(self, output: Sequence[int]) -> None:
         """Take the committed output, longer from call to call.
@@ -107,11 +119,27 @@ class Grammar:
         Raises:
             RequestError: the parser gave up.
         """
-        fresh = list(output[self._consumed :])
+        fresh = list(output[len(self._taken) :])
         if fresh and not self._matcher.consume_tokens(fresh):
-            reason = " ".join(self._matcher.get_error().split())
-            raise RequestError(f"structured_outputs failed: {reason[:300]}; simplify the grammar.")
-        self._consumed = len(output)
+            raise self._given_up()
+        self._taken += fresh
+
+    def _given_up(self) -> RequestError:
+        reason = " ".join(self._matcher.get_error().split())
+        return RequestError(f"structured_outputs failed: {reason[:300]}; simplify the grammar.")
+
+    def recover(self) -> RequestError | None:
+        """Go on where the parser has given up on what is no output; what it said, else None.
+
+        Raises:
+            RequestError: it gives up on the committed ones too.
+        """
+        if not self._matcher.is_error():
+            return None
+        error, self._matcher = self._given_up(), self._begin.deep_copy()
+        if self._taken and not self._matcher.consume_tokens(self._taken):
+            raise self._given_up()
+        return error
 
     def mask(self) -> NDArray[np.bool_]:
         """Which tokens may come next: [vocabulary]."""
@@ -122,28 +150,45 @@ class Grammar:
             row[:] = False
         return row
 
-    def restrict(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> None:
+    def restrict(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> RequestError | None:
         """Mask, in place, what the grammar refuses after each of ``paths``.
 
-        A path that the grammar refuses leaves its row alone: nothing ever comes from there.
+        A path that the grammar refuses leaves its row alone: nothing ever comes from there. Where
+        the parser gives up behind drafted tokens the row is NaN, and what it said is returned.
+
+        Raises:
+            RequestError: it gave up behind the committed ones.
         """
         allowed = np.ones((len(paths), self._vocab_size), bool)
+        failed: list[int] = []
+        error = None
         for row, path in enumerate(paths):
             taken = self._matcher.try_consume_tokens(list(path))
             if taken == len(path):
                 allowed[row] = self.mask()
-            if taken:
+            said = self.recover()
+            if said is not None:
+                if not path:
+                    raise said
+                failed, error = [*failed, row], error or said
+            elif taken:
                 self._matcher.rollback(taken)
         logits.masked_fill_(~torch.from_numpy(allowed).to(logits.device), float("-inf"))
+        for row in failed:
+            logits[row] = torch.nan
+        return error
 
     def accepts(self, path: Sequence[int]) -> int:
         """How many tokens of ``path`` may follow."""
-        return self._matcher.validate_tokens(list(path)) if path else 0
+        count: int = self._matcher.validate_tokens(list(path)) if path else 0
+        return 0 if self.recover() else count
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """The tokens that can only follow ``path``, often none."""
         taken = self._matcher.try_consume_tokens(list(path))
         tokens = self._matcher.compute_ff_tokens() if taken == len(path) else []
+        if self.recover():
+            return []
         if taken:
             self._matcher.rollback(taken)
         return list(tokens)

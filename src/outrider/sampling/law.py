@@ -97,7 +97,7 @@ class SequenceLaw:
         self._grammar = grammar
         self._history: History | None = None
         self.error: str | None = None
-        """What a processor did wrong at rows that are NaN for it, of the last call of ``apply``."""
+        """Why rows are NaN after the last call of ``apply``: a processor, or a grammar's parser."""
 
     def apply(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
@@ -125,7 +125,8 @@ class SequenceLaw:
         self.error = None
         if self._grammar is not None:
             self._grammar.advance(tokens[len(self._prompt) :])
-            self._grammar.restrict(logits, paths)
+            error = self._grammar.restrict(logits, paths)
+            self.error = None if error is None else str(error)
         if self._law.bad_words:
             self._ban_words(logits, tokens, paths)
 
@@ -231,6 +232,9 @@ class SequenceLaw:
 
         Returns:
             The draft's nodes and parents; a tree is cut but not continued.
+
+        Raises:
+            RequestError: the grammar's parser gave up on the committed tokens.
         """
         grammar = self._grammar
         if grammar is None:

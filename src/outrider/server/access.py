@@ -12,10 +12,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .log import log_call
+from .protocol import REQUEST_ID
 from .traces import Tracer
 
-ID = re.compile(r"[\x21-\x7e]{1,128}")
-"""What a client may call its request."""
 HEADER = "x-request-id"
 PROBES = frozenset({"/health", "/ready"})
 """Whose answers are states: nobody's calls, and no errors."""
@@ -49,7 +48,7 @@ class Access:
             return
         headers, state = Headers(scope=scope), scope.setdefault("state", {})
         given = headers.get(HEADER, "")
-        id = state["request_id"] = given if ID.fullmatch(given) else uuid.uuid4().hex
+        id = state["request_id"] = given if re.fullmatch(REQUEST_ID, given) else uuid.uuid4().hex
         begin, status = time.perf_counter(), 500
         traced = self.tracer is not None and scope["method"] == "POST"
         span = self.tracer.start(scope["path"], headers) if self.tracer and traced else None

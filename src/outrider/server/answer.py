@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ..outputs import Pending, Sample
-from ..types import Event, Logprob, Logprobs, Origin, Request
+from ..types import Event, Logprob, Logprobs, Origin, Request, Speculation
 
 LARGEST_NUMBER = 2**53
 """JSON's readers hold whole numbers up to here; larger seeds are sent as strings."""
@@ -20,11 +20,17 @@ def seed_of(request: Request) -> int | str:
     return request.seed if request.seed <= LARGEST_NUMBER else str(request.seed)
 
 
+def drafts_prediction(wanted: Speculation) -> bool:
+    """Whether what was drafted for a request is of its prediction."""
+    by = wanted.drafter in (None, "prediction")
+    return wanted.enabled and by and bool(wanted.prediction)
+
+
 def usage(answers: Sequence[Pending]) -> dict[str, Any]:
     """OpenAI's ``usage`` of a call; output tokens are those that were emitted."""
     prompt = sum(len(a.request.prompt_token_ids) for a in answers)
     output = sum(len(s.token_ids) for a in answers for s in a.samples)
-    predicted = [a.counts for a in answers if a.request.speculation.prediction]
+    predicted = [a.counts for a in answers if drafts_prediction(a.request.speculation)]
     accepted = sum(c.accepted for c in predicted)
     return {
         "prompt_tokens": prompt,

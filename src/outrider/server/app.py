@@ -46,6 +46,8 @@ from .traces import Tracer
 logger = logging.getLogger("outrider")
 PLAYGROUND = Path(__file__).parent / "playground"
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
+"""What some clients take for the end of a line, as JSON writes it."""
 LOOPBACK = ("127.0.0.1", "::1")
 
 
@@ -98,6 +100,12 @@ def _models(app: FastAPI, service: Service) -> None:
             for name in service.settings.names
         ]  # fmt: skip
         return {"object": "list", "data": cards}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """One of them."""
+        service.check_model(name)
+        return next(card for card in (await models())["data"] if card["id"] == name)
 
     @app.post("/v1/completions", responses=STREAMED)
     async def completions(body: CompletionRequest, call: Request) -> Response:
@@ -152,7 +160,7 @@ async def events(
 def event(content: dict[str, Any]) -> bytes:
     """One server-sent event."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + text.translate(LINE_ENDS).encode("utf-8", "replace") + b"\n\n"
 
 
 def _texts(app: FastAPI, service: Service) -> None:
@@ -173,7 +181,7 @@ def _texts(app: FastAPI, service: Service) -> None:
             "count": len(ids), "max_model_len": service.llm.intake.max_model_len, "tokens": ids,
         }  # fmt: skip
         if body.return_token_strs:
-            found["token_strs"] = [service.llm.intake.decode([id]) for id in ids]
+            found["token_strs"] = [service.llm.intake.word(id) for id in ids]
         return found
 
     @app.post("/detokenize")
@@ -184,6 +192,7 @@ def _texts(app: FastAPI, service: Service) -> None:
 
 
 def _health(app: FastAPI, service: Service) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
         """Alive: the server can do its work, or will be able to after a restart of its engine."""
@@ -192,6 +201,7 @@ def _health(app: FastAPI, service: Service) -> None:
             return response(503, error_body(failure))
         return PlainTextResponse("")
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """Ready for traffic: the engine has decoded, and nobody has asked for the end."""

@@ -13,7 +13,6 @@ from .answer import (
     chat_logprobs,
     prompt_logprobs,
     step_of,
-    usage,
 )  # fmt: skip
 from .generate import Service
 from .protocol import ChatRequest, Refusal
@@ -74,7 +73,7 @@ class Chat(Work[ChatRequest]):
             }  # fmt: skip
             choices.append(self._extras(choice, answer, sample, 0))
         found: dict[str, Any] = {
-            **self.head("chat.completion"), "choices": choices, "usage": usage(self.answers),
+            **self.head("chat.completion"), "choices": choices, "usage": self.usage(),
             **self.figures(),
         }  # fmt: skip
         if self.body.prompt_logprobs is not None:

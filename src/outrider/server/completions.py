@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,6 @@ from .answer import (
     completion_logprobs,
     prompt_logprobs,
     step_of,
-    usage,
 )  # fmt: skip
 from .generate import merged
 from .protocol import CompletionRequest, Refusal
@@ -70,9 +70,12 @@ class Completion(Work[CompletionRequest]):
         if body.max_tokens == 0 and not body.echo:
             raise Refusal("max_tokens is 0; give 1 or more.", "max_tokens")
         wanted: dict[str, Any] = {"logprobs": body.logprobs}
+        if body.max_tokens == 0:
+            wanted["max_tokens"] = 1  # which is not shown: the prompt is what was asked for
         if body.echo and body.logprobs is not None:
             wanted["prompt_logprobs"] = body.logprobs
         for prompt in body.prompts():
+            await asyncio.sleep(0)  # other calls go on while many are tokenised
             ids = await self.service.ids(prompt)
             request = await self.service.request(body, ids, self.salt, **wanted)
             echoed = self.service.decode(ids, "prompt") if body.echo else ""
@@ -90,8 +93,15 @@ class Completion(Work[CompletionRequest]):
                 part = Part(sample.text, sample.token_ids, [*sample.logprobs], sample.finish_reason)
                 choices.append(self._choice(i * self.body.n + j, answer, part))
         return {
-            **self.head(KIND), "choices": choices, "usage": usage(self.answers), **self.figures(),
+            **self.head(KIND), "choices": choices, "usage": self.usage(), **self.figures(),
         }  # fmt: skip
+
+    def usage(self) -> dict[str, Any]:
+        """Of an echo alone the one token that was computed is not told."""
+        found = super().usage()
+        if self.body.max_tokens == 0:
+            found |= {"completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
+        return found
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The same step by step."""

@@ -21,15 +21,25 @@ from ..types import Event, Request, SamplingParams, Speculation
 from .errors import ServerError
 from .messages import readable
 from .metrics import Metrics
-from .protocol import Generation, Refusal
+from .protocol import ChatRequest, CompletionRequest, Generation, Refusal
 from .settings import Settings
 from .stats import Stats
 
 T = TypeVar("T")
 LONG_TEXT = 1 << 14
 """Characters from which on a text is tokenised in a thread, so that other calls go on."""
+LETTERS = 16
+"""More than a token has, on average, of any text that is expected."""
 TEMPLATE_OWN = frozenset(
-    {"messages", "tools", "tokenize", "add_generation_prompt", "chat_template"}
+    {
+        "messages",
+        "tools",
+        "tokenize",
+        "add_generation_prompt",
+        "chat_template",
+        "self",
+        "conversation",
+    }
 )
 """What of a template's call is not the client's to give."""
 GONE = 499
@@ -76,9 +86,10 @@ class Service:
         if self.llm.ready is None:
             raise ServerError(503, "the engine is starting; send the call again.")
         limit = self.settings
-        if self.waiting and self.waiting + len(requests) > limit.max_queued_requests:
+        count = sum(r.params.n for r in requests)
+        if self.waiting and self.waiting + count > limit.max_queued_requests:
             raise ServerError(
-                429, f"{self.waiting} requests wait already, and the queue holds "
+                429, f"{self.waiting} sequences wait already, and the queue holds "
                 f"{limit.max_queued_requests}; try again later.", code="queue_full",
             )  # fmt: skip
         tokens = sum(len(r.prompt_token_ids) for r in requests)
@@ -153,6 +164,8 @@ class Service:
             OutriderError: it cannot be served.
         """
         room = self.llm.intake.max_model_len - len(ids)
+        if body.limit is None and self.llm.ready is not None:
+            room = min(room, max(1, self.llm.ready.num_tokens - len(ids)))
         if room < 1:
             raise Refusal(
                 f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
@@ -171,7 +184,10 @@ class Service:
         given = body.speculation
         expected: tuple[int, ...] = ()
         if body.prediction is not None:
-            expected = tuple(await self.ids(body.prediction.text, special=False))
+            # No output is longer; what an output does not reach costs every step that looks for it.
+            most = self.llm.intake.max_model_len
+            text = body.prediction.text[: most * LETTERS]
+            expected = tuple((await self.ids(text, special=False))[:most])
         if given is None:
             return Speculation(prediction=expected)
         return Speculation(given.enabled, given.drafter, given.num_speculative_tokens, expected)
@@ -183,12 +199,11 @@ class Service:
             OutriderError: it cannot be served, or failed.
             ServerError: 408, it took longer than ``timeout`` seconds.
         """
-        tokens = len(answer.request.prompt_token_ids)
+        tokens, count = len(answer.request.prompt_token_ids), answer.request.params.n
         limits = [t for t in (timeout, self.settings.request_timeout) if t is not None]
         timeout = min(limits, default=None)
         deadline = None if timeout is None else time.monotonic() + timeout
-        waits = True
-        self._wait(1, tokens)
+        self._wait(count, tokens)
         self.metrics.begin(answer.request)
         try:
             async with contextlib.aclosing(self.llm.stream(answer.request)) as stream:
@@ -204,24 +219,23 @@ class Service:
                             408, f"the request took longer than {timeout:g} s; raise its timeout "
                             "or ask for fewer tokens.", code="timeout",
                         ) from None  # fmt: skip
-                    if waits:
-                        waits = False
-                        self._wait(-1, -tokens)
                     for event in events:
                         answer.take(event)
+                        if event.start is not None:
+                            self._wait(-1, -tokens)
+                            count, tokens = count - 1, 0
                     if answer.error is not None:
                         # All but broken logits comes of options that contradict each other.
                         code = 500 if answer.error == NOT_FINITE else 400
                         raise ServerError(code, f"the request failed: {answer.error}")
                     yield events
         finally:
-            if waits:
-                self._wait(-1, -tokens)
+            self._wait(-count, -tokens)
             self.metrics.end(answer.request.id)
 
-    def _wait(self, requests: int, tokens: int) -> None:
+    def _wait(self, sequences: int, tokens: int) -> None:
         """So many more wait for their first token."""
-        self.waiting += requests
+        self.waiting += sequences
         self.waiting_tokens += tokens
 
     async def finish(self, answer: Pending, timeout: float | None) -> None:
@@ -295,4 +309,5 @@ def check_best(error: ConfigError) -> Refusal:
     """A wrong option of a request as its client knows it: the field's own name."""
     text = str(error).removeprefix("SamplingParams: ").removeprefix("StructuredOutputsParams ")
     field = text.partition(" ")[0]
-    return Refusal(text, field if field.isidentifier() else None)
+    known = field in CompletionRequest.model_fields or field in ChatRequest.model_fields
+    return Refusal(text, field if known else None)

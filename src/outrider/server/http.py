@@ -17,18 +17,27 @@ def bounded(seconds: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.late = self.loop.call_later(seconds, self.hang_up)
+            self.await_headers()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
                 self.in_time()
-            elif self.late is None:  # the beginning of a next request
-                self.late = self.loop.call_later(seconds, self.hang_up)
+            else:  # the beginning of a next request
+                self.await_headers()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.conn.trailing_data[0] and self.conn.their_state is h11.IDLE:
+                self.await_headers()  # what came along with the last request is a beginning
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.in_time()
             super().connection_lost(exc)
+
+        def await_headers(self) -> None:
+            if self.late is None:
+                self.late = self.loop.call_later(seconds, self.hang_up)
 
         def in_time(self) -> None:
             if self.late is not None:

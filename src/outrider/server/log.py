@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ logger = logging.getLogger("outrider")
 
 LogFormat = Literal["text", "json"]
 FORMATS = ("text", "json")
+PLAIN = re.compile(r"[!#-~]*")
+"""What stands in a line as it is: whatever else a client sends could pretend to be another line."""
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -60,7 +63,8 @@ def log_call(fields: dict[str, Any]) -> None:
 def _word(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(_word, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if PLAIN.fullmatch(text) else json.dumps(text)
 
 
 class Interval:

@@ -7,6 +7,7 @@ are made from it.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ def resolve(
             found[name] = Chosen(_checked(name, value, str(file)), str(file))
     names = {option.variable: option.name for option in OPTIONS}
     for variable, text in sorted(environment.items()):
-        if not variable.startswith(PREFIX) or variable in OTHERS:
+        if not variable.startswith(PREFIX) or variable in OTHERS or _of_kubernetes(variable, text):
             continue
         if variable not in names:
             raise no_option("the environment", variable, list(names))
@@ -140,6 +141,12 @@ def resolve(
             name, value = renewed(name, value) if name in OLD_NAMES else (name, value)
             found[name] = Chosen(value, "flag")
     return found
+
+
+def _of_kubernetes(variable: str, text: str) -> bool:
+    """Whether a variable is what pods beside a Service named outrider are given."""
+    named = re.search(r"_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))(_|$)", variable) is not None
+    return named or text.startswith(("tcp://", "udp://"))
 
 
 def read_file(file: Path) -> dict[str, Any]:
@@ -174,7 +181,8 @@ def _checked(name: str, value: Any, where: str) -> Any:
     if name in ("memory", "api_key", "served_model_name", "speculative_config"):
         if isinstance(value, list):
             return ",".join(map(str, value))
-        return value if isinstance(value, dict | int | float) else str(value)
+        kept = dict if name == "speculative_config" else int | float
+        return value if name != "api_key" and isinstance(value, kept) else str(value)
     right = isinstance(value, int | float if kind is float else kind)
     if not right or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{where}: {name} is {value!r}; give {_words(kind)}.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import RequestError
 from ..types import SamplingParams
@@ -14,9 +15,14 @@ MOST_PROMPTS = 128
 MOST_MESSAGES = 4096
 MOST_TOOLS = 128
 MOST_N = 128
+MOST_SAMPLES = 256
+LONGEST_NUMBER = 20
 MOST_BIASES = 1024
 DEEPEST_SCHEMA = 64
 LARGEST_SCHEMA = 1 << 16
+
+REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
+"""What a client may call its request; nothing that could break a line of the log."""
 
 Ids = list[int]
 
@@ -66,6 +72,19 @@ class Wire(BaseModel):
     """Base of everything that is sent; unknown fields are ignored, as OpenAI's clients expect."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, given: Any) -> Any:
+        """Clients write null for what they do not give, of fields too that cannot be null."""
+        if not isinstance(given, dict):
+            return given
+
+        def kept(name: str, value: Any) -> bool:
+            field = cls.model_fields.get(name)
+            return value is not None or field is None or NoneType in get_args(field.annotation)
+
+        return {name: value for name, value in given.items() if kept(name, value)}
 
 
 class SpeculationOptions(Wire):
@@ -159,7 +178,7 @@ class Generation(Wire):
     speculation: SpeculationOptions | None = None
     prediction: Prediction | None = None
     priority: int = Field(0, ge=-(2**31), lt=2**31)
-    request_id: str | None = Field(None, max_length=128)
+    request_id: str | None = Field(None, pattern=REQUEST_ID)
     cache_salt: str | None = Field(None, max_length=256)
     timeout: float | None = Field(None, gt=0)
 
@@ -206,6 +225,7 @@ class Generation(Wire):
             ConfigError: a value is out of its range.
             Refusal: forms contradict each other.
         """
+        most = context_left if self.limit is None else min(self.limit, context_left)
         given = {
             "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
             "min_p": self.min_p, "repetition_penalty": self.repetition_penalty,
@@ -213,12 +233,11 @@ class Generation(Wire):
             "logit_bias": self.logit_bias, "bad_words": self.bad_words, "stop": self.stop,
             "allowed_token_ids": self.allowed_token_ids, "stop_token_ids": self.stop_token_ids,
             "prompt_logprobs": self.prompt_logprobs, "structured_outputs": self.form(),
-            "skip_special_tokens": self.skip_special_tokens, **more,
+            "skip_special_tokens": self.skip_special_tokens, "max_tokens": most, **more,
         }  # fmt: skip
         return SamplingParams(
             n=self.n,
             seed=read_seed(self.seed),
-            max_tokens=min(self.limit or context_left, context_left),
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             include_stop_str_in_output=self.include_stop_str_in_output,
@@ -238,7 +257,7 @@ def read_seed(seed: int | str | None) -> int | None:
         Refusal: it is no whole number.
     """
     if isinstance(seed, str):
-        if not seed.isdecimal():
+        if not (seed.isascii() and seed.isdecimal() and len(seed) <= LONGEST_NUMBER):
             raise Refusal(f"seed is {seed!r}; give a whole number from 0 to 2^64 - 1.", "seed")
         return int(seed)
     return seed
@@ -265,6 +284,11 @@ class CompletionRequest(Generation):
         found: list[Any] = [given] if one else list(given)
         if not 1 <= len(found) <= MOST_PROMPTS:
             raise Refusal(f"there are {len(found)} prompts; give 1 to {MOST_PROMPTS}.", "prompt")
+        if len(found) * self.n > MOST_SAMPLES:
+            raise Refusal(
+                f"{len(found)} prompts with n of {self.n} are {len(found) * self.n} samples; "
+                f"a call may have {MOST_SAMPLES}.", "n",
+            )  # fmt: skip
         return found
 
 

@@ -26,6 +26,11 @@ LARGEST_HEADERS = 1 << 16
 LOOK_SECONDS = 0.05
 
 
+def _no_address(host: str, port: int, flag: str, error: Exception) -> ConfigError:
+    why = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
+    return ConfigError(f"{host}:{port} cannot be listened on ({why}); give another {flag}.")
+
+
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to ``Server``: its own handlers close the door on the first one."""
 
@@ -63,11 +68,16 @@ class Server:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self.socket.bind((host, port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             self.socket.close()
-            raise ConfigError(
-                f"{host}:{port} cannot be listened on ({error.strerror}); give another --port."
-            ) from None
+            raise _no_address(host, port, "--port", error) from None
+        if settings.metrics_port is not None:
+            port = settings.metrics_port
+            try:
+                start_http_server(port, host, self.service.metrics.registry)
+            except (OSError, OverflowError) as error:
+                self.socket.close()
+                raise _no_address(host, port, "--metrics-port", error) from None
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self.socket.getsockname()[1]}"
         self.uvicorn = _Uvicorn(
@@ -94,8 +104,6 @@ class Server:
         if self.settings.log_interval:
             lines = log_intervals(metrics, self.settings.log_interval)
             tasks.append(asyncio.create_task(lines))
-        if self.settings.metrics_port is not None:
-            start_http_server(self.settings.metrics_port, self.host, metrics.registry)
         await self.uvicorn.serve([self.socket])
         for task in tasks:
             task.cancel()
@@ -105,10 +113,16 @@ class Server:
     async def _watch(self) -> None:
         """Tell when it is ready, and end the server when its time has come."""
         try:
-            ready = await self.llm.start()
-            for line in self.greeting():
-                self.say(line)
-            logger.debug("%s", ready)
+            start = asyncio.ensure_future(self.llm.start())
+            while not (start.done() or self.signals):
+                await asyncio.sleep(LOOK_SECONDS)
+            if self.signals:
+                start.cancel()
+                self.llm.kill()  # nothing runs, and loading may take long
+            else:
+                start.result()
+                for line in self.greeting():
+                    self.say(line)
             while not self.signals and self.llm.failure is None:
                 await asyncio.sleep(LOOK_SECONDS)
         except OutriderError:

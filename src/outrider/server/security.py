@@ -21,7 +21,8 @@ def allowed(keys: Sequence[str], header: str | None) -> bool:
     scheme, _, given = (header or "").partition(" ")
     found = False
     for key in keys:
-        found |= hmac.compare_digest(given.strip().encode(), key.encode())
+        # Headers are bytes, which reach this as latin-1.
+        found |= hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
     return found and scheme.lower() == "bearer"
 
 

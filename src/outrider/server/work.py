@@ -29,6 +29,7 @@ class Work(Generic[Body]):
         self.error: str | None = None
         self.created = int(time.time())
         self.answers: list[Pending] = []
+        self.shown_to_end = 0  # choices of a stream
 
     def head(self, kind: str) -> dict[str, Any]:
         """How every answer and every chunk of ``kind`` begins."""
@@ -46,6 +47,10 @@ class Work(Generic[Body]):
             "metrics": metrics(self.answers, settings.longest, settings.detail),
         }
 
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's ``usage`` of the call."""
+        return usage(self.answers)
+
     @property
     def usage_asked(self) -> bool:
         """Whether a stream ends with a chunk of usage; others have one choice each."""
@@ -57,13 +62,16 @@ class Work(Generic[Body]):
         found = {**self.head(kind), "choices": [choice]}
         asked = self.body.stream_options
         if asked is not None and asked.include_usage:
-            found["usage"] = usage(self.answers) if asked.continuous_usage_stats else None
-        done = all(s.finish_reason for a in self.answers for s in a.samples)
-        return found | self.figures() if done and choice["finish_reason"] else found
+            found["usage"] = self.usage() if asked.continuous_usage_stats else None
+        if not choice["finish_reason"]:
+            return found
+        self.shown_to_end += 1
+        last = self.shown_to_end == sum(len(a.samples) for a in self.answers)
+        return found | self.figures() if last else found
 
     def last_chunk(self, kind: str) -> dict[str, Any]:
         """The end of a stream whose usage was asked for."""
-        return {**self.head(kind), "choices": [], **self.figures(), "usage": usage(self.answers)}
+        return {**self.head(kind), "choices": [], **self.figures(), "usage": self.usage()}
 
     def facts(self) -> dict[str, Any]:
         """What log and traces tell of the call, None where it is not known."""
@@ -72,7 +80,7 @@ class Work(Generic[Body]):
         accepted = sum(sum(s.accepted) for s in samples)
         firsts = [a.ttft for a in self.answers if a.ttft is not None]
         queued = [a.queued for a in self.answers if a.queued is not None]
-        used = usage(self.answers)
+        used = self.usage()
         return {
             "id": self.id, "model": body.model, "served_model": self.service.name,
             "prompt_tokens": used["prompt_tokens"], "completion_tokens": used["completion_tokens"],

@@ -76,16 +76,22 @@ class TextCodec:
                 f"{self._folder} has no chat template; use generate() with a plain prompt."
             )
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **given,
+            text = str(
+                self._tokenizer.apply_chat_template(
+                    messages,
+                    tools=tools or None,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **given,
+                )
             )
+        except RecursionError:
+            raise RequestError("the messages nest too deeply; flatten them.") from None
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
             said = str(error).rstrip(".")
             raise RequestError(f"the chat template refused the messages: {said}.") from None
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise RequestError("the messages have lone surrogates; send UTF-8.")
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
