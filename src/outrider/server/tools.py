@@ -22,6 +22,8 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 """What stands before the arguments of a call."""
+PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
+"""Strings, which may hold brackets, and brackets."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 BLANKS: dict[str, Any] = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,2}"}}
 """Arguments are read by programs: models may not go on with blanks."""
@@ -162,18 +164,11 @@ def _calls(text: str) -> list[Call]:
 
 def _end(text: str, start: int) -> int:
     """Where the JSON object that begins at ``start`` ends, or the text."""
-    depth, quoted, escaped = 0, False, False
-    for at in range(start, len(text)):
-        letter = text[at]
-        if quoted:
-            quoted = escaped or letter != '"'
-            escaped = letter == "\\" and not escaped
-        elif letter == '"':
-            quoted = True
-        elif letter in "{[":
-            depth += 1
-        elif letter in "}]":
+    depth = 0
+    for part in PARTS.finditer(text, start):
+        depth += part[0] in "{["
+        if part[0] in "}]":
             depth -= 1
             if depth == 0:
-                return at + 1
+                return part.end()
     return len(text)
