@@ -139,6 +139,8 @@ class Server:
         while self.llm.live and clock() < deadline:
             await asyncio.sleep(LOOK_SECONDS)
         self.llm.shutdown()  # what still runs ends with an error event
+        # Clients that read slowly have the rest of the time for what is written already.
+        self.uvicorn.config.timeout_graceful_shutdown = max(1, round(deadline - clock()))
 
     def _signalled(self) -> None:
         """The first signal drains, the second ends at once."""
