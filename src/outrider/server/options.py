@@ -89,7 +89,7 @@ OPTIONS = (
     Option("tool_call_parser", "text", "auto", "hermes, llama3_json, or auto: by the template."),
     Option("per_request_spec_decode_metrics", "text", "summary", "none, summary or detailed."),
     Option("slo", "text", None, "What a good request keeps, as in ttft=200ms,tpot=50ms."),
-    Option("max_queued_requests", "number", 256, "Requests that may wait; beyond it 429."),
+    Option("max_queued_requests", "number", 256, "Sequences that may wait; beyond it 429."),
     Option("max_queued_tokens", "number", 1 << 20, "Prompt tokens that may wait; beyond it 429."),
     Option("max_body_bytes", "number", 4 << 20, "Largest body; beyond it 413."),
     Option("request_timeout", "share", None, "Seconds that a request may take; beyond it 408."),

@@ -22,7 +22,7 @@ class Settings:
         tool_form: how the model writes calls of tools.
         fingerprint: tells clients that the same seed gives the same text.
         api_keys: any of them opens everything; none at all leaves all open.
-        max_queued_requests: requests that may wait.
+        max_queued_requests: sequences that may wait.
         max_queued_tokens: prompt tokens that may wait.
         max_body: bytes of a call's body.
         header_timeout: seconds that headers may take to come in.
