@@ -369,7 +369,7 @@ def test_a_grammar_that_no_token_continues_leaves_nothing() -> None:
     z = torch.zeros(2, VOCABULARY)
     grammar.restrict(z, [[], [digit]])
     assert z[0].isfinite().any()
-    assert not z[1].isfinite().any()
+    assert bool((z[1] == -torch.inf).all())
 
 
 def test_a_model_without_text_has_no_structured_output() -> None:

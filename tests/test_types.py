@@ -45,7 +45,7 @@ NAN, INF = float("nan"), float("inf")
         (
             "stop",
             ["", [""], ["a", 3], ["x"] * 65, 5],
-            "give at most 64 strings, none of them empty",
+            "give at most 64 strings of 1 to 1000 characters",
         ),
         ("stop_token_ids", [[-1], [1.5], ["a"], [True], "7", 1.5], "give token ids, 0 or above"),
         ("ignore_eos", [None, 1, "yes"], "give True or False"),

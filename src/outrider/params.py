@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import ConfigError, no_option
 
-SHOWN = 200
+SHOWN = 1000
 """Characters of a wrong value that its error tells."""
 LARGEST_SEED = 2**64 - 1
 LARGEST_N = 128

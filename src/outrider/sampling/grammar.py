@@ -17,6 +17,8 @@ from ..params import SamplingParams, StructuredOutputsParams
 # A mask is made between two steps of everybody: a grammar that takes long for one ends its request.
 # Errors are terse, for they are logged and the parser's state tells of the output.
 LIMITS = LLParserLimits(step_max_items=5_000, max_items_in_row=500, verbose_errors=False)
+DEAD_END = "NoExtensionBias"
+"""What llguidance says where no token goes on."""
 
 
 class Grammars:
@@ -136,7 +138,9 @@ class Grammar:
         """
         if not self._matcher.is_error():
             return None
-        error, self._matcher = self._given_up(), self._begin.deep_copy()
+        # Where no token goes on nothing failed, though the parser stops there too.
+        dead = self._matcher.get_error().startswith(DEAD_END)
+        error, self._matcher = None if dead else self._given_up(), self._begin.deep_copy()
         if self._taken and not self._matcher.consume_tokens(self._taken):
             raise self._given_up()
         return error
@@ -166,12 +170,12 @@ class Grammar:
             taken = self._matcher.try_consume_tokens(list(path))
             if taken == len(path):
                 allowed[row] = self.mask()
-            said = self.recover()
+            stopped, said = self._matcher.is_error(), self.recover()
             if said is not None:
                 if not path:
                     raise said
                 failed, error = [*failed, row], error or said
-            elif taken:
+            elif taken and not stopped:
                 self._matcher.rollback(taken)
         logits.masked_fill_(~torch.from_numpy(allowed).to(logits.device), float("-inf"))
         for row in failed:
@@ -181,13 +185,16 @@ class Grammar:
     def accepts(self, path: Sequence[int]) -> int:
         """How many tokens of ``path`` may follow."""
         count: int = self._matcher.validate_tokens(list(path)) if path else 0
-        return 0 if self.recover() else count
+        stopped = self._matcher.is_error()
+        self.recover()
+        return 0 if stopped else count
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """The tokens that can only follow ``path``, often none."""
         taken = self._matcher.try_consume_tokens(list(path))
         tokens = self._matcher.compute_ff_tokens() if taken == len(path) else []
-        if self.recover():
+        if self._matcher.is_error():
+            self.recover()
             return []
         if taken:
             self._matcher.rollback(taken)
