@@ -28,7 +28,7 @@ NAN, INF = float("nan"), float("inf")
     ("name", "values", "remedy"),
     [
         ("temperature", [NAN, "1", None, True], "give a number"),
-        ("temperature", [-0.1, INF, -1], r"give 0 \(greedy\) or a finite number above 0"),
+        ("temperature", [-0.1, INF, -1], r"give 0 \(greedy\) or a number above 0, at most 1000000"),
         ("top_k", [1.5, "1", None, True], "give a whole number"),
         ("top_k", [-2], "give 1 or more, or 0 to keep every token"),
         ("top_p", [NAN, "1", None], "give a number"),

@@ -29,6 +29,8 @@ LARGEST_GRAMMAR = 2**20
 # Below this a temperature is taken as 0: dividing by it would leave one token anyway.
 SMALLEST_TEMPERATURE = 1e-5
 SMALLEST_TOP_P = 1e-7
+LARGEST_TEMPERATURE = 10**6
+"""All tokens are as likely there as fp32 can tell; far beyond it logits are no numbers."""
 
 LogitsProcessor = Callable[[list[int], Any], Any]
 """Makes other logits of a position's logits: ``processor(ids, logits) -> logits``.
@@ -131,7 +133,7 @@ class SamplingParams(_Named):
     """How a request is sampled; names, defaults, order and scopes follow vLLM.
 
     Args:
-        temperature: 0 or above; 0 (or below 1e-5) takes the most likely token.
+        temperature: 0 to 10^6; 0 (or below 1e-5) takes the most likely token.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of most likely tokens whose mass reaches top_p, in (0, 1].
         min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
@@ -200,8 +202,8 @@ class SamplingParams(_Named):
         for name in ("top_k", "n", "min_tokens"):
             if not _is_int(getattr(self, name)):
                 _refuse(self, name, getattr(self, name), "give a whole number")
-        if not 0 <= self.temperature < math.inf:
-            remedy = "give 0 (greedy) or a finite number above 0"
+        if not 0 <= self.temperature <= LARGEST_TEMPERATURE:
+            remedy = f"give 0 (greedy) or a number above 0, at most {LARGEST_TEMPERATURE}"
             _refuse(self, "temperature", self.temperature, remedy)
         if self.top_k < -1:
             _refuse(self, "top_k", self.top_k, "give 1 or more, or 0 to keep every token")

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import RequestError
-from ..types import SamplingParams
+from ..params import LARGEST_TEMPERATURE, SamplingParams
 
 MOST_PROMPTS = 128
 MOST_MESSAGES = 4096
@@ -148,7 +148,7 @@ class Generation(Wire):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MOST_N)
-    temperature: float | None = ranged(0)
+    temperature: float | None = ranged(0, LARGEST_TEMPERATURE)
     top_p: float | None = ranged(0, 1, above=True)
     top_k: int | None = ranged(-1)
     min_p: float | None = ranged(0, 1)
