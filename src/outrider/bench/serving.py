@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import httpx
+import torch
 from tqdm import tqdm
 
 from ..errors import ConfigError
@@ -167,6 +168,7 @@ def main() -> None:
     drafter = args.drafter or str(pair.drafter or "none")
     length = LONG + PROMPT_TOKENS + args.tokens
     engine_cpu()
+    torch.set_num_threads(1)  # two on one CPU wait for each other most of the time
     llm = LLM(
         pair.target, drafter=None if drafter == "none" else drafter, max_num_seqs=max(STREAMS),
         max_model_len=length,
