@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    import openai
+
+    from outrider.bench.served import Served
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -140,3 +145,22 @@ def tiny_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of 1 layer with the tokenizer of ``tiny_llama``; do not write to it."""
     folder = tmp_path_factory.mktemp("drafter-of-llama")
     return build_checkpoint(folder, "llama", tokenizer=True, seed=1, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
+    """A server of the tiny pair by two names, one for each module that asks."""
+    from outrider.bench.served import Served
+
+    with Served(
+        tiny_llama, "--served-model-name", "tiny,other", "--drafter", tiny_drafter
+    ) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> openai.OpenAI:
+    """OpenAI's client of that server."""
+    import openai
+
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

@@ -1,7 +1,6 @@
 """Every field of the API, streamed and not, by OpenAI's client and by raw HTTP, against ``LLM``."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,17 +68,6 @@ class Choice:
     text: str = ""
     finish_reason: str | None = None
     ids: list[int] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
-    with Served(tiny_llama, "--served-model-name", "tiny", "--drafter", tiny_drafter) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")

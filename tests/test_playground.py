@@ -105,6 +105,8 @@ def test_escape_stops(page) -> None:
         "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))"
     )
     until(page, lambda: at(page, "#message").text == "stopped")
+    assert not at(page, "#stop").is_enabled()
+    assert not at(page, "#message").get_attribute("data-equal")
 
 
 def test_it_fits_a_phone_and_needs_nothing_from_elsewhere(page, server) -> None:

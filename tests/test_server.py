@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,6 @@ from outrider.bench.served import Served
 
 PROMPT = "def greet(name):"
 MESSAGES: Any = [{"role": "user", "content": "for word"}]
-
-
-@pytest.fixture(scope="module")
-def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
-    with Served(tiny_llama, "--served-model-name", "tiny,other", "--drafter", tiny_drafter) as s:
-        yield s
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def post(server: Served, path: str, **body: Any) -> httpx.Response:

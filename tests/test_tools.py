@@ -69,14 +69,14 @@ def test_a_named_tool_is_all_arguments() -> None:
     choice = choice_of(body({"type": "function", "function": {"name": "weather"}}))
     (call,) = read('{"city": "Ro', choice, "hermes", False)[1]
     assert (call.name, call.arguments) == ("weather", '{"city": "Ro')
-    found = constraint(body("auto"), choice, "hermes", lambda _: False)
+    found = constraint(body("auto"), choice, "hermes", ())
     assert found is not None
     assert found["json"]["properties"] == CITY["properties"]
 
 
 def matcher(form: Form, choice: str, **more: Any) -> tuple[LLMatcher, Tokenizer]:
     tokenizer = Tokenizer.from_file(str(Path(PATH) / "tokenizer.json"))
-    found = constraint(body(choice, **more), choice, form, lambda _: False)
+    found = constraint(body(choice, **more), choice, form, ())
     assert found is not None
     known = LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=[0])
     made = LLMatcher(known, grammar_from("grammar", found["grammar"]), log_level=0)

@@ -10,7 +10,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -43,7 +43,8 @@ DEATHS, WITHIN_SECONDS = 3, 60.0
 """So many deaths of the worker in so short a time, and it is not started again."""
 STOP_SECONDS = 10.0
 
-Observer = Callable[[Stepped], None]
+Observer = Callable[[Stepped, Mapping[str, Sequence[Event]]], None]
+"""Is told of every step, with its events by their request."""
 
 
 class _Stream:
@@ -305,9 +306,10 @@ class AsyncLLM:
         match message:
             case Stepped(events, gauges):
                 self.gauges = gauges
-                self._hand_out(events)
+                found = by_request(events)
+                self._hand_out(found)
                 for observe in self.observers:
-                    observe(message)
+                    observe(message, found)
             case Gauges():
                 self.gauges = message
             case Refused(id, error):
@@ -327,9 +329,9 @@ class AsyncLLM:
             case SpeculationState():
                 self.speculation = message
 
-    def _hand_out(self, events: list[Event]) -> None:
+    def _hand_out(self, events: Mapping[str, list[Event]]) -> None:
         """Each request's events to its stream."""
-        for id, mine in by_request(events).items():
+        for id, mine in events.items():
             stream = self._streams.get(id)
             if stream is not None:
                 stream.put(mine)

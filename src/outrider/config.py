@@ -27,7 +27,9 @@ OLD_NAMES = {
 
 
 def renewed(name: str, value: Any) -> tuple[str, Any]:
-    """Today's name and value of an option by one of ``OLD_NAMES``; warns of what is old in it."""
+    """Today's name and value of an option; warns where the name is one of ``OLD_NAMES``."""
+    if name not in OLD_NAMES:
+        return name, value
     today = OLD_NAMES[name]
     warnings.warn(f"{name} is an old name; use {today}.", FutureWarning, 2)
     if today == "drafter" and value == "[ngram]":

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from .config import OLD_NAMES, EngineConfig, renewed
@@ -14,7 +15,7 @@ from .drafters.registry import DrafterSpec, find_drafter
 from .errors import ConfigError, ModelError, RequestError, no_option
 from .models.families import Folder, find_folder, read_config, read_shape
 from .sampling.seeds import fresh_seed, request_seed
-from .text.template import TextCodec, differing_entries, has_tokenizer
+from .text.template import TextCodec, differing_entries, has_lone_surrogates, has_tokenizer
 from .types import Event, Logprob, Logprobs, Request, SamplingParams, check_ids
 
 Prompt = str | Seq[int] | Mapping[str, Any]
@@ -171,7 +172,7 @@ class Intake:
         if isinstance(prompt, str):
             if self.codec is None:
                 raise RequestError("this model has no tokenizer; give prompts as token ids.")
-            if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            if has_lone_surrogates(prompt):
                 raise RequestError("the prompt has lone surrogates; decode it as UTF-8.")
             text, prompt = prompt, self.codec.encode(prompt)
         ids = tuple(i for i in prompt if isinstance(i, int))
@@ -199,10 +200,11 @@ class Intake:
             self._words[id] = self.decode([id])
         return self._words[id]
 
-    def is_special(self, text: str) -> bool:
-        """Whether a text is one of the tokenizer's special tokens."""
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """The texts of the tokenizer's special tokens."""
         added = self.codec.backend.get_added_tokens_decoder().values() if self.codec else ()
-        return any(token.special and token.content == text for token in added)
+        return frozenset(token.content for token in added if token.special)
 
     def worded(self, event: Event) -> Event:
         """The event with the text of every token whose log probability it gives."""

@@ -107,7 +107,9 @@ class Scheduler:
             if count and self._make_room(sequence, count, preempted):
                 chosen.append((sequence, count))
                 room -= count
-        coming = {key for s in self.running for key in s.keys[s.named :]}
+        coming: set[bytes] = set()
+        if self.waiting and self._caches:
+            coming.update(key for s in self.running for key in s.keys[s.named :])
         place = 0  # in the queue: behind those that wait for pages that others compute now
         while room and not preempted and len(self.running) < self._max_num_seqs:
             if place == len(self.waiting):

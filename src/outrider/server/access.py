@@ -50,8 +50,8 @@ class Access:
         given = headers.get(HEADER, "")
         id = state["request_id"] = given if re.fullmatch(REQUEST_ID, given) else uuid.uuid4().hex
         begin, status = time.perf_counter(), 500
-        traced = self.tracer is not None and scope["method"] == "POST"
-        span = self.tracer.start(scope["path"], headers) if self.tracer and traced else None
+        traced = self.tracer if scope["method"] == "POST" else None
+        span = traced.start(scope["path"], headers) if traced is not None else None
 
         async def marked(message: Message) -> None:
             nonlocal status

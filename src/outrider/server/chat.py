@@ -121,11 +121,14 @@ class Chat(Work[ChatRequest]):
         Raises:
             Refusal: a call must be made, and something else gives the output a form.
         """
-        body, intake = self.body, self.service.llm.intake
-        form = constraint(body, self.choice, self.service.settings.tool_form, intake.is_special)
-        if form is None or (self.choice == "auto" and (body.form() is not None or body.ignore_eos)):
+        body, special = self.body, self.service.llm.intake.special_tokens
+        form = constraint(body, self.choice, self.service.settings.tool_form, special)
+        if form is None:
             return {}
-        if body.form() is not None:
+        has_another = body.form() is not None
+        if self.choice == "auto" and (has_another or body.ignore_eos):
+            return {}
+        if has_another:
             raise Refusal("tool_choice and a form of the output exclude each other.", "tool_choice")
         # Openings of calls may be special tokens, and the form lets no others come.
         return {"structured_outputs": form, "skip_special_tokens": False}

@@ -78,7 +78,7 @@ class Completion(Work[CompletionRequest]):
             await asyncio.sleep(0)  # other calls go on while many are tokenised
             ids = await self.service.ids(prompt)
             request = await self.service.request(body, ids, self.salt, **wanted)
-            echoed = self.service.decode(ids, "prompt") if body.echo else ""
+            echoed = self.service.llm.intake.decode(ids) if body.echo else ""
             self.answers.append(Pending(prompt if isinstance(prompt, str) else echoed, request))
         self.service.admit([a.request for a in self.answers])
 

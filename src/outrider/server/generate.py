@@ -17,6 +17,7 @@ from ..async_llm import AsyncLLM
 from ..errors import ConfigError
 from ..outputs import Pending
 from ..sampling.acceptance import NOT_FINITE
+from ..text.template import has_lone_surrogates
 from ..types import Event, Request, SamplingParams, Speculation
 from .errors import ServerError
 from .messages import readable
@@ -110,7 +111,7 @@ class Service:
         codec = self.llm.intake.codec
         if codec is None:
             raise Refusal("this model has no tokenizer; give prompts as token ids.", "prompt")
-        if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        if has_lone_surrogates(prompt):
             raise Refusal("the prompt has lone surrogates; send UTF-8.", "prompt")
         if len(prompt) < LONG_TEXT:
             return codec.encode(prompt, special)
@@ -143,8 +144,8 @@ class Service:
         size = sum(len(str(m.get("content", ""))) for m in messages)
         return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
-    def decode(self, ids: list[int], param: str = "tokens") -> str:
-        """The text of token ids, which came in the field ``param``.
+    def decode(self, ids: list[int]) -> str:
+        """The text of token ids.
 
         Raises:
             Refusal: one of them is not in the vocabulary.
@@ -152,7 +153,7 @@ class Service:
         size = self.llm.intake.vocab_size
         wrong = next((id for id in ids if not 0 <= id < size), None)
         if wrong is not None:
-            raise Refusal(f"token id {wrong} is not in the vocabulary of {size}.", param)
+            raise Refusal(f"token id {wrong} is not in the vocabulary of {size}.", "tokens")
         return self.llm.intake.decode(ids)
 
     async def request(self, body: Generation, ids: list[int], salt: str, **more: Any) -> Request:

@@ -80,9 +80,10 @@ class Interval:
         now, tally, state = time.perf_counter(), self.tally, self.llm.speculation
         seconds, tokens = now - self.start, tally.tokens - self.tokens
         total = tally.total
-        drafts, drafted, accepted = (
-            getattr(total, name) - getattr(self.counts, name)
-            for name in ("drafts", "drafted", "accepted")
+        new = Counts(
+            drafts=total.drafts - self.counts.drafts,
+            drafted=total.drafted - self.counts.drafted,
+            accepted=total.accepted - self.counts.accepted,
         )
         self.start, self.tokens, self.counts = now, tally.tokens, total
         if not tokens or state is None:
@@ -96,8 +97,8 @@ class Interval:
             "drafter": state.drafter,
             "draft_length": tally.draft_length,
             "reason": tally.off,
-            "acceptance_rate": accepted / drafted if drafted else None,
-            "acceptance_length": 1 + accepted / drafts if drafts else None,
+            "acceptance_rate": new.acceptance_rate,
+            "acceptance_length": new.acceptance_length,
             "speedup": gauges.speedups.get(state.drafter),
         }
         return words(fields), fields

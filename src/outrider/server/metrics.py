@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
 from ..engine.worker import Gauges, Stepped
-from ..types import Counts, Event, Request, by_request
+from ..types import Counts, Event, Request
 from .tally import Rate, Tally
 
 ENGINE = "0"
@@ -193,7 +193,7 @@ class Metrics:
         """A call ended with an error."""
         self.errors.labels(**self._labels, code=str(status)).inc()
 
-    def observe(self, step: Stepped) -> None:
+    def observe(self, step: Stepped, events: Mapping[str, Sequence[Event]]) -> None:
         """Count one step of the engine."""
         now, labels, gauges, before = time.perf_counter(), self._labels, step.gauges, self._before
         if gauges.rows < before.rows:  # another engine, which begins at nothing
@@ -205,10 +205,10 @@ class Metrics:
         self.hits.labels(**labels).inc(gauges.hit - before.hit)
         self.iteration.labels(**labels).observe(gauges.rows - before.rows)
         self._before = gauges
-        for id, events in by_request(step.events).items():
+        for id, mine in events.items():
             life = self._lives.get(id)
             if life is not None:
-                self._count(life, events, now)
+                self._count(life, mine, now)
 
     def _count(self, life: _Life, events: Sequence[Event], now: float) -> None:
         """Count what one step brought to one request."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import OLD_NAMES, renewed
+from ..config import renewed
 from ..errors import ConfigError, no_option
 
 PREFIX = "OUTRIDER_"
@@ -138,7 +138,7 @@ def resolve(
         found[names[variable]] = Chosen(_parsed(names[variable], text, variable), "environment")
     for name, value in flags.items():
         if value is not None:
-            name, value = renewed(name, value) if name in OLD_NAMES else (name, value)
+            name, value = renewed(name, value)
             found[name] = Chosen(value, "flag")
     return found
 
@@ -161,8 +161,7 @@ def read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read ({error.strerror}).") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is no TOML: {error}.") from None
-    found = {key.replace("-", "_"): value for key, value in given.items()}
-    found = dict(renewed(n, v) if n in OLD_NAMES else (n, v) for n, v in found.items())
+    found = dict(renewed(key.replace("-", "_"), value) for key, value in given.items())
     for name in found:
         if name not in BY_NAME and name != "model":
             raise no_option(str(file), name, [*BY_NAME, "model"])

@@ -9,14 +9,20 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import RequestError
-from ..params import LARGEST_TEMPERATURE, SamplingParams
+from ..params import (
+    LARGEST_LOGPROBS,
+    LARGEST_N,
+    LARGEST_PENALTY,
+    LARGEST_TEMPERATURE,
+    LONGEST_NUMBER,
+    REPETITION,
+    SamplingParams,
+)  # fmt: skip
 
 MOST_PROMPTS = 128
 MOST_MESSAGES = 4096
 MOST_TOOLS = 128
-MOST_N = 128
 MOST_SAMPLES = 256
-LONGEST_NUMBER = 20
 MOST_BIASES = 1024
 DEEPEST_SCHEMA = 64
 LARGEST_SCHEMA = 1 << 16
@@ -147,7 +153,7 @@ class Generation(Wire):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=MOST_N)
+    n: int = Field(1, ge=1, le=LARGEST_N)
     temperature: float | None = ranged(0, LARGEST_TEMPERATURE)
     top_p: float | None = ranged(0, 1, above=True)
     top_k: int | None = ranged(-1)
@@ -160,13 +166,13 @@ class Generation(Wire):
     skip_special_tokens: bool = True
     min_tokens: int = ranged(0, default=0)
     max_tokens: int | None = ranged(1)
-    presence_penalty: float | None = ranged(-2, 2)
-    frequency_penalty: float | None = ranged(-2, 2)
-    repetition_penalty: float | None = ranged(0.01, 100)
+    presence_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
+    frequency_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
+    repetition_penalty: float | None = ranged(*REPETITION)
     logit_bias: dict[str, float] | None = Field(None, max_length=MOST_BIASES)
     bad_words: list[str] | None = None
     allowed_token_ids: Ids | None = None
-    prompt_logprobs: int | None = ranged(0, 20)
+    prompt_logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
     return_token_ids: bool = False
     return_speculation: bool = False
     response_format: ResponseFormat | None = None
@@ -268,7 +274,7 @@ class CompletionRequest(Generation):
 
     prompt: str | Ids | list[str] | list[Ids]
     max_tokens: int | None = 16
-    logprobs: int | None = ranged(0, 20)
+    logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
     echo: bool = False
     suffix: str | None = None
     best_of: int | None = ranged(1)
@@ -326,7 +332,7 @@ class ChatRequest(Generation):
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(None, ge=0, le=LARGEST_LOGPROBS)
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True

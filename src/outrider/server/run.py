@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from .http import bounded
 from .log import log_intervals
 from .settings import Settings
 
-logger = logging.getLogger("outrider")
 KEEP_ALIVE_SECONDS = 65
 LARGEST_HEADERS = 1 << 16
 LOOK_SECONDS = 0.05

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from ..async_llm import AsyncLLM
 from ..engine.worker import Stepped
-from ..types import Counts, Origin, by_request, by_sample
+from ..types import Counts, Event, Origin, by_sample
 
 RATE_SECONDS = 60.0
 
@@ -50,10 +51,9 @@ class Tally:
         self.accepted_rate = Rate()
         llm.observers.append(self.observe)
 
-    def observe(self, step: Stepped) -> None:
+    def observe(self, _: Stepped, by_request: Mapping[str, Sequence[Event]]) -> None:
         """Count one step of the engine."""
-        mine = (by_sample(found).values() for found in by_request(step.events).values())
-        for events in chain.from_iterable(mine):
+        for events in chain.from_iterable(by_sample(e).values() for e in by_request.values()):
             emitted = sum(event.token_id is not None for event in events)
             self.tokens += emitted
             drafted = events[0].drafted

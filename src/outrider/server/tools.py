@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,12 +70,12 @@ def choice_of(body: ChatRequest) -> str:
 
 
 def constraint(
-    body: ChatRequest, choice: str, form: Form, special: Callable[[str], bool]
+    body: ChatRequest, choice: str, form: Form, special: Container[str]
 ) -> dict[str, Any] | None:
     """What the output must follow, as ``StructuredOutputsParams`` takes it; None for nothing.
 
     A named tool's output is its arguments, "required" a list of calls, "auto" free text and calls
-    in the model's form. ``special`` tells whether a text is a special token of the model.
+    in the model's form. ``special`` has the texts of the model's special tokens.
     """
     tools = body.tools or []
     if choice.startswith("="):
@@ -88,13 +88,13 @@ def constraint(
         more = '(W "," W call)*' if several else ""
         start = f'"[" W call {more} W "]"'
     elif form == "llama3":
-        tag = f"{PYTHON_TAG}? " if special(PYTHON_TAG) else ""
+        tag = f"{PYTHON_TAG}? " if PYTHON_TAG in special else ""
         more = '(W ";" W call)*' if several else ""
         start = f"FREE | {tag}W call {more} W"
     else:
-        opening = OPENING if special(OPENING) else "opening"
-        closing = CLOSING if special(CLOSING) else f'"{CLOSING}"'
-        begin = "TEXT " if special(OPENING) else ""
+        opening = OPENING if OPENING in special else "opening"
+        closing = CLOSING if CLOSING in special else f'"{CLOSING}"'
+        begin = "TEXT " if OPENING in special else ""
         one = f"{begin}{opening} W call W {closing}"
         start = f"({one})* TEXT" if several else f"{one} W | TEXT"
     return {"grammar": _grammar(start, tools, "parameters" if form == "llama3" else "arguments")}

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from fastapi import Request as Call
 
 from ..outputs import Pending
+from ..types import Counts
 from .answer import metrics, seed_of, usage
 from .generate import Service
 from .protocol import Generation
@@ -77,7 +78,11 @@ class Work(Generic[Body]):
         """What log and traces tell of the call, None where it is not known."""
         body, samples = self.body, [s for a in self.answers for s in a.samples]
         drafts = [draft for s in samples for draft in s.drafts]
-        accepted = sum(sum(s.accepted) for s in samples)
+        counts = Counts(
+            drafts=len(drafts),
+            drafted=sum(draft.depth for draft in drafts),
+            accepted=sum(sum(s.accepted) for s in samples),
+        )
         firsts = [a.ttft for a in self.answers if a.ttft is not None]
         queued = [a.queued for a in self.answers if a.queued is not None]
         used = self.usage()
@@ -89,7 +94,6 @@ class Work(Generic[Body]):
             "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k,
             "frequency_penalty": body.frequency_penalty, "presence_penalty": body.presence_penalty,
             "queue_seconds": min(queued, default=None), "ttft_seconds": min(firsts, default=None),
-            "drafted": sum(draft.depth for draft in drafts), "accepted": accepted,
-            "acceptance_length": 1 + accepted / len(drafts) if drafts else None,
-            "error": self.error,
+            "drafted": counts.drafted, "accepted": counts.accepted,
+            "acceptance_length": counts.acceptance_length, "error": self.error,
         }  # fmt: skip

@@ -90,7 +90,7 @@ class TextCodec:
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
             said = str(error).rstrip(".")
             raise RequestError(f"the chat template refused the messages: {said}.") from None
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
+        if has_lone_surrogates(text):
             raise RequestError("the messages have lone surrogates; send UTF-8.")
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
@@ -122,6 +122,11 @@ def has_tokenizer(folder: Path) -> bool:
         held = open_gguf(folder).metadata.get("tokenizer.ggml.tokens")
         return bool(held) or folder.with_name("tokenizer.json").is_file()
     return any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+
+
+def has_lone_surrogates(text: str) -> bool:
+    """Whether a text cannot be written as UTF-8, which tokenizers want."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def differing_entries(target: dict[str, int], drafter: dict[str, int]) -> list[str]:

@@ -163,6 +163,7 @@ async function under(work) {
   try {
     await work(mine.signal);
   } catch (error) {
+    if (running !== mine) return; // another has begun, and says how it goes
     if (error.name === "AbortError") say("stopped");
     else say(error.message, true);
   } finally {
