@@ -1,16 +1,23 @@
 """Grammars that are too much for the parser end their own request and nobody else's."""
 
+import json
+import random
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from outrider import LLM, SamplingParams
+from outrider.errors import RequestError
 from outrider.outputs import GenerationError
 from outrider.pocket import PATH
-from outrider.sampling.grammar import Grammars
+from outrider.sampling import grammar as limits
+from outrider.sampling.grammar import Grammar, Grammars
 from outrider.text.template import TextCodec
 
 BOMB = "start: s\ns: s s | s s s | A |\nA: /.|\\n/"
+MANY = "start: s\ns: " + " | ".join(f"A{i} s" for i in range(20)) + " |\n"
+MANY += "\n".join(f"A{i}: /[a-z \\n(=]/" for i in range(20))
 AMBIGUOUS = 'start: a\na: a a | "x" | "(" | /[a-z]/ | " " | "\\n" | /[0-9=:,()_]/'
 
 
@@ -50,3 +57,112 @@ def test_what_the_parser_says_of_drafts_reaches_no_output() -> None:
     assert torch.equal(clean[0], logits[0])
     grammar.advance(ids[:1])
     assert grammar.accepts(ids[1:2]) == 1
+
+
+JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+array  ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}))* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]*)) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+ws     ::= ([ \t\n] ws)?
+"""
+"""As llama.cpp's users write it: whitespace that recurses costs the parser most."""
+BLANKS = [" ", "\n", "\t"]
+
+
+@pytest.fixture(scope="module")
+def large() -> Grammars:
+    """Of 100,000 tokens: bytes, runs of blanks, words with punctuation before and after."""
+    rng, letters = random.Random(0), "etaoinshrdlucmfwypvbgk"
+    words = {"<|end|>": 0, **{chr(b): b for b in range(1, 128)}}
+    for length in range(2, 100):
+        for _ in range(30):
+            words.setdefault("".join(rng.choices(BLANKS, (8, 2, 1), k=length)), len(words))
+    while len(words) < 100_000:
+        word = "".join(rng.choices(letters, k=rng.randint(2, 9)))
+        words.setdefault(rng.choice(["", " ", " ", "(", '"']) + word, len(words))
+    coded = {"".join("Ċ" if c == "\n" else "ĉ" if c == "\t" else "Ġ" if c == " " else c
+                     for c in word): i for word, i in words.items()}  # fmt: skip
+    tokenizer = Tokenizer(models.BPE(coded, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    found = Grammars(tokenizer, 100_000, frozenset([0]))
+    found.warm_up()
+    return found
+
+
+def spelled(grammar: Grammar, text: str) -> bool:
+    """Whether the grammar lets a text come letter by letter, and end."""
+    ids = [ord(letter) for letter in text]
+    for count, id in enumerate(ids):
+        grammar.advance(ids[:count])
+        allowed, error = grammar.mask(), grammar.recover()
+        if error is not None:
+            raise error
+        if not allowed[id]:
+            return False
+    grammar.advance(ids)
+    return bool(grammar.mask()[0])
+
+
+def compiled(grammars: Grammars, **form: object) -> Grammar:
+    found = grammars.compile(SamplingParams(structured_outputs=form))
+    assert found is not None
+    return found
+
+
+def test_json_with_a_large_vocabulary(large: Grammars) -> None:
+    text = json.dumps({"a b": [1, -2.5, {"c": None}], "d": "x\ny"}, indent=3)
+    assert spelled(compiled(large, grammar=JSON), text)
+    assert not spelled(compiled(large, grammar=JSON), text[:-1])
+
+
+@pytest.mark.parametrize("text", [BOMB, AMBIGUOUS, MANY])
+def test_bombs_with_a_large_vocabulary(large: Grammars, text: str) -> None:
+    with pytest.raises(RequestError, match="simplify the grammar"):
+        spelled(compiled(large, grammar=text), "for (a = b; c)" * 20)
+
+
+def test_thousands_of_choices(large: Grammars) -> None:
+    texts = [f"option {i}" for i in range(3000)] + ["a", "ab", 'q"u\\o\n/', "%ignore /a/"]
+    grammar = compiled(large, choice=texts)
+    for text in ("option 7", "option 2999", *texts[-4:]):
+        assert spelled(grammar.copy(), text), text
+    assert not spelled(grammar.copy(), "option 3000")
+    assert compiled(large, choice=["option 7"]).forced([])
+
+
+def test_masks_that_take_long_end_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    codec = TextCodec(Path(PATH))
+    size = codec.backend.get_vocab_size()
+    grammars = Grammars(codec.backend, size, frozenset([0]))
+    grammar = compiled(grammars, regex="[a-z]+")
+    ids = codec.encode("self")
+    expected = torch.zeros(1, size)
+    assert grammar.restrict(expected, [[]]) is None
+    times = iter([0.0, 0.0, 0.0, 1.0])
+    monkeypatch.setattr(limits.time, "thread_time", lambda: next(times, 0.0))
+    logits = torch.zeros(2, size)
+    error = grammar.restrict(logits, [[], ids])
+    assert "takes too long" in str(error)  # behind a draft it is told, and nothing is lost
+    assert torch.equal(logits[0], expected[0])
+    assert logits[1].isnan().all()
+    again = torch.zeros(1, size)
+    assert grammar.restrict(again, [[]]) is None
+    assert torch.equal(again, expected)
+    monkeypatch.setattr(limits, "SLOWEST_MASK_SECONDS", -1.0)
+    with pytest.raises(RequestError, match="takes too long"):
+        grammar.restrict(torch.zeros(1, size), [[]])
+    with pytest.raises(RequestError, match="takes too long"):
+        compiled(grammars, regex="[a-z]+")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said() -> None:
+    grammars = Grammars(Tokenizer(models.WordLevel({"a": 0, "b": 1})), 2, frozenset([0]))
+    grammars.warm_up()
+    with pytest.raises(RequestError, match="this model's tokenizer cannot be used"):
+        compiled(grammars, regex="b")

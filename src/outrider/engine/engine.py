@@ -188,7 +188,7 @@ class Engine:
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
         self._tokenizer = tokenizer
-        self._grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
+        self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
         self._live: dict[str, dict[int, Sequence]] = {}
 
     def add(self, request: Request) -> None:
@@ -269,7 +269,7 @@ class Engine:
             RequestError: an option does not fit this model, or cannot be met.
         """
         params, vocabulary = request.params, self.model.shape.vocab_size
-        words, grammar = self._bad_words(params), self._grammars.compile(params)
+        words, grammar = self._bad_words(params), self.grammars.compile(params)
         return RequestLaw(request, vocabulary, self.model.device, words, grammar)
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:

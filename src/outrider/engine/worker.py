@@ -209,6 +209,7 @@ class Worker:
 
     def _warm_up(self) -> None:
         """Decode a few tokens, so that the first request finds all warm."""
+        self.engine.grammars.warm_up()
         params = SamplingParams(temperature=0, max_tokens=WARM_TOKENS, ignore_eos=True)
         shortest = min(self.engine.max_model_len - 1, 8)
         request = Request("warm-up", (0,) * max(1, shortest - WARM_TOKENS), params, 0)

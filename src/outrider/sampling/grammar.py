@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -14,11 +16,29 @@ from tokenizers import Tokenizer
 from ..errors import RequestError
 from ..params import SamplingParams, StructuredOutputsParams
 
-# A mask is made between two steps of everybody: a grammar that takes long for one ends its request.
-# Errors are terse, for they are logged and the parser's state tells of the output.
-LIMITS = LLParserLimits(step_max_items=5_000, max_items_in_row=500, verbose_errors=False)
+SLOWEST_MASK_SECONDS = 0.05
+"""A mask is made between two steps of everybody: one that takes longer ends its request.
+
+Of the processor's time, so that no output depends on what else a machine does. JSON, code and prose
+take 10 ms at most with a vocabulary of 128,000.
+"""
+
+
+def _limits(vocab_size: int) -> LLParserLimits:
+    """What bounds a mask before it can be timed.
+
+    Its items grow with the vocabulary: 0.3 a token for JSON whose whitespace recurses, the form in
+    which llama.cpp's users know it. Errors are terse, for they are logged and the parser's state
+    tells of the output.
+    """
+    return LLParserLimits(
+        step_max_items=5_000 + vocab_size // 2, max_items_in_row=2_000, verbose_errors=False
+    )
+
+
 DEAD_END = "NoExtensionBias"
 """What llguidance says where no token goes on."""
+TOO_SLOW = "structured_outputs failed: a step of the grammar takes too long; simplify the grammar."
 
 
 class Grammars:
@@ -36,7 +56,25 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = sorted(i for i in eos_token_ids if i < vocab_size)
-        self._known: LLTokenizer | None = None  # takes a second with a large vocabulary
+        self._known: LLTokenizer | None = None
+
+    def warm_up(self) -> None:
+        """Read the vocabulary now, which takes all threads seconds where it is large."""
+        if self._tokenizer is not None and self._eos:
+            with suppress(RequestError):  # said to whoever asks for a form
+                self._vocabulary(self._tokenizer)
+
+    def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
+        if self._known is None:
+            try:
+                self._known = LLTokenizer(
+                    tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._eos
+                )
+            except ValueError as error:
+                raise RequestError(
+                    f"this model's tokenizer cannot be used for structured_outputs: {error}."
+                ) from None
+        return self._known
 
     def compile(self, params: SamplingParams) -> Grammar | None:
         """The grammar of a request, None when it asks for none.
@@ -52,12 +90,9 @@ class Grammars:
             raise RequestError(
                 f"structured_outputs need a model with {missing}; drop them, or take one."
             )
-        if self._known is None:
-            self._known = LLTokenizer(
-                self._tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._eos
-            )
+        known = self._vocabulary(self._tokenizer)
         name, text = _source(params)
-        matcher = LLMatcher(self._known, text, limits=LIMITS, log_level=0)
+        matcher = LLMatcher(known, text, limits=_limits(self._vocab_size), log_level=0)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())
             raise RequestError(
@@ -88,7 +123,9 @@ def _source(params: SamplingParams) -> tuple[str, str]:
     if form.regex is not None:
         return "regex", grammar_from("regex", form.regex)
     if form.choice is not None:
-        return "choice", grammar_from("choice", json.dumps(form.choice))
+        # As one terminal: each alternative of a rule would be an item to follow.
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in form.choice)
+        return "choice", grammar_from("grammar", f"start: CHOICE\nCHOICE: {texts}")
     try:
         return "grammar", grammar_from("grammar", str(form.grammar))
     except ValueError as error:
@@ -110,6 +147,7 @@ class Grammar:
         self._vocab_size = vocab_size
         self._ends = ends
         self._taken: list[int] = []
+        self._slow = False
 
     def copy(self) -> Grammar:
         """The same grammar from the start, for another sample."""
@@ -133,11 +171,14 @@ class Grammar:
     def recover(self) -> RequestError | None:
         """Go on where the parser has given up on what is no output; what it said, else None.
 
+        A mask that took too long counts as given up.
+
         Raises:
             RequestError: it gives up on the committed ones too.
         """
+        slow, self._slow = self._slow, False
         if not self._matcher.is_error():
-            return None
+            return RequestError(TOO_SLOW) if slow else None
         # Where no token goes on nothing failed, though the parser stops there too.
         dead = self._matcher.get_error().startswith(DEAD_END)
         error, self._matcher = None if dead else self._given_up(), self._begin.deep_copy()
@@ -147,7 +188,9 @@ class Grammar:
 
     def mask(self) -> NDArray[np.bool_]:
         """Which tokens may come next: [vocabulary]."""
+        begin = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._slow = time.thread_time() - begin > SLOWEST_MASK_SECONDS
         row = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
         # Where no token goes on, llguidance offers EOS, though the output is not complete.
         if row.sum() == row[self._ends].sum() and not self._matcher.is_accepting():
@@ -171,12 +214,12 @@ class Grammar:
             if taken == len(path):
                 allowed[row] = self.mask()
             stopped, said = self._matcher.is_error(), self.recover()
+            if taken and not stopped:
+                self._matcher.rollback(taken)
             if said is not None:
                 if not path:
                     raise said
                 failed, error = [*failed, row], error or said
-            elif taken and not stopped:
-                self._matcher.rollback(taken)
         logits.masked_fill_(~torch.from_numpy(allowed).to(logits.device), float("-inf"))
         for row in failed:
             logits[row] = torch.nan
