@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -40,21 +41,14 @@ def test_a_bomb_ends_its_request_only(text: str) -> None:
 
 def test_what_the_parser_says_of_drafts_reaches_no_output() -> None:
     """Behind drafted tokens it may give up: the grammar goes on from the committed ones."""
-    import torch
-
     codec = TextCodec(Path(PATH))
-    size = codec.backend.get_vocab_size()
-    form = SamplingParams(structured_outputs={"grammar": BOMB})
-    grammar = Grammars(codec.backend, size, frozenset([0])).compile(form)
-    assert grammar is not None
+    grammar = compiled(Grammars(codec.backend, 4096, frozenset([0])), grammar=BOMB)
     ids = codec.encode("abcdefgh" * 8)
-    logits = torch.zeros(2, size)
-    error = grammar.restrict(logits, [[], ids])
-    assert error is not None
-    assert logits[1].isnan().all()
-    clean = torch.zeros(1, size)
-    assert grammar.restrict(clean, [[]]) is None
-    assert torch.equal(clean[0], logits[0])
+    first, behind = grammar.masks([[], ids])
+    assert isinstance(first, np.ndarray)
+    assert isinstance(behind, RequestError)
+    (again,) = grammar.masks([[]])
+    assert np.array_equal(first, again)
     grammar.advance(ids[:1])
     assert grammar.accepts(ids[1:2]) == 1
 
@@ -93,18 +87,22 @@ def large() -> Grammars:
     return found
 
 
+def has(grammar: Grammar, id: int) -> bool:
+    """Whether a token may come next."""
+    (mask,) = grammar.masks([[]])
+    assert isinstance(mask, np.ndarray)
+    return bool(mask[id // 8] >> id % 8 & 1)
+
+
 def spelled(grammar: Grammar, text: str) -> bool:
     """Whether the grammar lets a text come letter by letter, and end."""
     ids = [ord(letter) for letter in text]
     for count, id in enumerate(ids):
         grammar.advance(ids[:count])
-        allowed, error = grammar.mask(), grammar.recover()
-        if error is not None:
-            raise error
-        if not allowed[id]:
+        if not has(grammar, id):
             return False
     grammar.advance(ids)
-    return bool(grammar.mask()[0])
+    return has(grammar, 0)
 
 
 def compiled(grammars: Grammars, **form: object) -> Grammar:
@@ -135,28 +133,20 @@ def test_thousands_of_choices(large: Grammars) -> None:
 
 
 def test_masks_that_take_long_end_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     codec = TextCodec(Path(PATH))
-    size = codec.backend.get_vocab_size()
-    grammars = Grammars(codec.backend, size, frozenset([0]))
-    grammar = compiled(grammars, regex="[a-z]+")
-    ids = codec.encode("self")
-    expected = torch.zeros(1, size)
-    assert grammar.restrict(expected, [[]]) is None
+    grammars = Grammars(codec.backend, 4096, frozenset([0]))
+    grammar, ids = compiled(grammars, regex="[a-z]+"), codec.encode("self")
+    (expected,) = grammar.masks([[]])
     times = iter([0.0, 0.0, 0.0, 1.0])
     monkeypatch.setattr(limits.time, "thread_time", lambda: next(times, 0.0))
-    logits = torch.zeros(2, size)
-    error = grammar.restrict(logits, [[], ids])
-    assert "takes too long" in str(error)  # behind a draft it is told, and nothing is lost
-    assert torch.equal(logits[0], expected[0])
-    assert logits[1].isnan().all()
-    again = torch.zeros(1, size)
-    assert grammar.restrict(again, [[]]) is None
-    assert torch.equal(again, expected)
+    first, behind = grammar.masks([[], ids])
+    assert "takes too long" in str(behind)  # behind a draft it is told, and nothing is lost
+    (again,) = grammar.masks([[]])
+    assert np.array_equal(first, expected)
+    assert np.array_equal(again, expected)
     monkeypatch.setattr(limits, "SLOWEST_MASK_SECONDS", -1.0)
     with pytest.raises(RequestError, match="takes too long"):
-        grammar.restrict(torch.zeros(1, size), [[]])
+        grammar.masks([[]])
     with pytest.raises(RequestError, match="takes too long"):
         compiled(grammars, regex="[a-z]+")
 

@@ -18,6 +18,7 @@ from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.laws import NativeLaw, NativeNoise, measurer
 from outrider.sampling.draws import SharedNoise
+from outrider.sampling.grammar import keep
 from outrider.sampling.law import RequestLaw
 from outrider.sampling.logprobs import measure
 from outrider.sampling.noise import gumbel
@@ -144,6 +145,31 @@ def test_what_a_law_cannot_read_is_refused() -> None:
         found.logprobs(z, [0, 1], [1], 1)
 
 
+def same_in_single_calls(
+    monkeypatch: pytest.MonkeyPatch, target: Path, drafter: Path, prompts: list[Any], params: Any
+) -> None:
+    """Output and drafts stay the same where laws and draws are calls of their own."""
+
+    def run() -> tuple[list[list[int]], list[int]]:
+        llm = LLM(target, drafter=str(drafter), dtype="float32", num_speculative_tokens=5)
+        drafted: list[int] = []
+        propose = llm.engine.drafter.propose
+
+        def kept(*args: Any) -> Any:
+            draft = propose(*args)
+            drafted.extend(t for tokens in draft.tokens for t in tokens)
+            return draft
+
+        llm.engine.drafter.propose = kept  # type: ignore[method-assign]
+        return [o.outputs[0].token_ids for o in llm.generate(prompts, params)], drafted
+
+    whole = run()
+    assert whole[1]
+    for floor in ("drafters.model", "engine.runner"):
+        monkeypatch.setattr(f"outrider.{floor}.deciding", lambda *_: None)
+        assert run() == whole
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("vocabulary", [100, 128, 150])
 def test_a_draft_in_one_call_is_that_of_single_steps(
@@ -161,26 +187,25 @@ def test_a_draft_in_one_call_is_that_of_single_steps(
         temperature=temperature, max_tokens=40, ignore_eos=True, seed=5, presence_penalty=0.3
     )
     prompts = [[1, 2, 3, 4], [9] * 30, [5]]
+    same_in_single_calls(monkeypatch, target, small, prompts, params)
 
-    def texts() -> tuple[list[list[int]], list[int]]:
-        llm = LLM(target, drafter=str(small), dtype="float32", num_speculative_tokens=5)
-        drafted: list[int] = []
-        propose = llm.engine.drafter.propose
 
-        def kept(*args: Any) -> Any:
-            draft = propose(*args)
-            drafted.extend(t for tokens in draft.tokens for t in tokens)
-            return draft
-
-        llm.engine.drafter.propose = kept  # type: ignore[method-assign]
-        return [o.outputs[0].token_ids for o in llm.generate(prompts, params)], drafted
-
-    whole = texts()
-    monkeypatch.setattr("outrider.drafters.model.deciding", lambda *_: None)
-    assert texts() == whole
-    monkeypatch.setattr("outrider.engine.runner.deciding", lambda *_: None)
-    assert texts() == whole
-    assert whole[1]
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"presence_penalty": 0.3}])
+@pytest.mark.parametrize("vocabulary", [312, 320, 328])
+def test_masks_of_a_grammar_in_the_call_are_those_between_calls(
+    options: dict[str, Any],
+    vocabulary: int,
+    tiny_llama: Path,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = make_checkpoint(tmp_path, "llama", num_hidden_layers=1, vocab_size=vocabulary)
+    free = SamplingParams(max_tokens=40, ignore_eos=True, seed=5, **options)
+    form = {"regex": "([a-z]{1,9}[ ,;]){3,12}[.]"}
+    bound = SamplingParams(max_tokens=40, seed=6, structured_outputs=form, **options)
+    prompts = ["the quick", "lazy dog", "over"]
+    same_in_single_calls(monkeypatch, tiny_llama, small, prompts, [bound, free, bound])
 
 
 CHAIN, TREE = ([3, 4, 3], [-1, 0, 1]), ([3, 4, 5, 3], [-1, 0, 0, -1])
@@ -209,9 +234,29 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
     own = deciding(model, noise, sequences)
     assert own is not None
     _, laws = own
+    rng = np.random.default_rng(0)
+    some = rng.integers(0, 256, (10, -(-WIDTH // 8)), np.uint8)
+    masks = [mask if row % 3 else None for row, mask in enumerate(some)]
     drawn = model.decide(segments, model.new_store(5, 16), laws)
-    z = model.run(segments, model.new_store(5, 16)).logits
-    assert z is not None
+    masked = model.decide(segments, model.new_store(5, 16), laws, masks)
+    assert masked != drawn
+    logits = model.run(segments, model.new_store(5, 16)).logits
+    assert logits is not None
+    kept = logits.clone()
+    for row, mask in zip(kept, masks, strict=True):
+        if mask is not None:
+            keep(row, mask)
+    assert tuple(map(list, drawn)) == judged(logits, sequences, plans, noise)
+    assert tuple(map(list, masked)) == judged(kept, sequences, plans, noise)
+
+
+def judged(
+    z: torch.Tensor,
+    sequences: list[Sequence],
+    plans: list[tuple[list[int], list[int]]],
+    noise: NativeNoise,
+) -> tuple[list[int], list[float]]:
+    """Tokens and scores by laws and draws in calls of their own."""
     keys = []
     for sequence, (nodes, parents) in zip(sequences, plans, strict=True):
         paths: list[list[int]] = [[]]
@@ -219,9 +264,9 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
             paths.append([*paths[parent + 1], token])
         first, base = len(keys), len(sequence.tokens)
         sequence.law.apply(z[first : first + len(paths)], sequence.tokens, paths)
-        seed, greedy = sequence.request.seed, params.greedy
+        seed, greedy = sequence.request.seed, sequence.request.params.greedy
         keys += [Row(sequence.id, seed, 0, base + len(p), greedy, base) for p in paths]
-    assert tuple(map(list, drawn)) == noise.draw(z, keys)
+    return noise.draw(z, keys)
 
 
 def test_what_cannot_be_decided_is_refused(
@@ -232,30 +277,29 @@ def test_what_cannot_be_decided_is_refused(
     store = model.new_store(3, 16)
     width = model.shape.vocab_size
 
-    def law(vocabulary: int) -> NativeLaw:
-        return NativeLaw(
-            RequestLaw(Request("r", (1,), SamplingParams(), 0), vocabulary, CPU), None, 0, found
-        )
-
-    good, narrow = law(width), law(width - 1)
+    asked = RequestLaw(Request("r", (1,), SamplingParams(), 0), width, CPU)
+    good = NativeLaw(asked, None, 0, found)
     one = Segment([1], 0, [1], 1, 1)
     drafted = Segment([1], 0, [1], 2, 1, [2], [-1])
     for segment, laws, sentence in (
         (one, [], "as many laws"),
-        (one, [good.handle] * 2, "as many laws"),
-        (drafted._replace(logits=1), [good.handle], "not every node"),
-        (one, [narrow.handle], "another vocabulary"),
-        (one._replace(tokens=[width]), [good.handle], "no embedding"),
-        (one._replace(pages=[3]), [good.handle], "page is not"),
-        (one._replace(start=64, pages=[1] * 5), [good.handle], "past the longest"),
+        (one, [good] * 2, "as many laws"),
+        (drafted._replace(logits=1), [good], "not every node"),
+        (one._replace(tokens=[width]), [good], "no embedding"),
+        (one._replace(pages=[3]), [good], "page is not"),
+        (one._replace(start=64, pages=[1] * 5), [good], "past the longest"),
     ):
         with pytest.raises(ModelError, match=sentence):
             model.decide([segment], store, laws)
+    short, whole = np.zeros(width // 8 - 1, np.uint8), np.full(-(-width // 8), 255, np.uint8)
+    for masks, sentence in (([short], "shorter than"), ([whole, None], "belong together")):
+        with pytest.raises(ModelError, match=sentence):
+            model.decide([one], store, [good], masks)
     for segment, laws, lengths, sentence in (
         (one, [], [], "as many drafts"),
-        (drafted, [good.handle], [1], "begins with one row"),
-        (one, [good.handle], [0], "bad size"),
-        (one, [good.handle], [17], "pages do not cover"),
+        (drafted, [good], [1], "begins with one row"),
+        (one, [good], [0], "bad size"),
+        (one, [good], [17], "pages do not cover"),
     ):
         with pytest.raises(ModelError, match=sentence):
             model.draft([segment], store, laws, lengths)

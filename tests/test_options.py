@@ -27,7 +27,7 @@ from transformers import (
 from outrider.errors import ConfigError, RequestError
 from outrider.params import SamplingParams, StructuredOutputsParams
 from outrider.sampling import oracle
-from outrider.sampling.grammar import Grammars
+from outrider.sampling.grammar import Grammar, Grammars, keep
 from outrider.sampling.law import RequestLaw, SequenceLaw
 from outrider.types import Request
 
@@ -242,6 +242,15 @@ def grammars() -> Grammars:
     return Grammars(tiny_tokenizer(), VOCABULARY, frozenset([END]))
 
 
+def allowed(grammar: Grammar, *paths: list[int]) -> torch.Tensor:
+    """bool [paths, VOCABULARY]"""
+    masks = [mask for mask in grammar.masks(paths) if isinstance(mask, np.ndarray)]
+    z = torch.zeros(len(paths), VOCABULARY)
+    for row, mask in zip(z, masks, strict=True):
+        keep(row, mask)
+    return z.isfinite()
+
+
 def texts(form: dict[str, Any], count: int) -> list[str]:
     """Random texts that the grammar lets a flat model write."""
     tokenizer = tiny_tokenizer()
@@ -253,11 +262,9 @@ def texts(form: dict[str, Any], count: int) -> list[str]:
         assert grammar is not None
         tokens: list[int] = []
         while not tokens or tokens[-1] != END:
-            z = torch.zeros(1, VOCABULARY)
             grammar.advance(tokens)
-            grammar.restrict(z, [[]])
             # Short words first, so that texts come to an end.
-            choices = z[0].isfinite().nonzero()[:, 0].tolist()
+            choices = allowed(grammar, [])[0].nonzero()[:, 0].tolist()
             tokens.append(END if END in choices else int(rng.choice(choices)))
             assert len(tokens) < 200
         found.append(tokenizer.decode(tokens))
@@ -293,15 +300,12 @@ def test_masks_inside_a_draft_are_those_of_plain_decoding() -> None:
     whole = grammars().compile(params)
     assert whole is not None
     paths = [ids[:i] for i in range(len(ids) + 1)]
-    together = torch.zeros(len(paths), VOCABULARY)
-    whole.restrict(together, paths)
+    together = allowed(whole, *paths)
     for i in range(len(paths)):
         alone = grammars().compile(params)
         assert alone is not None
-        row = torch.zeros(1, VOCABULARY)
         alone.advance(ids[:i])
-        alone.restrict(row, [[]])
-        assert torch.equal(row[0], together[i])
+        assert torch.equal(allowed(alone, [])[0], together[i])
 
 
 def test_drafts_are_cut_and_continued() -> None:
@@ -365,11 +369,8 @@ def test_a_grammar_that_no_token_continues_leaves_nothing() -> None:
     """The tokenizer cannot write what must come: no EOS either, the output is not complete."""
     grammar = grammars().compile(SamplingParams(structured_outputs={"regex": "[0-9]\u00e9"}))
     assert grammar is not None
-    digit = int(grammar.mask().nonzero()[0][0])
-    z = torch.zeros(2, VOCABULARY)
-    grammar.restrict(z, [[], [digit]])
-    assert z[0].isfinite().any()
-    assert bool((z[1] == -torch.inf).all())
+    digit = int(allowed(grammar, [])[0].nonzero()[0])
+    assert not allowed(grammar, [], [digit])[1].any()
 
 
 def test_a_model_without_text_has_no_structured_output() -> None:

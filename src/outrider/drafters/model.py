@@ -15,7 +15,7 @@ from ..models.families import Architecture
 from ..models.native import deciding
 from ..models.rows import Segment
 from ..sampling.draws import Noise
-from ..sampling.law import NEVER
+from ..sampling.law import NEVER, row_masks
 from ..types import Draft, Row, Scheduled, Verdict
 from ..types import Sequence as Sampled
 
@@ -102,7 +102,7 @@ class ModelDrafter:
         own = None
         if segments and not self._keeps_laws:
             own = deciding(self.model, noise, [batch[i].sequence for i in drawing])
-        if own is None:
+        if own is None or any(law.has_grammar for law in own[1]):  # masks follow from tokens
             return self._draft_singly(batch, lengths, noise, drafts, segments, drawing)
         model, laws = own
         found = model.draft(segments, self._store, laws, [lengths[i] for i in drawing])
@@ -125,9 +125,11 @@ class ModelDrafter:
         laws: list[list[torch.Tensor]] = [[] for _ in batch]
         while segments:
             tokens, z = self._run(batch, segments, drawing, drafts, noise)
-            for i, token, law in zip(drawing, tokens, z, strict=True):
+            for i, token in zip(drawing, tokens, strict=True):
                 drafts[i].append(token)
-                laws[i].append(law)
+            if self._keeps_laws:
+                for i, law in zip(drawing, z, strict=True):
+                    laws[i].append(law)
             drawing = [i for i in drawing if len(drafts[i]) < lengths[i]]
             segments = []
             for i in drawing:
@@ -146,13 +148,25 @@ class ModelDrafter:
         drawing: list[int],
         drafts: list[list[int]],
         noise: Noise,
-    ) -> tuple[list[int], Sequence[torch.Tensor]]:
-        """Run the segments and draw for the sequences in ``drawing``: tokens and laws."""
+    ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
+        """Run the segments and draw for the sequences in ``drawing``: tokens and laws.
+
+        The laws are left out where they are not kept and the model draws by itself.
+        """
+        sequences = [batch[i].sequence for i in drawing]
+        own = None if self._keeps_laws else deciding(self.model, noise, sequences)
+        # Drafted tokens are committed to the model here, but not to a law that counts them.
+        if own is not None and not any(law.penalises for law in own[1]):
+            paths = [[drafts[i]] for i in drawing]
+            masks = row_masks(own[1], [sequence.tokens for sequence in sequences], paths)
+            if masks is not None:
+                return own[0].decide(segments, self._store, own[1], masks)[0], ()
         logits = self.model.run(segments, self._store).logits
         if logits is None:
             return [], ()
-        # Padded or cut to the target's vocabulary, which its options speak of.
-        z = F.pad(logits, (0, noise.vocab_size - logits.shape[1]), value=NEVER)
+        z, missing = logits, noise.vocab_size - logits.shape[1]
+        if missing:  # padded or cut to the target's vocabulary, which its options speak of
+            z = F.pad(logits, (0, missing), value=NEVER)
         keys = []
         for j, i in enumerate(drawing):
             sequence = batch[i].sequence

@@ -12,7 +12,8 @@ from ..models.native import deciding
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.draws import SharedNoise
-from ..sampling.law import Laws
+from ..sampling.grammar import Mask
+from ..sampling.law import Laws, row_masks
 from ..sampling.logprobs import Measure, logprobs, measure
 from ..types import Draft, Logprobs, Row, Scheduled, Verdict
 from .scheduler import Plan
@@ -56,15 +57,19 @@ class Runner:
         """
         pairs = zip(plan.batch, draft.tokens, draft.parents, strict=True)
         segments = [_segment(item, nodes, parents) for item, nodes, parents in pairs]
+        drawing = [item.sequence for item in plan.batch if item.samples]
         own = None
+        masks: list[Mask | None] | None = []
         if not (self.rule.keeps_laws or any(map(_shows_laws, plan.batch))):
-            drawing = [item.sequence for item in plan.batch if item.samples]
             own = deciding(self.model, self.noise, drawing)
-        if own is None:
+        if own is not None and any(law.has_grammar for law in own[1]):
+            paths = [_paths(draft, i) for i, item in enumerate(plan.batch) if item.samples]
+            masks = row_masks(own[1], [sequence.tokens for sequence in drawing], paths)
+        if own is None or masks is None:
             verdict = self._judge(plan, draft, segments)
         else:
             model, laws = own
-            drawn = model.decide(segments, self.store, laws)
+            drawn = model.decide(segments, self.store, laws, masks)
             verdict = self.rule(Laws(NO_LAWS, [], _firsts(segments), drawn), draft, self.noise)
         self._straighten(plan, verdict)
         return verdict
@@ -131,6 +136,14 @@ def _shows_laws(item: Scheduled) -> bool:
     return item.sequence.request.params.logprobs is not None or _scored(item) > 0
 
 
+def _paths(draft: Draft, index: int) -> list[list[int]]:
+    """What is drafted before each row of a sequence: of its last committed token, of its nodes."""
+    paths: list[list[int]] = [[]]
+    for token, parent in zip(draft.tokens[index], draft.parents[index], strict=True):
+        paths.append([*paths[parent + 1], token])
+    return paths
+
+
 def _firsts(segments: list[Segment]) -> list[int | None]:
     """Each segment's first row among those that want logits, None where none does."""
     first, row = [], 0
@@ -182,9 +195,7 @@ class _Step:
             self.first.append(None)
             return
         sequence, params = item.sequence, item.sequence.request.params
-        paths: list[list[int]] = [[]]
-        for token, parent in zip(draft.tokens[index], draft.parents[index], strict=True):
-            paths.append([*paths[parent + 1], token])
+        paths = _paths(draft, index)
         first = len(self.rows)
         self.first.append(first)
         z = self.z[first : first + len(paths)]

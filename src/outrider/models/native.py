@@ -16,6 +16,7 @@ from ..native.interface import DTYPES, TABLES, Config
 from ..native.laws import NativeLaw, NativeNoise
 from ..native.library import Library
 from ..sampling.draws import Noise
+from ..sampling.grammar import Mask
 from ..types import Sequence as Sampled
 from .base import Model, Output, Store
 from .families import Architecture, read_architecture, read_config
@@ -272,7 +273,11 @@ class NativeTransformer:
         return Output(logits if wanted else None, states)
 
     def decide(
-        self, segments: Sequence[Segment], store: Store, laws: Sequence[int]
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        laws: Sequence[NativeLaw],
+        masks: Sequence[Mask | None] = (),
     ) -> tuple[Sequence[int], Sequence[float]]:
         """Run ``segments`` and draw where they want logits, in one call.
 
@@ -280,22 +285,27 @@ class NativeTransformer:
             segments: what to run; they want no logits, or those of their last token and all nodes.
             store: this model's cache.
             laws: of each segment that wants logits, see ``deciding``.
+            masks: of each row that does, where any of them has one.
 
         Returns:
             The token of each row and its score, as of ``Noise.draw``.
 
         Raises:
-            ModelError: a token, page or position is out of range.
+            ModelError: a token, page or position is out of range, or a mask too short.
         """
         assert isinstance(store, NativeStore)
         rows = sum(segment.logits for segment in segments)
-        return self.library.decide(self.handle, store.handle, _words(segments), laws, rows)
+        longest = max((law.vocab_size for law in laws), default=0)
+        if any(mask is not None and len(mask) * 8 < longest for mask in masks):
+            raise ModelError("a mask is shorter than the vocabulary.")
+        words, handles = _words(segments), [law.handle for law in laws]
+        return self.library.decide(self.handle, store.handle, words, handles, rows, masks)
 
     def draft(
         self,
         segments: Sequence[Segment],
         store: Store,
-        laws: Sequence[int],
+        laws: Sequence[NativeLaw],
         lengths: Sequence[int],
     ) -> list[list[int]]:
         """Run ``segments`` and draft token by token behind those that want a row of logits.
@@ -313,7 +323,8 @@ class NativeTransformer:
             ModelError: a token, page or position is out of range.
         """
         assert isinstance(store, NativeStore)
-        return self.library.draft(self.handle, store.handle, _words(segments), laws, lengths)
+        words, handles = _words(segments), [law.handle for law in laws]
+        return self.library.draft(self.handle, store.handle, words, handles, lengths)
 
 
 def _keeps_rows(beside: NativeTransformer | None) -> bool:
@@ -323,20 +334,21 @@ def _keeps_rows(beside: NativeTransformer | None) -> bool:
 
 def deciding(
     model: Model, noise: Noise, sequences: Iterable[Sampled]
-) -> tuple[NativeTransformer, list[int]] | None:
+) -> tuple[NativeTransformer, list[NativeLaw]] | None:
     """``model``, and the laws by which it draws for ``sequences`` in a forward's own call.
 
-    None where Python has a say in it: with another model or noise, a grammar, a processor.
+    None where Python has a say in it: with another model or noise, a processor. What a grammar has
+    to say comes as masks.
     """
     if not (isinstance(model, NativeTransformer) and isinstance(noise, NativeNoise)):
         return None
-    laws = []
+    laws: list[NativeLaw] = []
     for sequence in sequences:
         law = sequence.law
         if not (isinstance(law, NativeLaw) and law.static):
             return None
         law.know(sequence.tokens)
-        laws.append(law.handle)
+        laws.append(law)
     return model, laws
 
 

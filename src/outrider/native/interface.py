@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-ABI = 7
+ABI = 8
 """What the library's ``outrider_abi`` answers; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -100,7 +100,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "law_count": (_Text, [_Pointer, _Pointer, _Int]),
     "law_apply": (_Text, [_Pointer, _Pointer, _Int, _Int, _Int, _Pointer, _Long, _Int]),
     "draw": (_Text, [_Pointer, _Int, _Long, _Int, *[_Pointer] * 4]),
-    "decide": (_Text, [*[_Pointer] * 3, _Long, _Pointer, _Int, *[_Pointer] * 2, _Int]),
+    "decide": (_Text, [*[_Pointer] * 3, _Long, _Pointer, _Int, *[_Pointer] * 3, _Int]),
     "draft": (
         _Text,
         [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Int, _Int, *[_Pointer] * 2],

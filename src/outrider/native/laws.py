@@ -30,8 +30,9 @@ class NativeLaw(SequenceLaw):
     ) -> None:
         super().__init__(request, grammar)
         params = request.params
-        self.static = grammar is None and not request.bad_words and not params.logits_processors
-        """Whether nothing of it needs Python."""
+        self.static = not request.bad_words and not params.logits_processors
+        """Whether nothing of it but a grammar's masks needs Python."""
+        self.vocab_size = request.vocab_size
         self._late = bool(params.logits_processors)
         # Raw logits are their own law.
         self._changes = (
@@ -43,7 +44,8 @@ class NativeLaw(SequenceLaw):
             or request.banned is not None
         )
         self._step = step
-        self._penalises = params.penalises
+        self.penalises = params.penalises
+        """Whether drafted tokens before a row count for its law."""
         self._known = len(self._prompt)
         options = Options(
             seed=request.request.seed,
@@ -71,7 +73,7 @@ class NativeLaw(SequenceLaw):
 
     def know(self, tokens: list[int]) -> None:
         """Take in what was committed since the last call; ``tokens`` are prompt and output."""
-        if self._penalises and len(tokens) > self._known:
+        if self.penalises and len(tokens) > self._known:
             self._step.count(self.handle, tokens[self._known :])
             self._known = len(tokens)
 

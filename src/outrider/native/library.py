@@ -333,17 +333,27 @@ class Library:
         return tokens.tolist(), scores.tolist()
 
     def decide(
-        self, model: int, store: int, words: array[int], laws: Sequence[int], rows: int
+        self,
+        model: int,
+        store: int,
+        words: array[int],
+        laws: Sequence[int],
+        rows: int,
+        masks: Sequence[NDArray[np.uint8] | None] = (),
     ) -> tuple[array[int], array[float]]:
         """Run the segments in ``words`` and draw for the ``rows`` that want logits.
 
         These are, of a segment, none or those of its last token and of all its nodes; ``laws`` has
-        a law for each segment of the latter kind.
+        a law for each segment of the latter kind, ``masks`` (of the model's vocabulary) none or one
+        for each of the rows.
 
         Returns:
             The token of each row and its score.
         """
         handles = array("Q", laws)
+        kept = array("Q", [0 if mask is None else mask.ctypes.data for mask in masks])
+        if masks:
+            same_length(range(rows), masks)
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
         self._done(
             self._c.outrider_decide(
@@ -353,6 +363,7 @@ class Library:
                 len(words),
                 at(handles),
                 len(handles),
+                at(kept) if masks else None,
                 at(tokens),
                 at(scores),
                 rows,

@@ -36,6 +36,8 @@ def _limits(vocab_size: int) -> LLParserLimits:
     )
 
 
+Mask = NDArray[np.uint8]
+"""Which tokens may come, a bit each, the lowest id in the lowest: [vocabulary / 8] or more."""
 DEAD_END = "NoExtensionBias"
 """What llguidance says where no token goes on."""
 TOO_SLOW = "structured_outputs failed: a step of the grammar takes too long; simplify the grammar."
@@ -99,10 +101,8 @@ class Grammars:
                 f"structured_outputs.{name} cannot be used: {reason[:300]}; correct it."
             )
         grammar = Grammar(matcher, self._vocab_size, self._eos)
-        allowed = grammar.mask()
-        if (error := grammar.recover()) is not None:
-            raise error
-        if not allowed.any():
+        (mask,) = grammar.masks([[]])
+        if isinstance(mask, np.ndarray) and not mask.any():
             raise RequestError(
                 f"structured_outputs.{name} lets no token of this model begin the output; "
                 "correct it."
@@ -132,6 +132,15 @@ def _source(params: SamplingParams) -> tuple[str, str]:
         raise RequestError(
             f"structured_outputs.grammar cannot be used: {error}; correct it."
         ) from None
+
+
+def keep(z: torch.Tensor, mask: Mask) -> None:
+    """Leave of the logits z [vocabulary], in place, what the mask lets come."""
+    refused = np.unpackbits(mask, count=len(z), bitorder="little") == 0
+    if z.is_cpu:  # by NumPy: torch's operations wake its threads, which then spin beside a step's
+        np.putmask(z.numpy(), refused, -np.inf)
+    else:
+        z.masked_fill_(torch.from_numpy(refused).to(z.device), -torch.inf)
 
 
 class Grammar:
@@ -186,44 +195,37 @@ class Grammar:
             raise self._given_up()
         return error
 
-    def mask(self) -> NDArray[np.bool_]:
-        """Which tokens may come next: [vocabulary]."""
+    def mask(self) -> Mask:
+        """Which tokens may come next."""
         begin = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._slow = time.thread_time() - begin > SLOWEST_MASK_SECONDS
-        row = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
         # Where no token goes on, llguidance offers EOS, though the output is not complete.
-        if row.sum() == row[self._ends].sum() and not self._matcher.is_accepting():
-            row[:] = False
-        return row
+        ends = sum(int(bits[id // 8]) >> id % 8 & 1 for id in self._ends)
+        if np.bitwise_count(bits).sum() == ends and not self._matcher.is_accepting():
+            return np.zeros_like(bits)
+        return bits
 
-    def restrict(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> RequestError | None:
-        """Mask, in place, what the grammar refuses after each of ``paths``.
+    def masks(self, paths: Sequence[Sequence[int]]) -> list[Mask | RequestError | None]:
+        """Which tokens may come after each of ``paths``.
 
-        A path that the grammar refuses leaves its row alone: nothing ever comes from there. Where
-        the parser gives up behind drafted tokens the row is NaN, and what it said is returned.
+        None where the grammar refuses the path itself: nothing ever comes from there. What the
+        parser said where it gave up behind drafted tokens.
 
         Raises:
             RequestError: it gave up behind the committed ones.
         """
-        allowed = np.ones((len(paths), self._vocab_size), bool)
-        failed: list[int] = []
-        error = None
-        for row, path in enumerate(paths):
+        found: list[Mask | RequestError | None] = []
+        for path in paths:
             taken = self._matcher.try_consume_tokens(list(path))
-            if taken == len(path):
-                allowed[row] = self.mask()
+            mask = self.mask() if taken == len(path) else None
             stopped, said = self._matcher.is_error(), self.recover()
             if taken and not stopped:
                 self._matcher.rollback(taken)
-            if said is not None:
-                if not path:
-                    raise said
-                failed, error = [*failed, row], error or said
-        logits.masked_fill_(~torch.from_numpy(allowed).to(logits.device), float("-inf"))
-        for row in failed:
-            logits[row] = torch.nan
-        return error
+            if said is not None and not path:
+                raise said
+            found.append(said or mask)
+        return found
 
     def accepts(self, path: Sequence[int]) -> int:
         """How many tokens of ``path`` may follow."""

@@ -17,7 +17,7 @@ import torch
 from ..errors import RequestError
 from ..params import LogitsProcessor, SamplingParams
 from ..types import Request, Row
-from .grammar import Grammar
+from .grammar import Grammar, Mask, keep
 from .history import History
 
 NEVER = float("-inf")
@@ -123,12 +123,33 @@ class SequenceLaw:
     def _constrain(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
         """Mask what the grammar and bad words of several tokens forbid."""
         self.error = None
-        if self._grammar is not None:
-            self._grammar.advance(tokens[len(self._prompt) :])
-            error = self._grammar.restrict(logits, paths)
-            self.error = None if error is None else str(error)
+        if self.has_grammar:
+            for z, mask in zip(logits, self.masks(tokens, paths), strict=True):
+                if isinstance(mask, RequestError):
+                    self.error = self.error or str(mask)
+                    z.fill_(torch.nan)
+                elif mask is not None:
+                    keep(z, mask)
         if self._law.bad_words:
             self._ban_words(logits, tokens, paths)
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether ``masks`` leave something out."""
+        return self._grammar is not None
+
+    def masks(
+        self, tokens: list[int], paths: Sequence[Sequence[int]]
+    ) -> list[Mask | RequestError | None]:
+        """What the grammar lets come behind each of ``paths``, see ``Grammar.masks``.
+
+        Raises:
+            RequestError: its parser gave up on the committed tokens.
+        """
+        if self._grammar is None:
+            return [None] * len(paths)
+        self._grammar.advance(tokens[len(self._prompt) :])
+        return self._grammar.masks(paths)
 
     def _ban_and_bias(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
@@ -256,6 +277,34 @@ class SequenceLaw:
                 found[0].append(token)
                 found[1].append(place[parent])
         return found
+
+
+def row_masks(
+    laws: Sequence[SequenceLaw],
+    tokens: Sequence[list[int]],
+    paths: Sequence[Sequence[Sequence[int]]],
+) -> list[Mask | None] | None:
+    """What grammars let come at the rows of several sequences, one after the other.
+
+    Args:
+        laws: of the sequences.
+        tokens: their committed ids, prompt and output.
+        paths: of each sequence's rows, see ``SequenceLaw.apply``.
+
+    Returns:
+        The masks; None where a parser gave up, which ``apply`` makes that row tell.
+    """
+    found: list[Mask | None] = []
+    for law, ids, these in zip(laws, tokens, paths, strict=True):
+        try:
+            masks = law.masks(ids, these)
+        except RequestError:
+            return None
+        for mask in masks:
+            if isinstance(mask, RequestError):
+                return None
+            found.append(mask)
+    return found
 
 
 def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -192,7 +192,7 @@ const char* with(Model* model, Work work) {
 
 using namespace outrider;
 
-API int outrider_abi() { return 7; }
+API int outrider_abi() { return 8; }
 
 // Nanoseconds that the process has spent in calls of this library that can fail.
 API std::int64_t outrider_spent() { return spent; }

@@ -1,4 +1,5 @@
 // Laws and draws in the forward's own call: a target's step, or all steps of a drafter.
+#include <algorithm>
 #include <cmath>
 
 #include "guard.hpp"
@@ -19,8 +20,9 @@ float* run(const Model& model, Store& store, const Rows& rows) {
 
 // Makes the law of a row of `own` logits, in place, and draws from it. Before its position stand
 // `committed` tokens and then the path.
-Drawn decide(const Law& law, float* z, int own, int committed, Path path) {
+Drawn decide(const Law& law, float* z, int own, int committed, Path path, Mask mask) {
     const int wanted = law.o.vocabulary;
+    if (mask) keep(z, std::min(own, wanted), mask);
     // Padded or cut to the target's vocabulary, which its options speak of.
     std::vector<float> wide;
     if (own < wanted) {
@@ -41,14 +43,13 @@ struct Decision {
 };
 
 const char* decide_all(const Model& model, Store& store, const Rows& rows, const Law* const* laws,
-                       int num_laws, std::int32_t* tokens, float* scores) {
+                       int num_laws, const Mask* masks, std::int32_t* tokens, float* scores) {
     if (!complete(model)) return INCOMPLETE;
     if (int(rows.scored.size()) != num_laws) return "there are not as many laws as wanted";
     std::vector<Decision> all;
     for (int s = 0; s < num_laws; ++s) {
         const Scored& from = rows.scored[s];
         if (from.logits != 1 + from.num_nodes) return "not every node wants a row of logits";
-        if (laws[s]->o.vocabulary != model.c.vocabulary) return "a law is of another vocabulary";
         const std::size_t first = all.size();
         all.push_back({laws[s], from.committed, {}});
         for (int i = 0; i < from.num_nodes; ++i) {
@@ -61,7 +62,8 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows, const
         const Decision& d = all[r];
         const Drawn drawn = decide(*d.law, logits + std::size_t(r) * model.c.vocabulary,
                                    model.c.vocabulary, d.committed,
-                                   {d.path.data(), int(d.path.size())});
+                                   {d.path.data(), int(d.path.size())},
+                                   masks ? masks[r] : nullptr);
         tokens[r] = drawn.token;
         scores[r] = drawn.score;
     });
@@ -89,7 +91,7 @@ const char* draft(const Model& model, Store& store, Rows rows, std::vector<Draft
         each_row(int(drawing.size()), own, [&](int r) {
             Drafting& d = *drawing[r];
             const Drawn drawn = decide(*d.law, logits + std::size_t(r) * own, own,
-                                       d.from.committed, {d.tokens, d.drafted});
+                                       d.from.committed, {d.tokens, d.drafted}, nullptr);
             // What no target could draw ends the draft; so does what the drafter cannot read.
             if (std::isfinite(drawn.score)) d.tokens[d.drafted++] = drawn.token;
             if (!std::isfinite(drawn.score) || drawn.token >= own) d.length = d.drafted;
@@ -117,17 +119,18 @@ const char* draft(const Model& model, Store& store, Rows rows, std::vector<Draft
 using namespace outrider;
 
 // A forward over `words` (see outrider_forward) whose segments either want no logits or want those
-// of their last token and of all nodes: these rows are decided, by a law a segment. Their `tokens`
-// and `scores` [num_rows] are written.
+// of their last token and of all nodes: these rows are decided, by a law a segment and, unless
+// `masks` is null, a mask a row. Their `tokens` and `scores` [num_rows] are written.
 API const char* outrider_decide(const Model* model, Store* store, const std::int32_t* words,
                                 std::int64_t count, const Law* const* laws, int num_laws,
-                                std::int32_t* tokens, float* scores, int num_rows) {
+                                const Mask* masks, std::int32_t* tokens, float* scores,
+                                int num_rows) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         if (rows.num_logits != num_rows) return "the rows are not as many as announced";
-        return decide_all(*model, *store, rows, laws, num_laws, tokens, scores);
+        return decide_all(*model, *store, rows, laws, num_laws, masks, tokens, scores);
     });
 }
 

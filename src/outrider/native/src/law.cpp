@@ -88,6 +88,15 @@ void cut_mass(float* z, int count, float share) {
 
 }  // namespace
 
+void keep(float* z, int count, Mask mask) {
+    for (int first = 0; first < count; first += 8) {
+        const unsigned bits = mask[first / 8];
+        if (bits == 0xff) continue;
+        const int last = std::min(first + 8, count);
+        for (int i = first; i < last; ++i) z[i] = bits >> (i - first) & 1 ? z[i] : NEVER;
+    }
+}
+
 void Law::count_prompt(const std::int32_t* ids, int count) {
     for (int i = 0; i < count; ++i)
         if (slots_.emplace(ids[i], int(ids_.size())).second) ids_.push_back(ids[i]);

@@ -27,6 +27,12 @@ struct Path {
     int length;
 };
 
+// Which tokens may come: a bit each, the lowest first. Null: all.
+using Mask = const std::uint8_t*;
+
+// Makes of z [count] what the mask keeps, in place.
+void keep(float* z, int count, Mask mask);
+
 class Law {
 public:
     // `banned` [vocabulary] or null is its owner's and must outlive the law.
