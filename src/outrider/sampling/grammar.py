@@ -22,6 +22,11 @@ SLOWEST_MASK_SECONDS = 0.05
 Of the processor's time, so that no output depends on what else a machine does. JSON, code and prose
 take 10 ms at most with a vocabulary of 128,000.
 """
+Mask = NDArray[np.uint8]
+"""Which tokens may come, a bit each, the lowest id in the lowest: [vocabulary / 8] or more."""
+DEAD_END = "NoExtensionBias"
+"""What llguidance says where no token goes on."""
+TOO_SLOW = "structured_outputs failed: a step of the grammar takes too long; simplify the grammar."
 
 
 def _limits(vocab_size: int) -> LLParserLimits:
@@ -34,13 +39,6 @@ def _limits(vocab_size: int) -> LLParserLimits:
     return LLParserLimits(
         step_max_items=5_000 + vocab_size // 2, max_items_in_row=2_000, verbose_errors=False
     )
-
-
-Mask = NDArray[np.uint8]
-"""Which tokens may come, a bit each, the lowest id in the lowest: [vocabulary / 8] or more."""
-DEAD_END = "NoExtensionBias"
-"""What llguidance says where no token goes on."""
-TOO_SLOW = "structured_outputs failed: a step of the grammar takes too long; simplify the grammar."
 
 
 class Grammars:
