@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
+from outrider import LLM, SamplingParams
 from outrider.bench.served import Served
 
 PROMPT = "def greet(name):"
@@ -291,3 +293,24 @@ def metrics(server: Served) -> str:
 def running(server: Served) -> float:
     found = re.findall(r"^vllm:num_requests_(?:running|waiting)\S* (\S+)", metrics(server), re.M)
     return sum(map(float, found))
+
+
+def test_the_checkpoint_says_how_to_sample_where_a_call_does_not(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    config = model / "generation_config.json"
+    said = {"temperature": 0.0, "frequency_penalty": 1.5, "max_new_tokens": 9}
+    config.write_text(json.dumps(json.loads(config.read_text()) | said), encoding="utf-8")
+    llm = LLM(tiny_llama, drafter=None, max_num_seqs=1)
+    body = {"prompt": PROMPT, "max_tokens": 40, "seed": 3, "ignore_eos": True}
+    with Served(model) as found:
+        assert any("temperature 0.0, frequency_penalty 1.5" in line for line in found.lines)
+        for more in ({}, {"temperature": 1.1}, {"frequency_penalty": 0, "max_tokens": 4}):
+            answer = post(found, "/v1/completions", **{**body, **more}).json()["choices"][0]
+            wanted: Any = {**body, **said, **more}
+            wanted["max_tokens"] = min(9, wanted["max_tokens"])
+            del wanted["prompt"], wanted["max_new_tokens"]
+            expected = llm.generate(PROMPT, SamplingParams(**wanted))[0].outputs[0]
+            assert answer["text"] == expected.text

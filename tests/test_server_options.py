@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.errors import ConfigError, OutriderError
-from outrider.server.build import build, read_keys, read_slo
+from outrider.server.build import build, read_defaults, read_keys, read_slo
 from outrider.server.metrics import Slo
 from outrider.server.options import OPTIONS, resolve
 
@@ -89,6 +89,29 @@ def test_keys_and_slos(tmp_path: Path) -> None:
 def test_what_a_server_cannot_be(tiny_llama: Path, option: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build(tiny_llama, "tiny", resolve({option: value}, {}, None))
+
+
+def test_what_a_checkpoint_says_of_sampling(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    assert read_defaults("auto", tmp_path) == read_defaults("auto", tmp_path / "a.gguf") == {}
+    file.write_text(
+        '{"temperature": 0.6, "top_k": 20, "top_p": null, "max_new_tokens": 9, "do_sample": true}'
+    )
+    found = {"temperature": 0.6, "top_k": 20, "max_tokens": 9}
+    assert read_defaults("auto", tmp_path) == read_defaults(str(tmp_path), Path("/")) == found
+    assert read_defaults("vllm", tmp_path) == {}
+    for text, said in (
+        ("[]", "is no JSON object"),
+        ("{", "is no JSON object"),
+        ('{"temperature": -1}', "temperature is -1.*give vllm for none"),
+        ('{"max_new_tokens": "9"}', "max_tokens is '9'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            read_defaults("auto", tmp_path)
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_defaults(str(tmp_path), tmp_path)
 
 
 def test_vllms_speculative_config(tiny_llama: Path) -> None:

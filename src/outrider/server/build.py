@@ -11,12 +11,18 @@ from typing import Any
 
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError
+from ..params import SamplingParams
 from .metrics import Slo
 from .options import OPTIONS, Chosen
 from .settings import Settings
 from .tools import Form, form_of
 
 PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty",
+)  # fmt: skip
+"""What a generation_config.json may set, beside max_new_tokens."""
 SECONDS = {"ms": 0.001, "s": 1.0}
 
 
@@ -51,6 +57,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         longest=llm.config.num_speculative_tokens,
         detail=choice(values, "per_request_spec_decode_metrics", ("none", "summary", "detailed")),
         tool_form=form_of(template) if parser == "auto" else PARSERS[parser],
+        defaults=read_defaults(values["generation_config"], llm.intake.folder),
         fingerprint=fingerprint(llm),
         api_keys=read_keys(values["api_key"], values["api_key_file"]),
         max_queued_requests=positive(values, "max_queued_requests"),
@@ -116,6 +123,36 @@ def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
     if not keys and (listed is not None or file is not None):
         raise ConfigError("api_key or api_key_file is given, but has no key; drop it or give one.")
     return keys
+
+
+def read_defaults(source: str, folder: Path) -> dict[str, Any]:
+    """What a generation_config.json says of sampling, as vLLM reads it.
+
+    Args:
+        source: auto for the one of the model's ``folder``, vllm for none, or a folder with one.
+
+    Returns:
+        Values by the names of ``SamplingParams``.
+
+    Raises:
+        ConfigError: the file is missing or damaged, or a value out of range.
+    """
+    file = (folder if source == "auto" else Path(source)) / "generation_config.json"
+    if source == "vllm" or (source == "auto" and not file.is_file()):
+        return {}
+    text = read_text(file, "generation_config")
+    try:
+        given = json.loads(text)
+        found = {n: given[n] for n in SAMPLING if given.get(n) is not None}
+        if given.get("max_new_tokens") is not None:
+            found["max_tokens"] = given["max_new_tokens"]
+    except (ValueError, AttributeError):
+        raise ConfigError(f"generation_config: {file} is no JSON object.") from None
+    try:
+        SamplingParams(**found)
+    except ConfigError as error:
+        raise ConfigError(f"generation_config: {file}: {error} Or give vllm for none.") from None
+    return found
 
 
 def read_slo(text: str | None) -> Slo:

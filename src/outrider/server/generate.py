@@ -172,7 +172,7 @@ class Service:
                 f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
                 f"{self.llm.intake.max_model_len}; shorten it.", "prompt",
             )  # fmt: skip
-        params: SamplingParams = body.sampling(room, **more)
+        params: SamplingParams = body.sampling(room, self.settings.defaults, **more)
         request, _ = self.llm.request(ids, params, uuid.uuid4().hex)
         return replace(
             request,

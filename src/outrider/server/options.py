@@ -86,6 +86,7 @@ OPTIONS = (
     _engine("gpu_memory_utilization", "share", None, "vLLM's name for a share as memory."),
     _engine("seed", "number", None, "Base of the seeds of requests without one."),
     Option("chat_template", "text", None, "A file with a chat template, instead of the model's."),
+    Option("generation_config", "text", "auto", "Of sampling: auto, vllm for none, or a folder."),
     Option("tool_call_parser", "text", "auto", "hermes, llama3_json, or auto: by the template."),
     Option("per_request_spec_decode_metrics", "text", "summary", "none, summary or detailed."),
     Option("slo", "text", None, "What a good request keeps, as in ttft=200ms,tpot=50ms."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any, Literal, get_args
 
@@ -224,14 +225,22 @@ class Generation(Wire):
             return given
         return None
 
-    def sampling(self, context_left: int, **more: Any) -> SamplingParams:
-        """How to sample; ``context_left`` is the most that may follow the prompt, in tokens.
+    def sampling(
+        self, context_left: int, defaults: Mapping[str, Any], **more: Any
+    ) -> SamplingParams:
+        """How to sample.
+
+        Args:
+            context_left: the most that may follow the prompt, in tokens.
+            defaults: of what the call leaves out; ``max_tokens`` bounds what it asks for.
+            more: beside the call's own.
 
         Raises:
             ConfigError: a value is out of its range.
             Refusal: forms contradict each other.
         """
-        most = context_left if self.limit is None else min(self.limit, context_left)
+        limits = (context_left, self.limit, defaults.get("max_tokens"))
+        most = min(limit for limit in limits if limit is not None)
         given = {
             "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
             "min_p": self.min_p, "repetition_penalty": self.repetition_penalty,
@@ -247,7 +256,7 @@ class Generation(Wire):
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             include_stop_str_in_output=self.include_stop_str_in_output,
-            **{name: value for name, value in given.items() if value is not None},
+            **{**defaults, **{name: value for name, value in given.items() if value is not None}},
         )
 
     @property

@@ -153,10 +153,12 @@ class Server:
         assert ready is not None
         assert now is not None
         drafts = f"{now.drafter}, up to {now.num_speculative_tokens} tokens a step"
+        sampling = ", ".join(f"{name} {value}" for name, value in self.settings.defaults.items())
         body = '{"prompt": "def add(a, b):", "max_tokens": 32}'
         return [
             f"model: {self.settings.names[0]} ({intake.folder}), context {ready.max_model_len}",
             f"drafter: {drafts if now.enabled else 'none'}",
+            f"sampling: {sampling or 'temperature 1'} where a call does not say",
             ready.budget,
             f"listening on {self.address} ({len(self.settings.api_keys) or 'no'} API keys)",
             f"try: curl {self.address}/v1/completions -H 'Content-Type: application/json' "

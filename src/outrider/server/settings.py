@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from .answer import Detail
 from .metrics import NO_SLO, Slo
@@ -20,6 +22,7 @@ class Settings:
         longest: the draft length that figures are told for.
         detail: what of speculation every response tells: none, summary or detailed.
         tool_form: how the model writes calls of tools.
+        defaults: of sampling, by the names of ``SamplingParams``; ``max_tokens`` bounds every call.
         fingerprint: tells clients that the same seed gives the same text.
         api_keys: any of them opens everything; none at all leaves all open.
         max_queued_requests: sequences that may wait.
@@ -40,6 +43,7 @@ class Settings:
     longest: int = 0
     detail: Detail = "summary"
     tool_form: Form = "hermes"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     api_keys: tuple[str, ...] = ()
     max_queued_requests: int = 256
