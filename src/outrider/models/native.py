@@ -295,9 +295,9 @@ class NativeTransformer:
         """
         assert isinstance(store, NativeStore)
         rows = sum(segment.logits for segment in segments)
-        longest = max((law.vocab_size for law in laws), default=0)
-        if any(mask is not None and len(mask) * 8 < longest for mask in masks):
-            raise ModelError("a mask is shorter than the vocabulary.")
+        for mask in masks if laws else ():
+            if mask is not None and len(mask) * 8 < laws[0].vocab_size:
+                raise ModelError("a mask is shorter than the vocabulary.")
         words, handles = _words(segments), [law.handle for law in laws]
         return self.library.decide(self.handle, store.handle, words, handles, rows, masks)
 

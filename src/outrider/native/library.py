@@ -344,16 +344,17 @@ class Library:
         """Run the segments in ``words`` and draw for the ``rows`` that want logits.
 
         These are, of a segment, none or those of its last token and of all its nodes; ``laws`` has
-        a law for each segment of the latter kind, ``masks`` (of the model's vocabulary) none or one
+        a law for each segment of the latter kind, ``masks`` (of the laws' vocabulary) none or one
         for each of the rows.
 
         Returns:
             The token of each row and its score.
         """
         handles = array("Q", laws)
-        kept = array("Q", [0 if mask is None else mask.ctypes.data for mask in masks])
+        pointers = None
         if masks:
             same_length(range(rows), masks)
+            pointers = array("Q", [0 if mask is None else mask.ctypes.data for mask in masks])
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
         self._done(
             self._c.outrider_decide(
@@ -363,7 +364,7 @@ class Library:
                 len(words),
                 at(handles),
                 len(handles),
-                at(kept) if masks else None,
+                None if pointers is None else at(pointers),
                 at(tokens),
                 at(scores),
                 rows,
