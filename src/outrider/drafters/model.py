@@ -121,7 +121,7 @@ class ModelDrafter:
         segments: list[Segment],
         drawing: list[int],
     ) -> Draft:
-        """Run ``segments`` and go on token by token where laws or draws need Python."""
+        """Run ``segments`` and go on token by token where laws, draws or masks need Python."""
         laws: list[list[torch.Tensor]] = [[] for _ in batch]
         while segments:
             tokens, z = self._run(batch, segments, drawing, drafts, noise)

@@ -57,22 +57,30 @@ class Runner:
         """
         pairs = zip(plan.batch, draft.tokens, draft.parents, strict=True)
         segments = [_segment(item, nodes, parents) for item, nodes, parents in pairs]
-        drawing = [item.sequence for item in plan.batch if item.samples]
-        own = None
-        masks: list[Mask | None] | None = []
-        if not (self.rule.keeps_laws or any(map(_shows_laws, plan.batch))):
-            own = deciding(self.model, self.noise, drawing)
-        if own is not None and any(law.has_grammar for law in own[1]):
-            paths = [_paths(draft, i) for i, item in enumerate(plan.batch) if item.samples]
-            masks = row_masks(own[1], [sequence.tokens for sequence in drawing], paths)
-        if own is None or masks is None:
+        verdict = self._decide(plan, draft, segments)
+        if verdict is None:
             verdict = self._judge(plan, draft, segments)
-        else:
-            model, laws = own
-            drawn = model.decide(segments, self.store, laws, masks)
-            verdict = self.rule(Laws(NO_LAWS, [], _firsts(segments), drawn), draft, self.noise)
         self._straighten(plan, verdict)
         return verdict
+
+    def _decide(self, plan: Plan, draft: Draft, segments: list[Segment]) -> Verdict | None:
+        """Decide the step in the forward's own call; None, and nothing has run, where it cannot."""
+        if self.rule.keeps_laws or any(map(_shows_laws, plan.batch)):
+            return None
+        drawing = [item.sequence for item in plan.batch if item.samples]
+        own = deciding(self.model, self.noise, drawing)
+        if own is None:
+            return None
+        model, laws = own
+        masks: list[Mask | None] = []
+        if any(law.has_grammar for law in laws):
+            paths = [_paths(draft, i) for i, item in enumerate(plan.batch) if item.samples]
+            found = row_masks(laws, [sequence.tokens for sequence in drawing], paths)
+            if found is None:
+                return None
+            masks = found
+        drawn = model.decide(segments, self.store, laws, masks)
+        return self.rule(Laws(NO_LAWS, [], _firsts(segments), drawn), draft, self.noise)
 
     @torch.inference_mode()
     def _judge(self, plan: Plan, draft: Draft, segments: list[Segment]) -> Verdict:

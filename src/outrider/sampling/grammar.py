@@ -26,7 +26,7 @@ Mask = NDArray[np.uint8]
 """Which tokens may come, a bit each, the lowest id in the lowest: [vocabulary / 8] or more."""
 DEAD_END = "NoExtensionBias"
 """What llguidance says where no token goes on."""
-TOO_SLOW = "structured_outputs failed: a step of the grammar takes too long; simplify the grammar."
+TOO_SLOW = "a step of the grammar takes too long"
 
 
 def _limits(vocab_size: int) -> LLParserLimits:
@@ -132,6 +132,11 @@ def _source(params: SamplingParams) -> tuple[str, str]:
         ) from None
 
 
+def _failed(reason: str) -> RequestError:
+    said = " ".join(reason.split())[:300]
+    return RequestError(f"structured_outputs failed: {said}; simplify the grammar.")
+
+
 def keep(z: torch.Tensor, mask: Mask) -> None:
     """Leave of the logits z [vocabulary], in place, what the mask lets come."""
     refused = np.unpackbits(mask, count=len(z), bitorder="little") == 0
@@ -172,10 +177,9 @@ class Grammar:
         self._taken += fresh
 
     def _given_up(self) -> RequestError:
-        reason = " ".join(self._matcher.get_error().split())
-        return RequestError(f"structured_outputs failed: {reason[:300]}; simplify the grammar.")
+        return _failed(self._matcher.get_error())
 
-    def recover(self) -> RequestError | None:
+    def _recover(self) -> RequestError | None:
         """Go on where the parser has given up on what is no output; what it said, else None.
 
         A mask that took too long counts as given up.
@@ -185,7 +189,7 @@ class Grammar:
         """
         slow, self._slow = self._slow, False
         if not self._matcher.is_error():
-            return RequestError(TOO_SLOW) if slow else None
+            return _failed(TOO_SLOW) if slow else None
         # Where no token goes on nothing failed, though the parser stops there too.
         dead = self._matcher.get_error().startswith(DEAD_END)
         error, self._matcher = None if dead else self._given_up(), self._begin.deep_copy()
@@ -193,7 +197,7 @@ class Grammar:
             raise self._given_up()
         return error
 
-    def mask(self) -> Mask:
+    def _mask(self) -> Mask:
         """Which tokens may come next."""
         begin = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -216,8 +220,8 @@ class Grammar:
         found: list[Mask | RequestError | None] = []
         for path in paths:
             taken = self._matcher.try_consume_tokens(list(path))
-            mask = self.mask() if taken == len(path) else None
-            stopped, said = self._matcher.is_error(), self.recover()
+            mask = self._mask() if taken == len(path) else None
+            stopped, said = self._matcher.is_error(), self._recover()
             if taken and not stopped:
                 self._matcher.rollback(taken)
             if said is not None and not path:
@@ -229,7 +233,7 @@ class Grammar:
         """How many tokens of ``path`` may follow."""
         count: int = self._matcher.validate_tokens(list(path)) if path else 0
         stopped = self._matcher.is_error()
-        self.recover()
+        self._recover()
         return 0 if stopped else count
 
     def forced(self, path: Sequence[int]) -> list[int]:
@@ -237,7 +241,7 @@ class Grammar:
         taken = self._matcher.try_consume_tokens(list(path))
         tokens = self._matcher.compute_ff_tokens() if taken == len(path) else []
         if self._matcher.is_error():
-            self.recover()
+            self._recover()
             return []
         if taken:
             self._matcher.rollback(taken)

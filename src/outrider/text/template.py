@@ -126,7 +126,11 @@ def has_tokenizer(folder: Path) -> bool:
 
 def has_lone_surrogates(text: str) -> bool:
     """Whether a text cannot be written as UTF-8, which tokenizers want."""
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def differing_entries(target: dict[str, int], drafter: dict[str, int]) -> list[str]:
