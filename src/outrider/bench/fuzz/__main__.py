@@ -1,0 +1,5 @@
+"""``python -m outrider.bench.fuzz``."""
+
+from .run import main
+
+main()

@@ -1,0 +1,110 @@
+"""The rules for one answer: which status is right, and how errors and streams look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from .bodies import CHAT, COMPLETIONS, Case
+from .wire import Answer
+
+LONGEST_MESSAGE = 400
+ERROR_FIELDS = {"message", "type", "param", "code"}
+EARLY = 0.9
+"""A 408 may come at this share of the timeout: the server's clock starts after the client's."""
+
+
+def faults(case: Case, answer: Answer, seconds: float, timeout: float | None) -> list[str]:
+    """Everything that is wrong with an answer, one sentence each.
+
+    Args:
+        case: what was asked.
+        answer: what came back, whole.
+        seconds: how long it took.
+        timeout: the server's own limit, None where it is not known.
+    """
+    if answer.status >= 500:
+        return [f"{answer.status}: {shown(answer)}"]
+    if answer.status == 200:
+        return list(_stream(answer) if answer.streamed else _whole(case, answer))
+    found = list(_error(parsed(bytes(answer.body))))
+    limit = shortest(case.raw, timeout)
+    if answer.status == 408 and limit is not None and seconds < EARLY * limit:
+        found.append(f"408 after {seconds:.3f} s of {limit:g} s")
+    if not 400 <= answer.status < 500:
+        found.append(f"the status is {answer.status}")
+    return found
+
+
+def shown(answer: Answer) -> str:
+    """The start of a body."""
+    return bytes(answer.body[:300]).decode("utf-8", "replace")
+
+
+def parsed(raw: bytes) -> Any:
+    """The JSON of some bytes, strictly; None where it is none."""
+    try:
+        return json.loads(raw.decode("utf-8"), parse_constant=lambda name: int(name))
+    except (ValueError, RecursionError):
+        return None
+
+
+def shortest(raw: bytes, timeout: float | None) -> float | None:
+    """The least seconds after which a call may time out, None where it is not known."""
+    try:
+        given = json.loads(raw).get("timeout")
+        own = float(given) if given is not None else None
+    except (ValueError, RecursionError, AttributeError, TypeError, OverflowError):
+        own = None
+    limits = [limit for limit in (own, timeout) if limit is not None]
+    return min(limits, default=None)
+
+
+def _error(found: Any) -> Iterator[str]:
+    """What is wrong with the JSON of an error."""
+    error = found.get("error") if isinstance(found, dict) else None
+    if not isinstance(error, dict) or not error.keys() >= ERROR_FIELDS:
+        yield f"no error of OpenAI's form: {str(found)[:300]}"
+        return
+    message, param = error["message"], error["param"]
+    if not isinstance(message, str) or not message:
+        yield f"the error has no message: {error}"
+    elif len(message) > LONGEST_MESSAGE:
+        yield f"the message has {len(message)} characters: {message[:200]}"
+    elif "Traceback" in message or "Error:" in message:
+        yield f"the message shows an exception: {message}"
+    if param is not None and not isinstance(param, str):
+        yield f"param is {param!r}"
+    if not isinstance(error["type"], str) or not isinstance(error["code"], str | int):
+        yield f"type is {error['type']!r} and code {error['code']!r}"
+
+
+def _whole(case: Case, answer: Answer) -> Iterator[str]:
+    """What is wrong with an answer that is no stream."""
+    found = parsed(bytes(answer.body))
+    if not isinstance(found, dict):
+        yield f"the answer is no JSON: {shown(answer)}"
+    elif case.path in (COMPLETIONS, CHAT):
+        choices = found.get("choices")
+        if not isinstance(choices, list) or not choices:
+            yield f"the answer has no choices: {shown(answer)}"
+        elif any(not choice.get("finish_reason") for choice in choices):
+            yield f"a choice has no finish_reason: {shown(answer)}"
+
+
+def _stream(answer: Answer) -> Iterator[str]:
+    """What is wrong with a stream."""
+    events = bytes(answer.body).split(b"\n\n")
+    if events[-1] != b"" or events[-2:-1] != [b"data: [DONE]"]:
+        yield f"the stream does not end in [DONE]: ...{bytes(answer.body[-200:])!r}"
+    for event in events[:-2]:
+        found = parsed(event.removeprefix(b"data: ")) if event.startswith(b"data: ") else None
+        if not isinstance(found, dict):
+            yield f"an event is no JSON: {event[:300]!r}"
+        elif "error" in found:
+            yield from _error(found)
+            error = found["error"]
+            kind = error.get("type") if isinstance(error, dict) else None
+            if kind in ("server_error", "service_unavailable_error"):
+                yield f"the stream ended with {error}"
