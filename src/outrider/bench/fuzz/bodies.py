@@ -47,7 +47,8 @@ PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}]
 VALID: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 0.5, 1, 2), "top_p": (0.1, 0.9, 1), "top_k": (-1, 0, 1, 20),
-    "min_p": (0, 0.1), "seed": (0, 7, 2**63), "stop": ("\n", ["a", "bc"]), "n": (1, 2), "min_tokens": (0, 1),
+    "min_p": (0, 0.1), "seed": (0, 7, 2**63), "stop": ("\n", ["a", "bc"]), "n": (1, 2),
+    "min_tokens": (0, 1),
     "max_tokens": (1, 2, 3), "presence_penalty": (-1, 1), "frequency_penalty": (-1, 1),
     "repetition_penalty": (0.9, 1.2), "logit_bias": ({"5": 3}, {"10": -100}),
     "bad_words": (["a"], [" b", "cd"]), "allowed_token_ids": ([5, 6, 7],),

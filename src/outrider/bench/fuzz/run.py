@@ -42,7 +42,7 @@ KEPT, LONGEST_SHOWN = 200, 4000
 """Faults that the report has with their bodies, and the characters of a body."""
 OPTIONS = (
     "--request-timeout", f"{REQUEST_SECONDS:g}", "--max-queued-requests", "65536",
-    "--max-queued-tokens", str(2**30), "--log-level", "warning", "--log-interval", "0",
+    "--max-queued-tokens", str(2**30), "--memory", "256MiB", "--log-level", "warning", "--log-interval", "0",
 )  # fmt: skip
 """Of the started server; its queue is never full, so that 429 is a fault."""
 REFERENCE = json.dumps(
