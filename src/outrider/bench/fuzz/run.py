@@ -42,7 +42,8 @@ KEPT, LONGEST_SHOWN = 200, 4000
 """Faults that the report has with their bodies, and the characters of a body."""
 OPTIONS = (
     "--request-timeout", f"{REQUEST_SECONDS:g}", "--max-queued-requests", "65536",
-    "--max-queued-tokens", str(2**30), "--memory", "256MiB", "--log-level", "warning", "--log-interval", "0",
+    "--max-queued-tokens", str(2**30), "--memory", "256MiB", "--log-level", "warning",
+    "--log-interval", "0",
 )  # fmt: skip
 """Of the started server; its queue is never full, so that 429 is a fault."""
 REFERENCE = json.dumps(
@@ -63,7 +64,8 @@ class Seen:
 
     def note(self, case: Case, problem: str) -> None:
         """Keep a fault, by its class."""
-        name = re.sub(r"[0-9a-f]{32}|[0-9][0-9.e+-]*", "0", problem)[:80]
+        words = re.split(r"['\"\[{]", problem)[0]
+        name = re.sub(r"-?[0-9][0-9.e+-]*", "0", words)[:80]
         self.classes.setdefault(name, []).append(case.index)
         if len(self.kept) < KEPT and len(self.classes[name]) <= 5:
             self.kept.append(described(case) | {"fault": problem})
