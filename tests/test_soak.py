@@ -1,6 +1,6 @@
 """What the soak test compares; the soak itself is a command of its own."""
 
-from outrider.bench.soak import Item, Seen, compare, grown
+from outrider.bench.soak import SLOWDOWN, Item, Seen, compare, grown, percentiles, slowdown
 
 
 def test_growth_is_of_what_has_settled() -> None:
@@ -17,3 +17,12 @@ def test_another_text_is_noted() -> None:
     compare(Item({}, ["a", "b"]), ["a", "c"], seen)
     assert len(seen.wrong) == 1
     assert seen.ended["complete"] == 2
+
+
+def test_a_slowdown_is_a_ratio_of_p99s() -> None:
+    alone = {"latency": percentiles([0.1] * 98 + [1.0] * 3)}
+    beside = {"latency": percentiles([0.1] * 98 + [1.9] * 3)}
+    assert slowdown(alone, beside) == {"p99_ratio": 1.9, "allowed": SLOWDOWN, "passed": True}
+    worse = {"latency": percentiles([2.1] * 100)}
+    assert not slowdown(alone, worse)["passed"]
+    assert percentiles([]) == {"p50": 0.0, "p99": 0.0}

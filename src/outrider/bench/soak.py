@@ -5,9 +5,9 @@ nonsense, and once the engine is killed. Every output that was completed must be
 decoding gives alone for that seed; at the end no page is held, nothing but the restart's 503 was a
 server's error, and memory has not grown. Needs httpx, which comes with ``outrider[dev]``.
 
-With ``--hostile`` one client beside 16 honest ones attacks the server (see ``fuzz.hostile``), and no
-engine is killed: every 503 is a fault. ``--compare`` soaks without that client first and puts the
-honest clients' P99 latencies side by side.
+With ``--hostile`` one client beside 16 honest ones attacks the server (see ``fuzz.hostile``), and
+no engine is killed: every 503 is a fault. ``--compare`` soaks without that client first and puts
+the honest clients' P99 latencies side by side.
 """
 
 from __future__ import annotations
@@ -163,6 +163,7 @@ async def run_client(url: str, items: list[Item], number: int, until: float, see
                     await call(client, draw.choice(items), draw, seen)
             except httpx.HTTPError as error:
                 seen.wrong.append(f"the connection failed: {error!r}")
+                await asyncio.sleep(0.1)  # a server that has ended refuses at once
             if draw.random() < 0.2:
                 await asyncio.sleep(draw.random() / 4)
 

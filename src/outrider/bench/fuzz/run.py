@@ -66,6 +66,8 @@ class Seen:
         """Keep a fault, by its class."""
         words = re.split(r"['\"\[{]", problem)[0]
         name = re.sub(r"-?[0-9][0-9.e+-]*", "0", words)[:80]
+        if name not in self.classes:
+            tqdm.write(f"body {case.index}: {problem[:200]}", file=sys.stderr)
         self.classes.setdefault(name, []).append(case.index)
         if len(self.kept) < KEPT and len(self.classes[name]) <= 5:
             self.kept.append(described(case) | {"fault": problem})
