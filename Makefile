@@ -9,7 +9,7 @@ STAMP := .venv/.outrider-installed
 # older pips hand them the first variable, newer ones the second.
 CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
-.PHONY: help demo test engine isas equality slow lint setup peers clients clean
+.PHONY: help demo test engine isas equality slow fuzz lint setup peers clients clean
 
 help:
 	@echo "make demo      see plain and speculative decoding side by side"
@@ -18,6 +18,7 @@ help:
 	@echo "make isas      the whole suite on every instruction set, and without native code"
 	@echo "make equality  plain and speculative decoding say the same, every option and drafter"
 	@echo "make slow      the long proofs, those of equality among them"
+	@echo "make fuzz      random and hostile requests against a real server: half an hour"
 	@echo "make lint      lint and types only"
 	@echo "make peers     install other engines to compare with, outside of .venv (outrider bench peers)"
 	@echo "make clients   install clients of others to try the server with (tests/test_clients.py)"
@@ -45,6 +46,11 @@ equality: $(STAMP)
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# Another seed, or fewer bodies: make fuzz SEED=7 BODIES=20000
+fuzz: $(STAMP)
+	$(BIN)/python -m outrider.bench.fuzz --seed $(or $(SEED),0) --bodies $(or $(BODIES),200000)
+	$(BIN)/python -m outrider.bench.soak --compare
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -23,13 +23,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ...pocket import PATH
 from ..served import Served
 from .bodies import Bodies, Case
 from .health import Health
 from .judge import faults, shown
 from .wire import Answer, Connection, NoAnswer
 
+POCKET = Path(__file__).parents[2] / "pocket" / "model"
 CONNECTIONS = 16
 REQUEST_SECONDS = 5.0
 """The started server's timeout: a body may ask for as many tokens as the context holds."""
@@ -264,7 +264,7 @@ async def fuzz(args: argparse.Namespace, url: str, server: Served | None) -> dic
 def main() -> None:
     """Parse, fuzz, report; exit code 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m outrider.bench.fuzz", description=__doc__)
-    parser.add_argument("model", nargs="?", default=str(PATH), help="a checkpoint, or an address")
+    parser.add_argument("model", nargs="?", default=str(POCKET), help="a checkpoint, or an address")
     parser.add_argument("--bodies", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
