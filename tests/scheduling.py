@@ -31,6 +31,10 @@ class Letters:
     def flush(self) -> str:
         return self.finder.flush()
 
+    @property
+    def stopped_by(self) -> str | None:
+        return self.finder.found
+
 
 def make(
     id: str, prompt: Iterable[int], eos: Iterable[int] = (EOS,), seed: int = 0, **params: object

@@ -144,17 +144,19 @@ def servable(document: dict[str, Any]) -> dict[str, Any]:
         "allowed_token_ids": tokens,
         "logit_bias": {"type": "object", "maxProperties": 4, "additionalProperties": False,
                        "patternProperties": {"^[1-9][0-9]{1,2}$": number("number", -100, 100)}},
-        "prompt_logprobs": number("integer", 0, 20),
+        "truncate_prompt_tokens": number("integer", 1, 64),
         "structured_outputs": {"enum": forms},
         "timeout": number("number", 0.5, 2),
     }  # fmt: skip
-    absent = ("model", "suffix", "response_format", "tool_choice", "chat_template_kwargs")
+    absent = ("model", "response_format", "tool_choice", "chat_template_kwargs")
+    absent += ("continue_final_message", "documents", "reasoning_effort", "prompt_logprobs")
     absent += ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "drafter")
     for schema in document["components"]["schemas"].values():
         properties = schema.get("properties", {})
         for name in absent:
             properties.pop(name, None)
-        properties.update({name: narrow[name] for name in properties if name in narrow})
+        taken = {name for name, found in properties.items() if "enum" not in found}
+        properties.update({name: narrow[name] for name in taken if name in narrow})
     schemas = document["components"]["schemas"]
     for name in ("CompletionRequest", "ChatRequest"):
         schemas[name]["required"] += ["max_tokens", "logprobs"]

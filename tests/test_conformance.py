@@ -67,6 +67,7 @@ class Choice:
 
     text: str = ""
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
     ids: list[int] = field(default_factory=list)
 
 
@@ -83,7 +84,7 @@ def whole(server: Served, path: str, body: dict[str, Any]) -> tuple[list[Choice]
     choices = [
         Choice(
             c["message"]["content"] if "message" in c else c["text"], c["finish_reason"],
-            c["token_ids"],
+            c["stop_reason"], c["token_ids"],
         )
         for c in answer["choices"]
     ]  # fmt: skip
@@ -114,7 +115,8 @@ def streamed(
         assert found.finish_reason is None
         found.text += choice["delta"].get("content", "") if "delta" in choice else choice["text"]
         found.ids += choice.get("token_ids", [])
-        found.finish_reason = choice["finish_reason"]
+        found.finish_reason, found.stop_reason = choice["finish_reason"], choice["stop_reason"]
+        assert found.finish_reason or found.stop_reason is None
     assert chunks[-1]["choices"] == []
     return choices, chunks[-1]
 
@@ -155,6 +157,7 @@ def test_a_field_means_what_llm_means(
     assert [c.text for c in once] == texts
     assert [c.ids for c in once] == [o.token_ids for o in expected.outputs]
     assert [c.finish_reason for c in once] == [o.finish_reason for o in expected.outputs]
+    assert [c.stop_reason for c in once] == [o.stop_reason for o in expected.outputs]
     output = sum(len(o.token_ids) for o in expected.outputs)
     for told in (answer, last):
         used = told["usage"]
@@ -194,12 +197,16 @@ def test_logprobs(server: Served, llm: LLM, path: str) -> None:
     params = SamplingParams(seed=3, max_tokens=12, logprobs=2, prompt_logprobs=1)
     (expected,) = llm.chat(PLAIN, params) if chats else llm.generate(PROMPT, params)
     (output,) = expected.outputs
-    body: dict[str, Any] = {"seed": 3, "max_tokens": 12, "prompt_logprobs": 1}
+    body: dict[str, Any] = {"seed": 3, "max_tokens": 12}
     body |= (
         {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
         if chats else {"prompt": PROMPT, "logprobs": 2}
     )  # fmt: skip
-    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60).json()
+    whole_body = body | {"prompt_logprobs": 1}
+    answer = httpx.post(f"{server.url}{path}", json=whole_body, timeout=60).json()
+    refused = httpx.post(f"{server.url}{path}", json=whole_body | {"stream": True}, timeout=60)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "prompt_logprobs"
     with httpx.stream("POST", f"{server.url}{path}", json=body | {"stream": True}) as stream:
         chunks = [json.loads(x[6:]) for x in stream.iter_lines() if x.startswith("data: {")]
     own = [
@@ -226,6 +233,111 @@ def test_logprobs(server: Served, llm: LLM, path: str) -> None:
         assert {int(k): v["logprob"] for k, v in found.items()} == pytest.approx(
             {k: v.logprob for k, v in wanted.items()}
         )
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_prompt_token_ids_are_where_vllm_has_them(server: Served, llm: LLM, path: str) -> None:
+    chats = path.endswith("chat/completions")
+    params = SamplingParams(max_tokens=3)
+    (expected,) = llm.chat(PLAIN, params) if chats else llm.generate(PROMPT, params)
+    ids = expected.prompt_token_ids
+    body: dict[str, Any] = {"max_tokens": 3, "n": 2, "return_token_ids": True}
+    body |= {"messages": MESSAGES} if chats else {"prompt": PROMPT}
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60).json()
+    with httpx.stream("POST", f"{server.url}{path}", json=body | {"stream": True}) as stream:
+        chunks = [json.loads(x[6:]) for x in stream.iter_lines() if x.startswith("data: {")]
+    choices = [c["choices"][0] for c in chunks]
+    if chats:
+        assert answer["prompt_token_ids"] == chunks[0]["prompt_token_ids"] == ids
+        assert not any("prompt_token_ids" in c for c in [*chunks[1:], *choices, *answer["choices"]])
+    else:
+        assert [c["prompt_token_ids"] for c in answer["choices"]] == [ids, ids]
+        told = [(c["index"], c["prompt_token_ids"]) for c in choices if "prompt_token_ids" in c]
+        assert sorted(told) == [(0, ids), (1, ids)]
+        assert not any("prompt_token_ids" in c for c in [*chunks, answer])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("included", [False, True])
+def test_the_reason_of_a_stop(server: Served, llm: LLM, path: str, included: bool) -> None:
+    chats = path.endswith("chat/completions")
+    usual: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+    params = SamplingParams(**usual)
+    (free,) = llm.chat(PLAIN, params) if chats else llm.generate(PROMPT, params)
+    text, ids = free.outputs[0].text, free.outputs[0].token_ids
+    word = text[3:6]
+    body = usual | {"include_stop_str_in_output": included, "return_token_ids": True}
+    body |= {"messages": MESSAGES} if chats else {"prompt": PROMPT}
+    for ends, reason in (
+        ({"stop": ["zzz", word[-1:] + "\ue000", word]}, word), ({"stop": [word, word[1:]]}, word),
+        ({"stop_token_ids": [ids[4], 5]}, ids[4]), ({"max_tokens": 3}, None),
+    ):  # fmt: skip
+        (once,), _ = whole(server, path, body | ends)
+        (parts,), _ = streamed(server, path, body | ends, 1)
+        assert once == parts
+        assert once.stop_reason == reason
+        assert once.finish_reason == ("length" if reason is None else "stop")
+
+
+def test_a_seed_of_minus_one_is_no_seed(server: Served) -> None:
+    for seed in (-1, "-1"):
+        body = {"prompt": PROMPT, "seed": seed, "max_tokens": 20, "ignore_eos": True}
+        found = [httpx.post(f"{server.url}/v1/completions", json=body).json() for _ in range(2)]
+        assert len({answer["seed"] for answer in found}) == 2
+        again = httpx.post(f"{server.url}/v1/completions", json=body | {"seed": found[0]["seed"]})
+        assert again.json()["choices"] == found[0]["choices"]
+
+
+def test_the_last_message_goes_on(server: Served) -> None:
+    begun = [*MESSAGES, {"role": "model", "content": [{"type": "text", "text": "the quick "}]}]
+    usual = {"temperature": 0, "max_tokens": 20}
+    text = "<|user|>for word<|model|>the quick "
+    prompt = httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"]
+    expected = httpx.post(f"{server.url}/v1/completions", json=usual | {"prompt": prompt}).json()
+    goes_on: dict[str, Any] = {"messages": begun, "continue_final_message": True}
+    for more in ({}, {"add_generation_prompt": False}):
+        assert httpx.post(f"{server.url}/tokenize", json=goes_on | more).json()["tokens"] == prompt
+        (choice,), _ = whole(
+            server, "/v1/chat/completions", usual | goes_on | more | {"return_token_ids": True}
+        )
+        assert choice.text == expected["choices"][0]["text"]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        body = goes_on | {"add_generation_prompt": True}
+        found = httpx.post(f"{server.url}{path}", json=body)
+        assert found.status_code == 400
+        assert found.json()["error"]["param"] == "continue_final_message"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_prompt_is_cut_as_asked(server: Served, path: str) -> None:
+    chats = path.endswith("chat/completions")
+    body: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    body |= {"messages": MESSAGES} if chats else {"prompt": PROMPT, "echo": True}
+
+    def prompt(**more: Any) -> list[int]:
+        found = httpx.post(f"{server.url}{path}", json=body | more, timeout=60).json()
+        place = found if chats else found["choices"][0]
+        assert found["usage"]["prompt_tokens"] == len(place["prompt_token_ids"])
+        ids: list[int] = place["prompt_token_ids"]
+        if not chats:
+            text = httpx.post(f"{server.url}/detokenize", json={"tokens": ids}).json()["prompt"]
+            assert place["text"].startswith(text)
+        return ids
+
+    ids = prompt()
+    assert prompt(truncate_prompt_tokens=3) == ids[-3:]
+    assert prompt(truncate_prompt_tokens=3, truncation_side="right") == ids[:3]
+    assert prompt(truncate_prompt_tokens=200) == prompt(truncate_prompt_tokens=-1) == ids
+    body |= (
+        {"messages": [{"role": "user", "content": "the lazy dog " * 200}]}
+        if chats else {"prompt": "the lazy dog " * 200}
+    )  # fmt: skip
+    assert len(prompt(truncate_prompt_tokens=-1)) == 256 - 8
+    for wrong in (0, -2, 257, 2**63, "x"):
+        more = {"truncate_prompt_tokens": wrong}
+        found = httpx.post(f"{server.url}{path}", json=body | more)
+        assert found.status_code == 400, found.text
+        assert found.json()["error"]["param"] == "truncate_prompt_tokens"
 
 
 def test_json_object_is_an_object(server: Served) -> None:

@@ -124,7 +124,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("completions", {"prompt": []}, 400, "prompt"),
     ("completions", {"prompt": [999]}, 400, None),
     ("completions", {"prompt": "a" * 5000}, 400, "prompt"),
-    ("completions", {"prompt": "a", "seed": -1}, 400, "seed"),
+    ("completions", {"prompt": "a", "seed": -2}, 400, "seed"),
     ("completions", {"prompt": "a", "logit_bias": {"1": 1000}}, 400, "logit_bias"),
     ("completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(2000)}}, 400, None),
     ("completions", {"prompt": "a", "stop": ["x"] * 99}, 400, "stop"),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from outrider.errors import ModelError, RequestError
@@ -75,6 +77,76 @@ def test_any_bytes_at_all(seed: int, tokenizer: Tokenizer) -> None:
     shown, _ = run(Detokenizer(tokenizer, prompt, ()), ids)
     before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + ids)
     assert before + shown == whole
+
+
+class Patient(Detokenizer):
+    """Holds tokens back for as long as their text may be unfinished, at whatever cost."""
+
+    def _cut(self, text: str) -> str:
+        return ""
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 255), max_size=30)))
+"""Runs of bytes, each this often."""
+
+
+@given(
+    bytes_=RUNS, prompt=st.lists(st.integers(0, 255), max_size=8), fallback=st.booleans(),
+    words=st.lists(st.integers(0, 2**16), max_size=4),
+)  # fmt: skip
+@settings(derandomize=True, deadline=None, max_examples=150)
+def test_what_waits_is_bounded_and_the_text_is_the_same(
+    tokenizer: Tokenizer, sentencepiece: Tokenizer, bytes_: list[tuple[int, list[int]]],
+    prompt: list[int], fallback: bool, words: list[int],
+) -> None:  # fmt: skip
+    used = sentencepiece if fallback else tokenizer
+    size = used.get_vocab_size()
+    names = [f"<0x{byte:02X}>" if fallback else LETTERS[byte] for byte in range(256)]
+    known = [used.token_to_id(name) for name in names]
+    ids = [known[byte] for times, run_ in bytes_ for byte in run_ * times]
+    for word in words:  # whole words, special tokens and ids beyond the vocabulary between them
+        ids.insert(word % (len(ids) + 1), word % (size + 2))
+    before = [known[byte] for byte in prompt]
+    found = run(Detokenizer(used, before, ()), ids)
+    assert found == run(Patient(used, before, ()), ids)
+    if not fallback and not before:
+        assert found[0] == used.decode(ids)
+
+
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+HIDDEN = [byte for byte in range(256) if byte not in PRINTABLE]
+LETTERS = {b: chr(b) for b in PRINTABLE} | {b: chr(256 + i) for i, b in enumerate(HIDDEN)}
+"""How byte-level vocabularies write bytes."""
+
+
+class Counted:
+    """A tokenizer that counts the ids that it decodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.count = 0
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        self.count += len(ids)
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize(
+    "run_", [b"\xff", b"\x80", b"\xe2", b"\xf0\x9f\x98\xff", b"", "你".encode() + b"\xff"]
+)
+def test_endless_bytes_that_are_no_text_cost_the_same_each(
+    tokenizer: Tokenizer, sentencepiece: Tokenizer, fallback: bool, run_: bytes
+) -> None:
+    used = sentencepiece if fallback else tokenizer
+    names = [f"<0x{byte:02X}>" if fallback else LETTERS[byte] for byte in run_]
+    one = [used.token_to_id(name) for name in names]
+    ids = (one or [0, used.get_vocab_size() + 5]) * (1000 // len(one or [0, 0]))
+    counted = Counted(used)
+    shown_text, _ = run(Detokenizer(counted, [], ()), ids)  # type: ignore[arg-type]
+    assert shown_text == run(Patient(used, [], ()), ids)[0]
+    assert counted.count < 100 * len(ids)
 
 
 def test_invalid_bytes_at_the_end_are_flushed(tokenizer: Tokenizer) -> None:

@@ -15,7 +15,8 @@ class CompletionOutput:
 
     ``seed`` with the sample's ``index`` repeats it: ask for ``n > index`` samples of that seed.
     ``logprobs`` run with the ids, and ``cumulative_logprob`` is their sum over the sampled tokens;
-    both are None unless asked for.
+    both are None unless asked for. ``stop_reason`` is the stop string or the stop token's id that
+    ended the sample, None where EOS or a limit did.
     """
 
     index: int
@@ -26,6 +27,7 @@ class CompletionOutput:
     origins: list[Origin]
     logprobs: list[Logprobs] | None = None
     cumulative_logprob: float | None = None
+    stop_reason: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Sample:
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
     drafts: list[Drafted] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
@@ -85,7 +88,8 @@ class Sample:
                 self.accepted[-1] += 1
             if event.logprobs is not None:
                 self.logprobs.append(event.logprobs)
-        self.finish_reason = event.finish_reason or self.finish_reason
+        if event.finish_reason is not None:
+            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
 
     def output(self, index: int, request: Request) -> CompletionOutput:
         """The sample as the caller sees it."""
@@ -103,6 +107,7 @@ class Sample:
             self.origins,
             listed,
             total,
+            self.stop_reason,
         )
 
 

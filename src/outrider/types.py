@@ -40,6 +40,8 @@ class Detokenizing(Protocol):
 
     def push(self, token: int, may_stop: bool) -> tuple[str, bool]: ...
     def flush(self) -> str: ...
+    @property
+    def stopped_by(self) -> str | None: ...
 
 
 class Lawgiving(Protocol):
@@ -209,6 +211,7 @@ class Sequence:
     pages: array[int] = field(default_factory=lambda: array("i"))
     counts: Counts = field(default_factory=Counts)
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
     prompt_length: int = field(init=False)
     limit: int = field(init=False, default=0)
@@ -325,7 +328,8 @@ class Event(NamedTuple):
     ``drafted`` stands in the first event of a sample in a step that drafted something for it, and
     ``start`` in its very first.
     ``finish_reason`` ("stop", "length", "error") ends the sample, with its ``counts``; ``error``
-    says why a request failed while the others went on. ``prompt_logprobs`` come once, with the
+    says why a request failed while the others went on. ``stop_reason`` is the stop token or the
+    stop string that ended the sample, None for EOS. ``prompt_logprobs`` come once, with the
     first token of the first sample: None for the first token of the prompt, which nothing precedes.
     """
 
@@ -341,6 +345,7 @@ class Event(NamedTuple):
     prompt_logprobs: list[Logprobs | None] | None = None
     drafted: Drafted | None = None
     start: Start | None = None
+    stop_reason: int | str | None = None
 
 
 def by_request(events: Iterable[Event]) -> dict[str, list[Event]]:

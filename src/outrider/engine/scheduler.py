@@ -284,6 +284,8 @@ class Scheduler:
         if drafted is not None and sequence.finish_reason is not None and len(events) < depth:
             # Depths beyond the end of the output count as not drafted.
             events[0] = events[0]._replace(drafted=drafted.cut(len(events)))
+        if sequence.stop_reason is not None:
+            events[-1] = events[-1]._replace(stop_reason=sequence.stop_reason)
         return events
 
     def _advance(self, sequence: Sequence, token: int) -> str:
@@ -292,11 +294,14 @@ class Scheduler:
         may_stop = sequence.num_output > request.params.min_tokens
         if token in request.end_token_ids and may_stop:
             sequence.finish_reason = "stop"
+            if token not in request.eos_token_ids or request.params.ignore_eos:
+                sequence.stop_reason = token
             shown = request.params.include_stop_str_in_output
             return (sequence.text.push(token, False)[0] if shown else "") + sequence.text.flush()
         text, stopped = sequence.text.push(token, may_stop)
         if stopped:
             sequence.finish_reason = "stop"
+            sequence.stop_reason = sequence.text.stopped_by
             return text
         if len(sequence.tokens) >= sequence.limit:
             sequence.finish_reason = "length"

@@ -173,10 +173,7 @@ def _texts(app: FastAPI, service: Service) -> None:
         if body.prompt is not None:
             ids = await service.ids(body.prompt, body.add_special_tokens)
         else:
-            tools = [t.model_dump(exclude_none=True) for t in body.tools or []]
-            ids = await service.chat_ids(
-                body.messages or [], tools, body.add_generation_prompt, body.chat_template_kwargs
-            )
+            ids = await service.chat_ids(body.messages or [], body.tools or [], body)
         found: dict[str, Any] = {
             "count": len(ids), "max_model_len": service.llm.intake.max_model_len, "tokens": ids,
         }  # fmt: skip

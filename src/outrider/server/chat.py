@@ -46,12 +46,9 @@ class Chat(Work[ChatRequest]):
             more["logprobs"] = body.top_logprobs or 0
         elif body.top_logprobs:
             raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
-        more |= self._constraint()
-        tools = [t.model_dump(exclude_none=True) for t in body.tools or []]
-        ids = await self.service.chat_ids(
-            body.messages, tools if self.choice != "none" else [], body.add_generation_prompt,
-            body.chat_template_kwargs,
-        )  # fmt: skip
+        tools = (body.tools or []) if self.choice != "none" else []
+        ids = self.truncated(await self.service.chat_ids(body.messages, tools, body))
+        more |= self._constraint()  # after the schemas of tools are found to be of a fair size
         request = await self.service.request(body, ids, self.salt, **more)
         self.answers = [Pending(None, request)]
         self.service.admit([request])
@@ -70,25 +67,31 @@ class Chat(Work[ChatRequest]):
             choice = {
                 "index": i, "message": message, "logprobs": self._logprobs(sample, 0),
                 "finish_reason": self._reason(sample.finish_reason, calls),
+                "stop_reason": sample.stop_reason,
             }  # fmt: skip
-            choices.append(self._extras(choice, answer, sample, 0))
+            choices.append(self._extras(choice, sample, 0))
         found: dict[str, Any] = {
             **self.head("chat.completion"), "choices": choices, "usage": self.usage(),
             **self.figures(),
         }  # fmt: skip
         if self.body.prompt_logprobs is not None:
             found["prompt_logprobs"] = prompt_logprobs(answer.prompt_logprobs)
+        if self.body.return_token_ids:
+            found["prompt_token_ids"] = list(answer.request.prompt_token_ids)
         return found
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The same step by step."""
         (answer,) = self.answers
+        prompt = {"prompt_token_ids": list(answer.request.prompt_token_ids)}
+        more = prompt if self.body.return_token_ids else {}
         async for events in self.service.run(answer, self.body.timeout):
             for i, new in by_sample(events).items():
                 if not self.begun[i]:
                     self.begun[i] = True
                     first = {"role": "assistant", "content": ""}
-                    yield self.chunk(CHUNK, self._bare(i, first))
+                    yield self.chunk(CHUNK, self._bare(i, first)) | more
+                    more = {}
                 for choice in self._deltas(i, answer, new):
                     yield self.chunk(CHUNK, choice)
         if self.usage_asked:
@@ -108,12 +111,13 @@ class Chat(Work[ChatRequest]):
         found = self._bare(i, delta)
         found["logprobs"] = self._logprobs(sample, start)
         found["finish_reason"] = self._reason(reason, calls)
+        found["stop_reason"] = sample.stop_reason
         if self.body.return_speculation:
             found["speculation"] = step_of(events, self.service.llm.intake.decode)
         shown = self.body.logprobs or self.body.return_token_ids or self.body.return_speculation
         if not (delta or reason or shown):
             return []
-        return [self._extras(found, answer, sample, start)]
+        return [self._extras(found, sample, start)]
 
     def _constraint(self) -> dict[str, Any]:
         """The form that calls of tools must have, where nothing else gives the output a form.
@@ -161,13 +165,12 @@ class Chat(Work[ChatRequest]):
         return chat_logprobs(sample.logprobs[start:], sample.token_ids[start:], top)
 
     def _bare(self, i: int, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {
+            "index": i, "delta": delta, "logprobs": None, "finish_reason": None,
+            "stop_reason": None,
+        }  # fmt: skip
 
-    def _extras(
-        self, choice: dict[str, Any], answer: Pending, sample: Sample, start: int
-    ) -> dict[str, Any]:
+    def _extras(self, choice: dict[str, Any], sample: Sample, start: int) -> dict[str, Any]:
         if self.body.return_token_ids:
             choice["token_ids"] = sample.token_ids[start:]
-            if start == 0:
-                choice["prompt_token_ids"] = list(answer.request.prompt_token_ids)
         return choice

@@ -33,6 +33,7 @@ class Part:
     ids: list[int]
     logprobs: list[Logprobs | None]
     finish_reason: str | None
+    stop_reason: int | str | None
     before: int | None = None
 
     @staticmethod
@@ -41,7 +42,8 @@ class Part:
         tokens = [(e.token_id, e.logprobs) for e in events if e.token_id is not None]
         found = [own for _, own in tokens if own is not None]
         text = "".join(e.text for e in events)
-        return Part(text, [id for id, _ in tokens], [*found], events[-1].finish_reason, before)
+        last, ids = events[-1], [id for id, _ in tokens]
+        return Part(text, ids, [*found], last.finish_reason, last.stop_reason, before)
 
 
 def end_of(logprobs: dict[str, Any] | None, start: int) -> int:
@@ -63,23 +65,23 @@ class Completion(Work[CompletionRequest]):
             OutriderError: one of them cannot be served.
         """
         body = self.body
-        if body.suffix:
-            raise Refusal("suffix is not supported: no model here fills in.", "suffix")
         if body.best_of not in (None, body.n):
             raise Refusal(f"best_of is {body.best_of}; give n samples and choose.", "best_of")
-        if body.max_tokens == 0 and not body.echo:
+        if body.limit == 0 and not body.echo:
             raise Refusal("max_tokens is 0; give 1 or more.", "max_tokens")
         wanted: dict[str, Any] = {"logprobs": body.logprobs}
-        if body.max_tokens == 0:
+        if body.limit == 0:
             wanted["max_tokens"] = 1  # which is not shown: the prompt is what was asked for
         if body.echo and body.logprobs is not None:
             wanted["prompt_logprobs"] = body.logprobs
         for prompt in body.prompts():
             await asyncio.sleep(0)  # other calls go on while many are tokenised
-            ids = await self.service.ids(prompt)
-            request = await self.service.request(body, ids, self.salt, **wanted)
-            echoed = self.service.llm.intake.decode(ids) if body.echo else ""
-            self.answers.append(Pending(prompt if isinstance(prompt, str) else echoed, request))
+            ids = await self.service.ids(prompt, body.add_special_tokens)
+            kept = self.truncated(ids)
+            whole = prompt if isinstance(prompt, str) and kept is ids else None
+            request = await self.service.request(body, kept, self.salt, **wanted)
+            echoed = self.service.llm.intake.decode(kept) if body.echo and whole is None else whole
+            self.answers.append(Pending(echoed, request))
         self.service.admit([a.request for a in self.answers])
 
     async def whole(self) -> dict[str, Any]:
@@ -90,7 +92,10 @@ class Completion(Work[CompletionRequest]):
         choices = []
         for i, answer in enumerate(self.answers):
             for j, sample in enumerate(answer.samples):
-                part = Part(sample.text, sample.token_ids, [*sample.logprobs], sample.finish_reason)
+                part = Part(
+                    sample.text, sample.token_ids, [*sample.logprobs], sample.finish_reason,
+                    sample.stop_reason,
+                )  # fmt: skip
                 choices.append(self._choice(i * self.body.n + j, answer, part))
         return {
             **self.head(KIND), "choices": choices, "usage": self.usage(), **self.figures(),
@@ -99,7 +104,7 @@ class Completion(Work[CompletionRequest]):
     def usage(self) -> dict[str, Any]:
         """Of an echo alone the one token that was computed is not told."""
         found = super().usage()
-        if self.body.max_tokens == 0:
+        if self.body.limit == 0:
             found |= {"completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
         return found
 
@@ -125,7 +130,7 @@ class Completion(Work[CompletionRequest]):
         """A choice, or what a step brings to it."""
         body, first = self.body, part.before is None
         text, ids, found = part.text, part.ids, part.logprobs
-        if body.max_tokens == 0:
+        if body.limit == 0:
             text, ids, found = "", [], []
         own, offset = ids, part.before or 0
         if body.echo and first:
@@ -136,7 +141,7 @@ class Completion(Work[CompletionRequest]):
             shown = completion_logprobs(found, ids, offset, self.service.llm.intake.decode)
         choice: dict[str, Any] = {
             "index": number, "text": text, "logprobs": shown,
-            "finish_reason": part.finish_reason,
+            "finish_reason": part.finish_reason, "stop_reason": part.stop_reason,
         }  # fmt: skip
         if body.prompt_logprobs is not None and first:
             choice["prompt_logprobs"] = prompt_logprobs(answer.prompt_logprobs)

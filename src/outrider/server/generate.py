@@ -20,9 +20,9 @@ from ..sampling.acceptance import NOT_FINITE
 from ..text.template import has_lone_surrogates
 from ..types import Event, Request, SamplingParams, Speculation
 from .errors import ServerError
-from .messages import readable
+from .messages import readable, template_options, wants_generation_prompt
 from .metrics import Metrics
-from .protocol import ChatRequest, CompletionRequest, Generation, Refusal
+from .protocol import ChatRequest, CompletionRequest, Generation, Refusal, Templated, Tool
 from .settings import Settings
 from .stats import Stats
 
@@ -31,18 +31,6 @@ LONG_TEXT = 1 << 14
 """Characters from which on a text is tokenised in a thread, so that other calls go on."""
 LETTERS = 16
 """More than a token has, on average, of any text that is expected."""
-TEMPLATE_OWN = frozenset(
-    {
-        "messages",
-        "tools",
-        "tokenize",
-        "add_generation_prompt",
-        "chat_template",
-        "self",
-        "conversation",
-    }
-)
-"""What of a template's call is not the client's to give."""
 GONE = 499
 """What the log says of a client that went away."""
 
@@ -125,9 +113,8 @@ class Service:
     async def chat_ids(
         self,
         messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]],
-        generation_prompt: bool,
-        given: dict[str, Any] | None,
+        tools: list[Tool],
+        body: Templated,
     ) -> list[int]:
         """A conversation's token ids, by the chat template, in a thread where it is long.
 
@@ -137,11 +124,11 @@ class Service:
         codec = self.llm.intake.codec
         if codec is None:
             raise Refusal("this model has no tokenizer, so it cannot chat.", "messages")
-        wrong = TEMPLATE_OWN.intersection(given or {})
-        if wrong:
-            raise Refusal(f"{min(wrong)} is not for the template.", "chat_template_kwargs")
-        work = partial(codec.chat, readable(messages), generation_prompt, tools, **(given or {}))
-        size = sum(len(str(m.get("content", ""))) for m in messages)
+        given = template_options(body, str(codec.template))
+        prompted = wants_generation_prompt(body)
+        read, shown = readable(messages), [tool.as_json() for tool in tools]
+        work = partial(codec.chat, read, prompted, shown, **given)
+        size = sum(len(message["content"]) for message in read)
         return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
     def decode(self, ids: list[int]) -> str:

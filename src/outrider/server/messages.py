@@ -2,12 +2,75 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+import reprlib
 from typing import Any
 
-from .protocol import Refusal
+from transformers import PreTrainedTokenizerBase
+
+from .protocol import Refusal, Templated
 
 MESSAGE_PARTS = ("text", "input_text")
+OTHER_FIELDS = {"audio": "send text", "function_call": "send tool_calls"}
+"""Fields of a message that no template reads here, and what to do instead."""
+TEMPLATE_OWN = frozenset(
+    {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+)
+"""Names in a template's call that are not the client's to give in ``chat_template_kwargs``."""
+
+
+def template_options(body: Templated, template: str) -> dict[str, Any]:
+    """Return what the chat template gets besides messages and tools.
+
+    Raises:
+        Refusal: options contradict each other, or the template does not read one.
+    """
+    given = dict(body.chat_template_kwargs or {})
+    wrong = TEMPLATE_OWN.intersection(given)
+    if wrong:
+        raise Refusal(f"{min(wrong)} is not for the template.", "chat_template_kwargs")
+    if body.documents:
+        if not _reads(template, "documents"):
+            raise Refusal(
+                "the chat template of this model reads no documents; put them into a message.",
+                "documents",
+            )
+        given["documents"] = body.documents
+    effort = body.reasoning_effort
+    if effort is not None:
+        values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        known = {n: v for n, v in values.items() if _reads(template, n)}
+        if not known and effort != "none":
+            raise Refusal(
+                "the chat template of this model reads no reasoning_effort; leave it out.",
+                "reasoning_effort",
+            )
+        given = known | given
+    if body.continue_final_message:
+        given["continue_final_message"] = True
+    return given
+
+
+def wants_generation_prompt(body: Templated) -> bool:
+    """Return whether the prompt ends with the beginning of a new message.
+
+    Raises:
+        Refusal: the last message shall be continued as well.
+    """
+    if not body.continue_final_message:
+        return body.add_generation_prompt
+    if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
+        raise Refusal(
+            "add_generation_prompt and continue_final_message exclude each other; give one.",
+            "continue_final_message",
+        )
+    return False
+
+
+def _reads(template: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", template) is not None
 
 
 def readable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -21,6 +84,9 @@ def readable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not role:
             raise Refusal(f"messages.{i} has no role; give system, user or assistant.", "messages")
+        for name, remedy in OTHER_FIELDS.items():
+            if message.get(name) is not None:
+                raise Refusal(f"messages.{i}.{name} is not supported; {remedy}.", "messages")
         made = {**message, "content": _text(content, i)}
         calls = message.get("tool_calls")
         if isinstance(calls, list):
@@ -38,9 +104,9 @@ def _text(content: Any, i: int) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in MESSAGE_PARTS or not isinstance(part.get("text"), str):
+            shown = reprlib.repr(kind)
             raise Refusal(
-                f"messages.{i}.content has a part of type {kind!r}; only text is served.",
-                "messages",
+                f"messages.{i}.content has a part of type {shown}; only text is served.", "messages"
             )
         texts.append(part["text"])
     return "\n".join(texts)

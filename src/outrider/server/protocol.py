@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -19,6 +20,7 @@ from ..params import (
     REPETITION,
     SamplingParams,
 )  # fmt: skip
+from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 
 MOST_PROMPTS = 128
 MOST_MESSAGES = 4096
@@ -27,6 +29,7 @@ MOST_SAMPLES = 256
 MOST_BIASES = 1024
 DEEPEST_SCHEMA = 64
 LARGEST_SCHEMA = 1 << 16
+FORM = "structured_outputs"
 
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """What a client may call its request; nothing that could break a line of the log."""
@@ -117,6 +120,10 @@ class StructuredOutputs(Wire):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: Annotated[Any, Unless((False,), BLANKS)] = None
+    disable_additional_properties: Annotated[Any, Unless((False,))] = None
+    whitespace_pattern: Annotated[Any, Unless((), BLANKS)] = None
+    structural_tag: Annotated[Any, Unless()] = None
 
 
 class JsonSchema(Wire):
@@ -145,10 +152,23 @@ class Prediction(Wire):
         """All of it."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(str(part.get("text", "")) for part in self.content)
+        texts = (part.get("text") for part in self.content)
+        return "".join(text for text in texts if isinstance(text, str))
 
 
-class Generation(Wire):
+class Templated(Wire):
+    """What the chat template makes a prompt of, besides messages and tools."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    documents: list[dict[str, Any]] | None = Field(None, max_length=MOST_MESSAGES)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Generation(Wire, Unsupported):
     """What completions and chats have in common."""
 
     model: str | None = None
@@ -167,6 +187,9 @@ class Generation(Wire):
     skip_special_tokens: bool = True
     min_tokens: int = ranged(0, default=0)
     max_tokens: int | None = ranged(1)
+    max_completion_tokens: int | None = ranged(1)
+    truncate_prompt_tokens: int | None = ranged(-1)
+    truncation_side: Literal["left", "right"] = "left"
     presence_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
     frequency_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
     repetition_penalty: float | None = ranged(*REPETITION)
@@ -198,12 +221,14 @@ class Generation(Wire):
         asked: dict[str, dict[str, Any]] = {}
         guided = self.structured_outputs
         if guided is not None:
+            if guided.json_object and guided.json_ is not None:
+                raise Refusal("json and json_object both ask for a form; give one of them.", FORM)
             schema = {"type": "object"} if guided.json_object else guided.json_
             parts = {
                 "json": schema, "regex": guided.regex, "choice": guided.choice,
                 "grammar": guided.grammar,
             }  # fmt: skip
-            asked["structured_outputs"] = {k: v for k, v in parts.items() if v is not None}
+            asked[FORM] = {k: v for k, v in parts.items() if v is not None}
         for name in ("json", "regex", "choice", "grammar"):
             value = getattr(self, f"guided_{name}")
             if value is not None:
@@ -262,30 +287,35 @@ class Generation(Wire):
     @property
     def limit(self) -> int | None:
         """Tokens to generate at most, None for all that the context holds."""
-        return self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 def read_seed(seed: int | str | None) -> int | None:
-    """A seed, which JSON's readers can hold only as a string above 2^53.
+    """Return the seed as a number, None for -1, which vLLM takes for no seed.
+
+    JSON's readers can hold a seed above 2^53 only as a string.
 
     Raises:
         Refusal: it is no whole number.
     """
+    if seed in (-1, "-1"):
+        return None
     if isinstance(seed, str):
         if not (seed.isascii() and seed.isdecimal() and len(seed) <= LONGEST_NUMBER):
-            raise Refusal(f"seed is {seed!r}; give a whole number from 0 to 2^64 - 1.", "seed")
+            shown = reprlib.repr(seed)
+            raise Refusal(f"seed is {shown}; give a whole number from 0 to 2^64 - 1.", "seed")
         return int(seed)
     return seed
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(Generation, NotInCompletions):
     """``POST /v1/completions``."""
 
     prompt: str | Ids | list[str] | list[Ids]
     max_tokens: int | None = 16
     logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
     echo: bool = False
-    suffix: str | None = None
+    add_special_tokens: bool = True
     best_of: int | None = ranged(1)
 
     def prompts(self) -> list[str | Ids]:
@@ -321,6 +351,15 @@ class Tool(Wire):
     type: Literal["function"] = "function"
     function: Function
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the tool as chat templates read it.
+
+        Raises:
+            Refusal: its schema is too large or too deep.
+        """
+        check_schema(self.function.parameters or {}, "tools")
+        return self.model_dump(exclude_none=True)
+
 
 class NamedFunction(Wire):
     """The function of a named tool choice."""
@@ -335,35 +374,26 @@ class NamedTool(Wire):
     function: NamedFunction
 
 
-class ChatRequest(Generation):
+class ChatRequest(Generation, Templated, NotInChats):
     """``POST /v1/chat/completions``."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=LARGEST_LOGPROBS)
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(Templated):
     """``POST /tokenize``: a prompt or a chat."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = Field(None, max_length=MOST_MESSAGES)
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(Wire):

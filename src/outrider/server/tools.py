@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 import uuid
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .protocol import ChatRequest, NamedTool, Refusal, Tool, check_schema
+from .protocol import ChatRequest, NamedTool, Refusal, Tool
 
 Form = Literal["hermes", "llama3"]
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -52,17 +53,13 @@ def choice_of(body: ChatRequest) -> str:
     """none, auto, required, or the name of the one tool behind a "=".
 
     Raises:
-        Refusal: a choice without tools, an unknown name, or a schema that is too large.
+        Refusal: a choice without tools, or an unknown name.
     """
     tools, choice = body.tools or [], body.tool_choice
-    for tool in tools:
-        check_schema(tool.function.parameters or {}, "tools")
     if isinstance(choice, NamedTool):
         if choice.function.name not in {t.function.name for t in tools}:
-            raise Refusal(
-                f"tool_choice names {choice.function.name!r}, which is not among tools.",
-                "tool_choice",
-            )
+            shown = reprlib.repr(choice.function.name)
+            raise Refusal(f"tool_choice names {shown}, which is not among tools.", "tool_choice")
         return f"={choice.function.name}"
     if choice in ("auto", "required") and not tools:
         raise Refusal(f"tool_choice is {choice!r}, but there are no tools.", "tool_choice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from typing import Any, Generic, TypeVar
 
@@ -11,7 +12,7 @@ from ..outputs import Pending
 from ..types import Counts
 from .answer import metrics, seed_of, usage
 from .generate import Service
-from .protocol import Generation
+from .protocol import Generation, Refusal
 
 Body = TypeVar("Body", bound=Generation)
 
@@ -23,6 +24,10 @@ class Work(Generic[Body]):
     """What its id begins with."""
 
     def __init__(self, service: Service, body: Body, call: Call) -> None:
+        if body.stream and body.prompt_logprobs is not None:
+            raise Refusal(
+                "prompt_logprobs are not sent in a stream; leave out stream.", "prompt_logprobs"
+            )
         self.service = service
         self.body = body
         self.salt = service.salt(body.cache_salt, call)
@@ -31,6 +36,26 @@ class Work(Generic[Body]):
         self.created = int(time.time())
         self.answers: list[Pending] = []
         self.shown_to_end = 0  # choices of a stream
+
+    def truncated(self, ids: list[int]) -> list[int]:
+        """Return the end of a prompt, or its beginning, as ``truncate_prompt_tokens`` asks.
+
+        Raises:
+            Refusal: the number is out of its range.
+        """
+        most, context = self.body.truncate_prompt_tokens, self.service.llm.intake.max_model_len
+        if most is None:
+            return ids
+        if most == 0 or not -1 <= most <= context:
+            raise Refusal(
+                f"truncate_prompt_tokens is {reprlib.repr(most)}; give 1 to {context}, or -1 for "
+                "all that the context holds.", "truncate_prompt_tokens",
+            )  # fmt: skip
+        if most == -1:
+            most = max(1, context - max(1, self.body.limit or 1))
+        if len(ids) <= most:
+            return ids
+        return ids[-most:] if self.body.truncation_side == "left" else ids[:most]
 
     def head(self, kind: str) -> dict[str, Any]:
         """How every answer and every chunk of ``kind`` begins."""

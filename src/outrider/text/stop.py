@@ -19,6 +19,8 @@ class StopFinder:
         self._include = include
         self._held = ""
         self._ended = False
+        self.found: str | None = None
+        """The stop string that ended the text."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Take more text: (what may be shown, whether a stop string has been found)."""
@@ -28,9 +30,10 @@ class StopFinder:
             return text, False
         for char in text:
             self._held += char
-            found = [len(self._held) - len(s) for s in self._stop if self._held.endswith(s)]
+            found = [s for s in self._stop if self._held.endswith(s)]
             if found:
-                end = len(self._held) if self._include else min(found)
+                self.found = max(found, key=len)
+                end = len(self._held) - (0 if self._include else len(self.found))
                 shown, self._held, self._ended = self._held[:end], "", True
                 return shown, True
         keep = self._longest_start()

@@ -14,6 +14,8 @@ from ..gguf import is_gguf, open_gguf
 from .gguf import gguf_tokenizer
 
 Message = dict[str, Any]
+LONGEST_REASON = 200
+"""Characters of a template's own error that are told; it may hold the whole conversation."""
 
 
 class TextCodec:
@@ -88,7 +90,8 @@ class TextCodec:
         except RecursionError:
             raise RequestError("the messages nest too deeply; flatten them.") from None
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
-            said = str(error).rstrip(".")
+            line = str(error).partition("\n")[0]
+            said = line[:LONGEST_REASON].rstrip(".").encode(errors="replace").decode()
             raise RequestError(f"the chat template refused the messages: {said}.") from None
         if has_lone_surrogates(text):
             raise RequestError("the messages have lone surrogates; send UTF-8.")

@@ -1,0 +1,256 @@
+"""Every known field is honoured, refused or ignored as the docs say; no value of any is a 500."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from outrider.async_llm import AsyncLLM
+from outrider.engine.worker import Ready, SpeculationState
+from outrider.server.app import create_app
+from outrider.server.fields import IGNORED, Unless
+from outrider.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from outrider.server.settings import Settings
+from outrider.types import Event, Origin, Request
+
+DOCS = Path(__file__).parent.parent / "docs" / "server.md"
+MESSAGES: Any = [{"role": "user", "content": "for word"}]
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+MODELS: dict[str, Any] = {
+    COMPLETIONS: CompletionRequest, CHATS: ChatRequest, "/tokenize": TokenizeRequest,
+}  # fmt: skip
+PLAIN: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "for"}, CHATS: {"messages": MESSAGES},
+    "/tokenize": {"messages": MESSAGES},
+}  # fmt: skip
+ANSWER = 40, 41, 42
+
+
+class Echo(AsyncLLM):
+    """A model without a worker that always gives the same tokens."""
+
+    def launch(self) -> None:
+        state = SpeculationState(False, "none", 1)
+        self.ready = Ready(("none",), state, "", 4096, self.intake.max_model_len, 4, 1)
+        self.speculation = state
+
+    def shutdown(self) -> None:
+        pass
+
+    async def stream(self, request: Request) -> AsyncGenerator[list[Event], None]:
+        for sample in range(request.params.n):
+            for token in ANSWER:
+                end = "stop" if token == ANSWER[-1] else None
+                yield [Event(request.id, sample, token, chr(token), Origin.PLAIN, end)]
+
+
+@pytest.fixture(scope="module")
+def front(tiny_llama: Path) -> Iterator[TestClient]:
+    """The server's front in this process, over a model that costs nothing."""
+    app = create_app(Echo(tiny_llama, None), Settings(names=("tiny",)))
+    headers = {"Content-Type": "application/json"}
+    with TestClient(app, raise_server_exceptions=False, headers=headers) as found:
+        yield found
+
+
+def refused_fields(path: str) -> dict[str, Unless]:
+    return {
+        name: mark
+        for name, field in MODELS[path].model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, Unless)
+    }
+
+
+def check_error(found: Any, param: str | None) -> None:
+    assert found.status_code == 400, found.text
+    error = found.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert param is None or error["param"] == param
+    assert error["message"].endswith(".")
+    assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+def test_a_refused_field_may_ask_for_nothing(front: TestClient, path: str) -> None:
+    for name, mark in refused_fields(path).items():
+        for value in (None, *mark.neutral):
+            found = front.post(path, json=PLAIN[path] | {name: value})
+            assert found.status_code == 200, (name, value, found.text)
+        for value in ("x" * 10_000, 7, [7], {"a": 7}, json.loads("[" * 500 + "]" * 500)):
+            if value not in mark.neutral:
+                check_error(front.post(path, json=PLAIN[path] | {name: value}), name)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+def test_an_ignored_or_unknown_field_changes_nothing(front: TestClient, path: str) -> None:
+    plain = front.post(path, json=PLAIN[path] | {"seed": 1}).json()["choices"]
+    for name in (*IGNORED, "provider", "\ud800", "a" * 10_000):
+        assert name not in MODELS[path].model_fields
+        text = json.dumps(PLAIN[path] | {"seed": 1, name: {"any": [1, "\ud800"]}})
+        found = front.post(path, content=text)
+        assert found.status_code == 200, (name, found.text)
+        assert found.json()["choices"] == plain
+
+
+def test_the_docs_list_every_field() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    listed = text[text.index("## Fields") :].partition("\n## ")[0]
+    parts = dict(re.findall(r"\*\*(\w+)\*\*(.*?)(?=\n\n|\Z)", listed, re.S))
+    named = {title: set(re.findall(r"`(\w+)`", part)) for title, part in parts.items()}
+    refused = {path: set(refused_fields(path)) for path in (COMPLETIONS, CHATS)}
+    everything = {
+        path: set(MODELS[path].model_fields) - refused[path] for path in (COMPLETIONS, CHATS)
+    }
+    assert named["Honoured"] == everything[COMPLETIONS] & everything[CHATS]
+    assert named["Completions"] == everything[COMPLETIONS] - everything[CHATS]
+    assert named["Chats"] == everything[CHATS] - everything[COMPLETIONS]
+    assert named["Refused"] == refused[COMPLETIONS] & refused[CHATS]
+    assert named["Ignored"] == set(IGNORED)
+
+
+def test_what_the_template_does_not_read_is_refused(front: TestClient) -> None:
+    for name, value in (("documents", [{"text": "x"}]), ("reasoning_effort", "high")):
+        for path in (CHATS, "/tokenize"):
+            check_error(front.post(path, json=PLAIN[path] | {name: value}), name)
+    for more in ({"documents": []}, {"reasoning_effort": "none"}):
+        assert front.post(CHATS, json=PLAIN[CHATS] | more).status_code == 200
+
+
+def test_what_the_template_reads_reaches_it(front: TestClient) -> None:
+    codec = front.app.state.service.llm.intake.codec  # type: ignore[attr-defined]
+    before = codec.template
+    codec.template = (
+        "{% for d in documents or [] %}{{ d['text'] }};{% endfor %}"
+        "{{ reasoning_effort }} {{ enable_thinking }}:{{ messages[-1]['content'] }}"
+    )
+    try:
+        for more, shown in (
+            ({"documents": [{"text": "a"}, {"text": "b"}]}, "a;b; :for word"),
+            ({"reasoning_effort": "low"}, "low True:for word"),
+            ({"reasoning_effort": "none"}, "none False:for word"),
+            ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": 1}},
+             "none 1:for word"),
+        ):  # fmt: skip
+            ids = front.post("/tokenize", json=PLAIN["/tokenize"] | more).json()["tokens"]
+            text = front.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+            assert text == shown
+            usage = front.post(CHATS, json=PLAIN[CHATS] | more).json()["usage"]
+            assert usage["prompt_tokens"] == len(ids)
+    finally:
+        codec.template = before
+
+
+def test_parts_and_fields_that_are_no_text_are_refused(front: TestClient) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    deep = json.loads("[" * 900 + "]" * 900)
+    for part in (image, sound, {"type": deep}, {"type": "file"}, "text", deep):
+        message = {"role": "user", "content": [{"type": "text", "text": "x"}, part]}
+        check_error(front.post(CHATS, json={"messages": [message]}), "messages")
+    others: list[Any] = [{"audio": {"id": "x"}}, {"function_call": {"name": "f"}}]
+    for more in others:
+        message = {"role": "model", "content": "x", **more}
+        check_error(front.post(CHATS, json={"messages": [*MESSAGES, message]}), "messages")
+
+
+def test_names_of_the_template_call_are_not_the_clients(front: TestClient) -> None:
+    for name in ("messages", "tools", "documents", "tokenize", "padding", "chat_template",
+                 "continue_final_message", "sanitize_control_tokens", "self"):  # fmt: skip
+        body = PLAIN[CHATS] | {"chat_template_kwargs": {name: True}}
+        check_error(front.post(CHATS, json=body), "chat_template_kwargs")
+
+
+def test_options_of_structured_outputs_are_not_dropped(front: TestClient) -> None:
+    others: list[Any] = [
+        {"whitespace_pattern": " "}, {"disable_any_whitespace": True}, {"json": {}},
+        {"structural_tag": "x"}, {"disable_additional_properties": True},
+    ]  # fmt: skip
+    for more in others:
+        body = PLAIN[CHATS] | {"structured_outputs": {"json_object": True, **more}}
+        check_error(front.post(CHATS, json=body), "structured_outputs")
+
+
+def test_a_template_error_is_short_and_valid_text(front: TestClient) -> None:
+    codec = front.app.state.service.llm.intake.codec  # type: ignore[attr-defined]
+    before = codec.template
+    codec.template = "{{ raise_exception(messages[0]['content']) }}"
+    try:
+        for content in ("x" * 100_000, "a\nb", "\ud800", "\0\x1b[31m"):
+            text = json.dumps({"messages": [{"role": "user", "content": content}]})
+            check_error(front.post(CHATS, content=text), None)
+    finally:
+        codec.template = before
+
+
+STRANGE = ["\ud800", "a\0b", "\x1b[31m", "\u2028\x85", "", " ", "\ufffe", "😀" * 50, "x" * 5000]
+"""Texts that break what is careless with them."""
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize"])
+def test_strange_texts_in_any_field_are_answered_in_json(front: TestClient, path: str) -> None:
+    for value in STRANGE:
+        function = {"name": "f", "description": value, "parameters": {value: {"const": value}}}
+        fields = set(MODELS[path].model_fields) - set(refused_fields(path))
+        more: list[dict[str, Any]] = [
+            {name: shown} for name in sorted(fields) for shown in (value, [value])
+        ]
+        more += [
+            {"messages": [{"role": value, "content": value}]},
+            {"messages": [{**MESSAGES[0], "name": value, value: value}]},
+            {"tools": [{"type": "function", "function": function}]},
+            {"tools": [{"type": "function", "function": {"name": value}}]},
+            {"tool_choice": {"type": "function", "function": {"name": value}}},
+            {"structured_outputs": {"choice": [value]}},
+            {"prediction": {"content": value}, "stream": True},
+            {"speculation": {"drafter": value}},
+            {"logit_bias": {value: 1}},
+            {"stop": value, "stream": True},
+        ]
+        for change in more:
+            found = front.post(path, content=json.dumps(PLAIN[path] | change))
+            assert found.status_code in (200, 400, 404), (change, found.text)
+            if found.headers["content-type"].startswith("application/json"):
+                json.loads(found.content)
+
+
+NAMES = ["type", "function", "name", "parameters", "role", "content", "text", "json_schema",
+         "schema", "arguments", "tool_calls", "enabled", "drafter", "json", "a"]  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from([*STRANGE, *NAMES, "auto", "json_object", "user", "model", "-1", "1e999"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner),
+    max_leaves=12,
+)  # fmt: skip
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize"])
+@given(data=st.data())
+@settings(
+    derandomize=True, deadline=None, max_examples=250,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+def test_any_value_of_any_field_is_answered(
+    front: TestClient, path: str, data: st.DataObject
+) -> None:
+    known = sorted(MODELS[path].model_fields)
+    rare = ["messages", "tools", "tool_choice", "response_format", "structured_outputs"]
+    fields = st.sampled_from(known) | st.sampled_from([n for n in rare if n in known] or known)
+    change = data.draw(st.dictionaries(fields, VALUES, min_size=1, max_size=3))
+    start = PLAIN[path] | ({"tools": TOOLS} if path == CHATS and data.draw(st.booleans()) else {})
+    depth = data.draw(st.sampled_from([0, 0, 0, 50, 200, 400]))
+    for name in list(change)[:1]:
+        change[name] = json.loads("[" * depth + json.dumps(change[name]) + "]" * depth)
+    found = front.post(path, content=json.dumps(start | change))
+    assert found.status_code in (200, 400, 404, 429), found.text
+    if found.status_code != 200:
+        assert set(found.json()["error"]) == {"message", "type", "param", "code"}
