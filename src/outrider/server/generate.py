@@ -22,7 +22,7 @@ from ..types import Event, Request, SamplingParams, Speculation
 from .errors import ServerError
 from .messages import readable
 from .metrics import Metrics
-from .protocol import ChatRequest, CompletionRequest, Generation, Refusal
+from .protocol import ChatRequest, CompletionRequest, Generation, Refusal, shortened
 from .settings import Settings
 from .stats import Stats
 
@@ -72,7 +72,7 @@ class Service:
         """
         if given is not None and given not in self.settings.names:
             raise ServerError(
-                404, f"there is no model {given!r} here; this server has {self.name!r}.",
+                404, f"there is no model {shortened(given)} here; this server has {self.name!r}.",
                 "model", "model_not_found",
             )  # fmt: skip
 

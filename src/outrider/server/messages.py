@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from .protocol import Refusal
+from .bodies import parse
+from .protocol import Refusal, shortened
 
 MESSAGE_PARTS = ("text", "input_text")
 
@@ -39,7 +39,7 @@ def _text(content: Any, i: int) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in MESSAGE_PARTS or not isinstance(part.get("text"), str):
             raise Refusal(
-                f"messages.{i}.content has a part of type {kind!r}; only text is served.",
+                f"messages.{i}.content has a part of type {shortened(kind)}; only text is served.",
                 "messages",
             )
         texts.append(part["text"])
@@ -52,6 +52,9 @@ def _call(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-    except (ValueError, RecursionError):
+        return {
+            **call,
+            "function": {**function, "arguments": parse(function["arguments"].encode())},
+        }
+    except (Refusal, UnicodeEncodeError):
         return call

@@ -15,7 +15,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .protocol import ChatRequest, NamedTool, Refusal, Tool, check_schema
+from ..params import LARGEST_GRAMMAR
+from .protocol import ChatRequest, NamedTool, Refusal, Tool, check_schema, shortened
 
 Form = Literal["hermes", "llama3"]
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -55,12 +56,16 @@ def choice_of(body: ChatRequest) -> str:
         Refusal: a choice without tools, an unknown name, or a schema that is too large.
     """
     tools, choice = body.tools or [], body.tool_choice
-    for tool in tools:
-        check_schema(tool.function.parameters or {}, "tools")
+    size = sum(check_schema(tool.function.parameters or {}, "tools") for tool in tools)
+    if size > LARGEST_GRAMMAR:
+        raise Refusal(
+            f"the schemas of all tools have {size} characters; give at most {LARGEST_GRAMMAR}.",
+            "tools",
+        )
     if isinstance(choice, NamedTool):
         if choice.function.name not in {t.function.name for t in tools}:
             raise Refusal(
-                f"tool_choice names {choice.function.name!r}, which is not among tools.",
+                f"tool_choice names {shortened(choice.function.name)}, which is not among tools.",
                 "tool_choice",
             )
         return f"={choice.function.name}"
