@@ -25,6 +25,7 @@ from .. import __version__
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError, OutriderError
 from .access import Access
+from .bodies import BodyRoute
 from .chat import Chat
 from .completions import Completion
 from .errors import RESPONSES, body, error_body, install, response
@@ -74,6 +75,7 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
     )  # fmt: skip
     service = Service(llm, settings, Metrics(llm, settings.names[0], settings.slo))
     app.state.service = service
+    app.router.route_class = BodyRoute
     install(app)
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(Access, failed=service.metrics.failed, tracer=tracer)

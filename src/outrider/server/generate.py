@@ -22,7 +22,15 @@ from ..types import Event, Request, SamplingParams, Speculation
 from .errors import ServerError
 from .messages import readable, template_options, wants_generation_prompt
 from .metrics import Metrics
-from .protocol import ChatRequest, CompletionRequest, Generation, Refusal, Templated, Tool
+from .protocol import (
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Refusal,
+    Templated,
+    Tool,
+    shortened,
+)  # fmt: skip
 from .settings import Settings
 from .stats import Stats
 
@@ -60,7 +68,7 @@ class Service:
         """
         if given is not None and given not in self.settings.names:
             raise ServerError(
-                404, f"there is no model {given!r} here; this server has {self.name!r}.",
+                404, f"there is no model {shortened(given)} here; this server has {self.name!r}.",
                 "model", "model_not_found",
             )  # fmt: skip
 

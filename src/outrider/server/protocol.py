@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import from_json
 
 from ..errors import RequestError
 from ..params import (
+    LARGEST_IDS,
     LARGEST_LOGPROBS,
     LARGEST_N,
     LARGEST_PENALTY,
+    LARGEST_STOP,
     LARGEST_TEMPERATURE,
     LONGEST_NUMBER,
     REPETITION,
@@ -27,6 +29,10 @@ MOST_MESSAGES = 4096
 MOST_TOOLS = 128
 MOST_SAMPLES = 256
 MOST_BIASES = 1024
+MOST_CHOICES = 1 << 14
+MOST_PARTS = 1 << 12
+SHOWN = 80
+"""Characters of a wrong value that its error tells."""
 DEEPEST_SCHEMA = 64
 LARGEST_SCHEMA = 1 << 16
 FORM = "structured_outputs"
@@ -34,7 +40,40 @@ FORM = "structured_outputs"
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """What a client may call its request; nothing that could break a line of the log."""
 
-Ids = list[int]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+OptionIds = Annotated[list[int], Field(fail_fast=True, max_length=LARGEST_IDS)]
+Words = Annotated[list[str], Field(fail_fast=True, max_length=LARGEST_STOP)]
+Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
+IdLists = Annotated[list[Ids], Field(fail_fast=True, max_length=MOST_PROMPTS)]
+Choices = Annotated[list[str], Field(fail_fast=True, max_length=MOST_CHOICES)]
+Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MOST_PARTS)]
+Messages = Annotated[
+    list[dict[str, Any]], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
+]
+
+
+def _few(given: Any) -> Any:
+    """An object with few fields; otherwise each field that is wrong would be an error."""
+    if isinstance(given, dict) and len(given) > MOST_BIASES:
+        raise ValueError(f"it has {len(given)} ids; give at most {MOST_BIASES}")
+    return given
+
+
+def _counted(given: Any) -> Any:
+    """The prompts of a call, not too many; each kind of prompt would count them anew."""
+    many = isinstance(given, list) and len(given) > MOST_PROMPTS
+    if many and not isinstance(given[0], int):
+        raise ValueError(f"there are {len(given)} prompts; give 1 to {MOST_PROMPTS}")
+    return given
+
+
+Biases = Annotated[dict[str, float], Field(max_length=MOST_BIASES), BeforeValidator(_few)]
+
+
+def shortened(value: object) -> str:
+    """A value as an error tells it."""
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
 
 
 class Refusal(RequestError):
@@ -46,8 +85,11 @@ class Refusal(RequestError):
         self.code = code
 
 
-def check_schema(schema: str | dict[str, Any] | None, name: str) -> None:
+def check_schema(schema: str | dict[str, Any] | None, name: str) -> int:
     """Refuse a JSON schema that is too large or too deep.
+
+    Returns:
+        Characters of its text.
 
     Raises:
         Refusal: it is.
@@ -57,12 +99,25 @@ def check_schema(schema: str | dict[str, Any] | None, name: str) -> None:
         raise Refusal(
             f"the schema has {len(text)} characters; give at most {LARGEST_SCHEMA}.", name
         )
-    depth = deepest = 0
-    for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
-        deepest = max(deepest, depth)
-    if deepest > DEEPEST_SCHEMA:
-        raise Refusal(f"the schema nests {deepest} deep; at most {DEEPEST_SCHEMA} is served.", name)
+    try:
+        deep = _nests_below(from_json(text), DEEPEST_SCHEMA)
+    except ValueError as error:  # other mistakes are StructuredOutputsParams' to explain
+        deep = "recursion limit" in str(error)
+    if deep:
+        raise Refusal(f"the schema nests more than {DEEPEST_SCHEMA} deep; flatten it.", name)
+    return len(text)
+
+
+def _nests_below(value: Any, most: int) -> bool:
+    """True when lists and objects nest more than ``most`` deep."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [part for part in level if isinstance(part, dict | list)]
+        if not level:
+            return False
+        parts = [part.values() if isinstance(part, dict) else part for part in level]
+        level = [inner for part in parts for inner in part]
+    return True
 
 
 def ranged(
@@ -117,7 +172,7 @@ class StructuredOutputs(Wire):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: Annotated[Any, Unless((False,), BLANKS)] = None
@@ -145,7 +200,7 @@ class Prediction(Wire):
     """OpenAI's ``prediction``: text that the output is expected to resemble."""
 
     type: Literal["content"] = "content"
-    content: str | list[dict[str, Any]]
+    content: str | Parts
 
     @property
     def text(self) -> str:
@@ -180,8 +235,8 @@ class Generation(Wire, Unsupported):
     top_k: int | None = ranged(-1)
     min_p: float | None = ranged(0, 1)
     seed: int | str | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: Ids | None = None
+    stop: str | Words | None = None
+    stop_token_ids: OptionIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -193,9 +248,9 @@ class Generation(Wire, Unsupported):
     presence_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
     frequency_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
     repetition_penalty: float | None = ranged(*REPETITION)
-    logit_bias: dict[str, float] | None = Field(None, max_length=MOST_BIASES)
-    bad_words: list[str] | None = None
-    allowed_token_ids: Ids | None = None
+    logit_bias: Biases | None = None
+    bad_words: Words | None = None
+    allowed_token_ids: OptionIds | None = None
     prompt_logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
     return_token_ids: bool = False
     return_speculation: bool = False
@@ -203,7 +258,7 @@ class Generation(Wire, Unsupported):
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     speculation: SpeculationOptions | None = None
     prediction: Prediction | None = None
@@ -302,8 +357,9 @@ def read_seed(seed: int | str | None) -> int | None:
         return None
     if isinstance(seed, str):
         if not (seed.isascii() and seed.isdecimal() and len(seed) <= LONGEST_NUMBER):
-            shown = reprlib.repr(seed)
-            raise Refusal(f"seed is {shown}; give a whole number from 0 to 2^64 - 1.", "seed")
+            raise Refusal(
+                f"seed is {shortened(seed)}; give a whole number from 0 to 2^64 - 1.", "seed"
+            )
         return int(seed)
     return seed
 
@@ -311,7 +367,7 @@ def read_seed(seed: int | str | None) -> int | None:
 class CompletionRequest(Generation, NotInCompletions):
     """``POST /v1/completions``."""
 
-    prompt: str | Ids | list[str] | list[Ids]
+    prompt: Annotated[str | Ids | Texts | IdLists, BeforeValidator(_counted)]
     max_tokens: int | None = 16
     logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
     echo: bool = False
@@ -361,6 +417,9 @@ class Tool(Wire):
         return self.model_dump(exclude_none=True)
 
 
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)]
+
+
 class NamedFunction(Wire):
     """The function of a named tool choice."""
 
@@ -377,10 +436,10 @@ class NamedTool(Wire):
 class ChatRequest(Generation, Templated, NotInChats):
     """``POST /v1/chat/completions``."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Messages
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=LARGEST_LOGPROBS)
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
 
@@ -390,10 +449,10 @@ class TokenizeRequest(Templated):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = Field(None, max_length=MOST_MESSAGES)
+    messages: Messages | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: Tools | None = None
 
 
 class DetokenizeRequest(Wire):

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 import uuid
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .protocol import ChatRequest, NamedTool, Refusal, Tool
+from ..params import LARGEST_GRAMMAR
+from .protocol import ChatRequest, NamedTool, Refusal, Tool, check_schema, shortened
 
 Form = Literal["hermes", "llama3"]
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -56,10 +56,18 @@ def choice_of(body: ChatRequest) -> str:
         Refusal: a choice without tools, or an unknown name.
     """
     tools, choice = body.tools or [], body.tool_choice
+    size = sum(check_schema(tool.function.parameters or {}, "tools") for tool in tools)
+    if size > LARGEST_GRAMMAR:
+        raise Refusal(
+            f"the schemas of all tools have {size} characters; give at most {LARGEST_GRAMMAR}.",
+            "tools",
+        )
     if isinstance(choice, NamedTool):
         if choice.function.name not in {t.function.name for t in tools}:
-            shown = reprlib.repr(choice.function.name)
-            raise Refusal(f"tool_choice names {shown}, which is not among tools.", "tool_choice")
+            raise Refusal(
+                f"tool_choice names {shortened(choice.function.name)}, which is not among tools.",
+                "tool_choice",
+            )
         return f"={choice.function.name}"
     if choice in ("auto", "required") and not tools:
         raise Refusal(f"tool_choice is {choice!r}, but there are no tools.", "tool_choice")
