@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from fastapi import Request as Call
 
 from ..async_llm import AsyncLLM
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 from ..outputs import Pending
+from ..params import DEFAULT_MAX_TOKENS
 from ..sampling.acceptance import NOT_FINITE
 from ..text.template import has_lone_surrogates
 from ..types import Event, Request, SamplingParams, Speculation
@@ -172,6 +173,19 @@ class Service:
                 f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
                 f"{self.llm.intake.max_model_len}; shorten it.", "prompt",
             )  # fmt: skip
+        context = self.llm.intake.max_model_len
+        if "max_tokens" not in more and (body.limit or 0) > max(context, DEFAULT_MAX_TOKENS):
+            chats = getattr(body, "max_completion_tokens", None) is not None
+            name = "max_completion_tokens" if chats else "max_tokens"
+            raise Refusal(
+                f"{name} is {shown(body.limit)}, but the context of this model is {context} "
+                "tokens; give at most that.", name,
+            )  # fmt: skip
+        if body.priority and self.llm.config.scheduling_policy != "priority":
+            raise Refusal(
+                f"priority is {body.priority}, but priority scheduling is not enabled; give 0, or "
+                "start the server with --scheduling-policy priority.", "priority",
+            )  # fmt: skip
         params: SamplingParams = body.sampling(room, self.settings.defaults, **more)
         request, _ = self.llm.request(ids, params, uuid.uuid4().hex)
         return replace(
@@ -188,7 +202,10 @@ class Service:
             # No output is longer; what an output does not reach costs every step that looks for it.
             most = self.llm.intake.max_model_len
             text = body.prediction.text[: most * LETTERS]
-            expected = tuple((await self.ids(text, special=False))[:most])
+            ids = await self.ids(text, special=False)
+            # A tokenizer may know ids that the model lacks, which no output has.
+            known = self.llm.intake.vocab_size
+            expected = tuple(id for id in ids[:most] if id < known)
         if given is None:
             return Speculation(prediction=expected)
         return Speculation(given.enabled, given.drafter, given.num_speculative_tokens, expected)

@@ -5,33 +5,43 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from ..errors import RequestError
-from ..params import (
-    LARGEST_LOGPROBS,
-    LARGEST_N,
-    LARGEST_PENALTY,
-    LARGEST_TEMPERATURE,
-    LONGEST_NUMBER,
-    REPETITION,
-    SamplingParams,
-)  # fmt: skip
+from ..limits import LARGEST_DRAFT, LARGEST_INT, REQUEST, SAMPLING
+from ..params import DEFAULT_MAX_TOKENS, LONGEST_NUMBER, SamplingParams
 
 MOST_PROMPTS = 128
 MOST_MESSAGES = 4096
 MOST_TOOLS = 128
 MOST_SAMPLES = 256
 MOST_BIASES = 1024
+LONGEST_TIMEOUT = 10**7
+"""Seconds."""
 DEEPEST_SCHEMA = 64
 LARGEST_SCHEMA = 1 << 16
 
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """What a client may call its request; nothing that could break a line of the log."""
 
-Ids = list[int]
+
+def no_switch(given: Any) -> Any:
+    """The value as it is, unless it is true or false, which pydantic takes for 1 and 0.
+
+    Raises:
+        ValueError: it is.
+    """
+    if isinstance(given, bool):
+        raise ValueError("give a number, not true or false")
+    return given
+
+
+Whole = Annotated[int, BeforeValidator(no_switch)]
+Real = Annotated[float, BeforeValidator(no_switch)]
+TokenId = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_INT})]
+Ids = list[TokenId]
 
 
 class Refusal(RequestError):
@@ -75,6 +85,12 @@ def ranged(
     return Field(default, json_schema_extra=shown)
 
 
+def sampled(name: str, default: int | None = None) -> Any:
+    """A field of ``SamplingParams``, with the range that is checked there."""
+    number = SAMPLING[name]
+    return ranged(number.least, number.most, above=number.above, default=default)
+
+
 class Wire(BaseModel):
     """Base of everything that is sent; unknown fields are ignored, as OpenAI's clients expect."""
 
@@ -99,7 +115,7 @@ class SpeculationOptions(Wire):
 
     enabled: bool = True
     drafter: str | None = None
-    num_speculative_tokens: int | None = Field(None, ge=0)
+    num_speculative_tokens: Whole | None = Field(None, ge=0, le=LARGEST_DRAFT)
 
 
 class StreamOptions(Wire):
@@ -154,26 +170,26 @@ class Generation(Wire):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=LARGEST_N)
-    temperature: float | None = ranged(0, LARGEST_TEMPERATURE)
-    top_p: float | None = ranged(0, 1, above=True)
-    top_k: int | None = ranged(-1)
-    min_p: float | None = ranged(0, 1)
-    seed: int | str | None = None
+    n: Whole = Field(1, ge=1, le=SAMPLING["n"].most)
+    temperature: Real | None = sampled("temperature")
+    top_p: Real | None = sampled("top_p")
+    top_k: Whole | None = sampled("top_k")
+    min_p: Real | None = sampled("min_p")
+    seed: Whole | str | None = sampled("seed")
     stop: str | list[str] | None = None
     stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    min_tokens: int = ranged(0, default=0)
-    max_tokens: int | None = ranged(1)
-    presence_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
-    frequency_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
-    repetition_penalty: float | None = ranged(*REPETITION)
-    logit_bias: dict[str, float] | None = Field(None, max_length=MOST_BIASES)
+    min_tokens: Whole = sampled("min_tokens", 0)
+    max_tokens: Whole | None = sampled("max_tokens")
+    presence_penalty: Real | None = sampled("presence_penalty")
+    frequency_penalty: Real | None = sampled("frequency_penalty")
+    repetition_penalty: Real | None = sampled("repetition_penalty")
+    logit_bias: dict[str, Annotated[float, Strict()]] | None = Field(None, max_length=MOST_BIASES)
     bad_words: list[str] | None = None
     allowed_token_ids: Ids | None = None
-    prompt_logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
+    prompt_logprobs: Whole | None = sampled("prompt_logprobs")
     return_token_ids: bool = False
     return_speculation: bool = False
     response_format: ResponseFormat | None = None
@@ -184,10 +200,10 @@ class Generation(Wire):
     guided_grammar: str | None = None
     speculation: SpeculationOptions | None = None
     prediction: Prediction | None = None
-    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    priority: Whole = Field(0, ge=REQUEST["priority"].least, le=REQUEST["priority"].most)
     request_id: str | None = Field(None, pattern=REQUEST_ID)
     cache_salt: str | None = Field(None, max_length=256)
-    timeout: float | None = Field(None, gt=0)
+    timeout: Real | None = Field(None, gt=0, le=LONGEST_TIMEOUT, allow_inf_nan=False)
 
     def form(self) -> dict[str, Any] | None:
         """The form that the output must have, as ``StructuredOutputsParams`` takes it.
@@ -282,11 +298,11 @@ class CompletionRequest(Generation):
     """``POST /v1/completions``."""
 
     prompt: str | Ids | list[str] | list[Ids]
-    max_tokens: int | None = 16
-    logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
+    max_tokens: Whole | None = ranged(0, LARGEST_INT, default=DEFAULT_MAX_TOKENS)
+    logprobs: Whole | None = sampled("logprobs")
     echo: bool = False
     suffix: str | None = None
-    best_of: int | None = ranged(1)
+    best_of: Whole | None = sampled("n")
 
     def prompts(self) -> list[str | Ids]:
         """Every prompt.
@@ -339,9 +355,9 @@ class ChatRequest(Generation):
     """``POST /v1/chat/completions``."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = sampled("max_tokens")
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=LARGEST_LOGPROBS)
+    top_logprobs: Whole | None = Field(None, ge=0, le=SAMPLING["logprobs"].most)
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
@@ -378,4 +394,4 @@ class SpeculationChange(Wire):
 
     enabled: bool | None = None
     drafter: str | None = None
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: Whole | None = Field(None, ge=0, le=LARGEST_DRAFT)
