@@ -141,7 +141,7 @@ def check_vocabulary(name: str, ids: Iterable[int], vocabulary: int) -> None:
     Raises:
         RequestError: one of them is not.
     """
-    wrong = next((id for id in ids if not 0 <= id < vocabulary), None)
+    wrong = next((id for id in ids if type(id) is not int or not 0 <= id < vocabulary), None)
     if wrong is not None:
         raise RequestError(
             f"{name} has token id {shown(wrong)}, but the vocabulary ends at {vocabulary - 1}."

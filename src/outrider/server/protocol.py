@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from ..errors import RequestError
-from ..limits import LARGEST_DRAFT, LARGEST_INT, REQUEST, SAMPLING
+from ..limits import BIAS, LARGEST_DRAFT, LARGEST_INT, REQUEST, SAMPLING
 from ..params import DEFAULT_MAX_TOKENS, LONGEST_NUMBER, SamplingParams
 
 MOST_PROMPTS = 128
@@ -38,10 +38,18 @@ def no_switch(given: Any) -> Any:
     return given
 
 
-Whole = Annotated[int, BeforeValidator(no_switch)]
-Real = Annotated[float, BeforeValidator(no_switch)]
+Number = BeforeValidator(no_switch)
+Whole = Annotated[int, Number]
+Real = Annotated[float, Number]
+# Bounds stand before the validator, or they are not published.
+Samples = Annotated[int, Field(ge=1, le=SAMPLING["n"].most), Number]
+DraftLength = Annotated[int, Field(ge=0, le=LARGEST_DRAFT), Number]
+Timeout = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT), Number]
 TokenId = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_INT})]
 Ids = list[TokenId]
+Bias = Annotated[
+    float, Strict(), Field(json_schema_extra={"minimum": BIAS.least, "maximum": BIAS.most})
+]
 
 
 class Refusal(RequestError):
@@ -115,7 +123,7 @@ class SpeculationOptions(Wire):
 
     enabled: bool = True
     drafter: str | None = None
-    num_speculative_tokens: Whole | None = Field(None, ge=0, le=LARGEST_DRAFT)
+    num_speculative_tokens: DraftLength | None = None
 
 
 class StreamOptions(Wire):
@@ -170,7 +178,7 @@ class Generation(Wire):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Whole = Field(1, ge=1, le=SAMPLING["n"].most)
+    n: Samples = 1
     temperature: Real | None = sampled("temperature")
     top_p: Real | None = sampled("top_p")
     top_k: Whole | None = sampled("top_k")
@@ -186,7 +194,7 @@ class Generation(Wire):
     presence_penalty: Real | None = sampled("presence_penalty")
     frequency_penalty: Real | None = sampled("frequency_penalty")
     repetition_penalty: Real | None = sampled("repetition_penalty")
-    logit_bias: dict[str, Annotated[float, Strict()]] | None = Field(None, max_length=MOST_BIASES)
+    logit_bias: dict[str, Bias] | None = Field(None, max_length=MOST_BIASES)
     bad_words: list[str] | None = None
     allowed_token_ids: Ids | None = None
     prompt_logprobs: Whole | None = sampled("prompt_logprobs")
@@ -203,7 +211,7 @@ class Generation(Wire):
     priority: Whole = Field(0, ge=REQUEST["priority"].least, le=REQUEST["priority"].most)
     request_id: str | None = Field(None, pattern=REQUEST_ID)
     cache_salt: str | None = Field(None, max_length=256)
-    timeout: Real | None = Field(None, gt=0, le=LONGEST_TIMEOUT, allow_inf_nan=False)
+    timeout: Timeout | None = None
 
     def form(self) -> dict[str, Any] | None:
         """The form that the output must have, as ``StructuredOutputsParams`` takes it.
@@ -302,7 +310,7 @@ class CompletionRequest(Generation):
     logprobs: Whole | None = sampled("logprobs")
     echo: bool = False
     suffix: str | None = None
-    best_of: Whole | None = sampled("n")
+    best_of: Samples | None = None
 
     def prompts(self) -> list[str | Ids]:
         """Every prompt.
@@ -357,7 +365,7 @@ class ChatRequest(Generation):
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: Whole | None = sampled("max_tokens")
     logprobs: bool = False
-    top_logprobs: Whole | None = Field(None, ge=0, le=SAMPLING["logprobs"].most)
+    top_logprobs: Whole | None = sampled("logprobs")
     tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
@@ -394,4 +402,4 @@ class SpeculationChange(Wire):
 
     enabled: bool | None = None
     drafter: str | None = None
-    num_speculative_tokens: Whole | None = Field(None, ge=0, le=LARGEST_DRAFT)
+    num_speculative_tokens: DraftLength | None = None
