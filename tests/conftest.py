@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MakeCheckpoint = Callable[..., Path]
 
 END = "<|end|>"
+PAD = "<pad_extra>"
 SPECIALS = [END, "<|user|>", "<|model|>"]
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] not in ['user', 'model'] %}"
@@ -110,10 +112,27 @@ def build_checkpoint(
     return folder
 
 
+def padded_copy(folder: Path, to: Path) -> Path:
+    """Copy a checkpoint and add ``PAD`` to its tokenizer, the first id that the model lacks."""
+    shutil.copytree(folder, to)
+    tokenizer = Tokenizer.from_file(str(to / "tokenizer.json"))
+    tokenizer.add_special_tokens([PAD])
+    tokenizer.save(str(to / "tokenizer.json"))
+    return to
+
+
 @pytest.fixture(scope="session")
 def make_checkpoint() -> MakeCheckpoint:
     """``make_checkpoint(folder, family, **config)``: see ``build_checkpoint``."""
     return build_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def no_drafter_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test whose drafter raised, since the engine goes on without a draft."""
+    yield
+    said = [record.getMessage() for record in caplog.get_records("call")]
+    assert not [text for text in said if "so that this step has no draft" in text]
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,9 @@ from transformers import AutoModelForCausalLM
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, RequestError
 from outrider.outputs import GenerationError
+from outrider.sampling.law import SequenceLaw
+from outrider.text.detokenize import Detokenizer
+from outrider.types import Draft, Request, Sequence
 
 BASE = SamplingParams(temperature=0.8, max_tokens=8, seed=5, ignore_eos=True)
 PROMPTS = ["the quick", "fox", "jumps over the"]
@@ -284,3 +287,104 @@ def test_a_model_without_eos_has_no_structured_output(tmp_path: Path) -> None:
     llm = LLM(folder, drafter=None, memory=2**24)
     with pytest.raises(RequestError, match="an end-of-sequence token"):
         llm.generate("fox", SamplingParams(structured_outputs={"regex": "a"}))
+
+
+# What nobody foresaw.
+
+
+class Unwritable(Detokenizer):
+    """Text that raises at its third token."""
+
+    count = 0
+
+    def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:
+        self.count += 1
+        if self.count == 3:
+            raise UnicodeError("no such text")
+        return super().push(token, may_stop)
+
+
+def no_law(*_: Any) -> Any:
+    raise ZeroDivisionError("no such law")
+
+
+@pytest.mark.parametrize("part", ["law", "masks", "text"])
+def test_an_unforeseen_error_ends_its_own_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    alone = [llm.generate(prompt, BASE)[0].outputs[0] for prompt in PROMPTS]
+    prepare = llm.engine.prepare
+
+    def spoilt(request: Request) -> list[Sequence]:
+        (sequence,) = prepare(request)
+        if request.seed == 666 and part == "law":
+            sequence.law = SequenceLaw(llm.engine.law_of(request), None)
+            monkeypatch.setattr(sequence.law, "apply", no_law)
+        elif request.seed == 666 and part == "masks":
+            monkeypatch.setattr(sequence.law, "masks", no_law)
+        elif request.seed == 666:
+            sequence.text = Unwritable(byte_level_tokenizer(), [], ())
+        return [sequence]
+
+    monkeypatch.setattr(llm.engine, "prepare", spoilt)
+    form = {"structured_outputs": {"regex": "[a-z]{30}"}, "ignore_eos": False}
+    bad = replace(BASE, seed=666, **(form if part == "masks" else {}))
+    with pytest.raises(GenerationError, match=r"1 failed: an unexpected .*no such") as caught:
+        llm.generate(PROMPTS, [BASE, bad, BASE])
+    first, failed, last = (o.outputs[0] for o in caught.value.outputs)
+    assert failed.finish_reason == "error"
+    assert (first, last) == (alone[0], alone[2])
+    llm.engine.check()
+    assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_usable
+
+
+def test_a_drafter_that_raises_costs_its_drafts_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)]
+    propose, calls = llm.engine.drafter.propose, itertools.count()
+
+    def failing(batch: Any, lengths: Any, noise: Any) -> Draft:
+        made = propose(batch, lengths, noise)
+        if next(calls) % 2:
+            raise IndexError("no such token")
+        return made
+
+    monkeypatch.setattr(llm.engine.drafter, "propose", failing)
+    assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)] == expected
+    llm.engine.check()
+    assert "failed, so that this step has no draft" in caplog.text
+    caplog.clear()
+
+
+# What the doors refuse.
+
+
+def test_max_tokens_above_the_context_is_refused_with_the_numbers(llm: LLM) -> None:
+    sentence = r"max_tokens is 257, but the context of this model is 256 tokens; give at most that"
+    with pytest.raises(RequestError, match=sentence):
+        llm.generate("fox", replace(BASE, max_tokens=257))
+    (clipped,) = llm.generate([5] * 250, replace(BASE, max_tokens=256))
+    assert len(clipped.outputs[0].token_ids) == 6
+
+
+def test_the_default_of_max_tokens_fits_any_context(tiny_llama: Path) -> None:
+    llm = LLM(tiny_llama, drafter=None, max_model_len=8, memory=2**24)
+    assert len(llm.generate([5, 6], SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 6
+
+
+def test_a_priority_needs_its_policy(llm: LLM, tiny_llama: Path) -> None:
+    request = Request("a", (5, 6), BASE, 1, priority=-1)
+    with pytest.raises(RequestError, match="priority is -1, but priority scheduling is not ena"):
+        llm.engine.add(request)
+    other = LLM(tiny_llama, drafter=None, memory=2**24, scheduling_policy="priority")
+    other.engine.add(request)
+    other.engine.abort("a")
+
+
+@pytest.mark.parametrize("field", ["priority", "seed"])
+@pytest.mark.parametrize("value", [2**64, -(2**63), True, 1.5, None])
+def test_a_request_has_numbers_in_their_range(field: str, value: Any) -> None:
+    given = {"seed": 1, field: value}
+    with pytest.raises(ConfigError, match=f"Request: {field} is .*; give "):
+        Request("a", (5, 6), BASE, **given)

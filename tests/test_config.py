@@ -15,6 +15,7 @@ from outrider.errors import (
     NumericalError,
     OutriderError,
     RequestError,
+    shown,
 )
 
 
@@ -31,19 +32,39 @@ def test_the_defaults_are_good() -> None:
     ("name", "values", "remedy"),
     [
         ("dtype", ["int8", "", None, 3], "give one of auto, float32, bfloat16, float16"),
-        ("max_num_seqs", [0, -1, 1.5, "2", None, True], "give 1 or more"),
-        ("max_num_batched_tokens", [0, -1, 1.5, "2", None], "give 1 or more"),
-        ("page_size", [0, -1, 1.5, "2", None], "give 1 or more"),
+        ("max_num_seqs", [0, -1, 1.5, "2", None, True, 2**31], "give 1 to 65536"),
+        ("max_num_batched_tokens", [0, -1, 1.5, "2", None, 2**31], "give 1 to 131072"),
+        ("page_size", [0, -1, 1.5, "2", None, 2**31 - 1, 2**32 + 16], "give 1 to 16384"),
         (
             "num_speculative_tokens",
-            [0, -1, 1.5, "2", None],
-            "give 1 or more, or turn drafting off with drafter=None",
+            [0, -1, 1.5, "2", None, 2**31],
+            "give 1 to 1024, or turn drafting off with drafter=None",
         ),
-        ("max_model_len", [0, 1, -5, "many", 2.5, True], "give 2 or more, or None"),
+        ("max_model_len", [0, 1, -5, "many", 2.5, True, 10**4000], "give 2 to 16777216, or None"),
+        ("drafter_window", [0, -1, True, 1.5, "8", 2**31], "give 1 to 16777216 tokens, or None"),
+        ("scheduling_policy", ["lifo", None, 3], "give fcfs or priority"),
         ("seed", [-1, 2**64, 1.5, "x", True], r"give a whole number from 0 to 2\^64 - 1"),
         (
             "memory",
-            [0, -5, 0.0, 1.5, -0.5, "much", "", "2 TB", "-1GiB", True, [], float("nan")],
+            [
+                0,
+                -5,
+                0.0,
+                1.5,
+                -0.5,
+                "much",
+                "",
+                "2 TB",
+                "-1GiB",
+                True,
+                [],
+                float("nan"),
+                float("inf"),
+                "9" * 4000,
+                "9" * 4000 + "GiB",
+                2**63,
+                10**5000,
+            ],
             "give bytes .* or a share of free memory above 0.0 and at most 1.0",
         ),
     ],
@@ -52,7 +73,8 @@ def test_bad_values_are_refused(name: str, values: list[Any], remedy: str) -> No
     for value in values:
         with pytest.raises(ConfigError, match=f"{name} is .*; {remedy}") as caught:
             EngineConfig(**{name: value})
-        assert repr(value) in str(caught.value)
+        assert shown(value) in str(caught.value)
+        assert len(str(caught.value)) < 250
         assert str(caught.value).endswith(".")
 
 

@@ -50,7 +50,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"speculation": {"enabled": False}}, {}), ({"speculation": {"drafter": "ngram"}}, {}),
     ({"speculation": {"num_speculative_tokens": 1}, **LONG}, LONG),
     ({"prediction": {"type": "content", "content": "the lazy dog"}, **LONG}, LONG),
-    ({"priority": -3}, {}), ({"cache_salt": "x"}, {}), ({"request_id": "mine"}, {}),
+    ({"priority": 0}, {}), ({"cache_salt": "x"}, {}), ({"request_id": "mine"}, {}),
     ({"timeout": 100}, {}), ({"user": "me", "metadata": {"a": "b"}, "store": True}, {}),
 ]  # fmt: skip
 NAMES = ["+".join(k for k in sent if k not in LONG or len(sent) == 1) for sent, _ in FIELDS]

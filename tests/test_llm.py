@@ -176,7 +176,7 @@ def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
         ({"tensor_parallel_size": 2}, "runs on one device.*vLLM, SGLang or TensorRT-LLM"),
         (
             {"num_speculative_tokens": 0},
-            "num_speculative_tokens is 0; give 1 or more.*drafter=None",
+            "num_speculative_tokens is 0; give 1 to 1024.*drafter=None",
         ),
         ({"num_speculative_tokens": 256}, "does not fit into the context of 256 tokens"),
         ({"num_speculative_token": 4}, "did you mean 'num_speculative_tokens'"),
@@ -188,7 +188,7 @@ def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
         ({"seed": -1}, "seed is -1"),
         ({"drafter": "n-gram"}, "drafter 'n-gram' is neither"),
         ({"drafter": 7}, "drafter is 7"),
-        ({"drafter": "ngram", "prompt_lookup_max": 0}, "ngram sizes are 2 to 0"),
+        ({"drafter": "ngram", "prompt_lookup_max": 1}, "ngram sizes are 2 to 1"),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence(

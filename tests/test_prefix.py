@@ -9,7 +9,7 @@ from exactness import END, VOCABULARY, make_engine, planted_pair, run
 
 from outrider.cache.pages import PagePool
 from outrider.cache.prefix import extend_keys
-from outrider.types import Event, Request, SamplingParams
+from outrider.types import Event, Request, SamplingParams, by_sample
 
 SIZE = 4  # of a page, in make_engine
 
@@ -166,3 +166,21 @@ def test_samples_and_alike_requests_compute_their_prompt_once(pair: Path) -> Non
     assert first["b"] is not None
     assert first["c"] is not None
     assert first["c"].scheduled < first["b"].scheduled
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_samples_compute_a_scored_prompt_once(pair: Path, drafter: str) -> None:
+    """The first sample scores the prompt, and the others share its pages."""
+
+    def of(**options: Any) -> list[Event]:
+        return served(make_engine(pair, drafter), request("r", prompt(40), **options))["r"]
+
+    def said(events: list[Event]) -> dict[int, list[int | None]]:
+        return {n: [e.token_id for e in found] for n, found in by_sample(events).items()}
+
+    (scored,) = (e.prompt_logprobs for e in of(prompt_logprobs=2) if e.prompt_logprobs)
+    found = of(n=4, prompt_logprobs=2)
+    assert said(found) == said(of(n=4))
+    assert [e.prompt_logprobs for e in found if e.prompt_logprobs] == [scored]
+    starts = {e.sample_index: e.start.cached_tokens for e in found if e.start is not None}
+    assert starts == {0: 0, 1: 36, 2: 36, 3: 36}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, shown
 from outrider.types import Counts, Draft, Origin, Request, SamplingParams, Sequence
 
 
@@ -27,27 +27,33 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("name", "values", "remedy"),
     [
-        ("temperature", [NAN, "1", None, True], "give a number"),
-        ("temperature", [-0.1, INF, -1], r"give 0 \(greedy\) or a number above 0, at most 1000000"),
-        ("top_k", [1.5, "1", None, True], "give a whole number"),
-        ("top_k", [-2], "give 1 or more, or 0 to keep every token"),
-        ("top_p", [NAN, "1", None], "give a number"),
-        ("top_p", [0, 0.0, -0.1, 1.1], "give a number above 0 and at most 1"),
-        ("min_p", [NAN, "1", None], "give a number"),
-        ("min_p", [-0.1, 1.1], r"give a number from 0 \(off\) to 1"),
+        (
+            "temperature",
+            [NAN, "1", None, True, -0.1, INF, -1, 10**400],
+            r"give 0 \(greedy\) or a number above 0, at most 1000000",
+        ),
+        (
+            "top_k",
+            [1.5, "1", None, True, -2, 2**31, 10**4000],
+            "give 1 to 2147483647, or 0 to keep every token",
+        ),
+        ("top_p", [NAN, "1", None, 0, 0.0, -0.1, 1.1], "give a number above 0 and at most 1"),
+        ("min_p", [NAN, "1", None, -0.1, 1.1], r"give a number from 0 \(off\) to 1"),
         ("seed", [-1, 2**64, 1.5, "x", True], r"give a whole number from 0 to 2\^64 - 1, or None"),
-        ("n", [1.5, None, "2", True], "give a whole number"),
-        ("n", [0, -1, 129], "give 1 to 128 samples"),
-        ("max_tokens", [0, -1, 1.5, "9", True], "give 1 or more, or None"),
-        ("min_tokens", [1.5, None, True], "give a whole number"),
-        ("min_tokens", [-1], "give 0 or more"),
+        ("n", [1.5, None, "2", True, 0, -1, 129], "give 1 to 128 samples"),
+        ("max_tokens", [0, -1, 1.5, "9", True, 2**31], "give 1 to 2147483647, or None"),
+        ("min_tokens", [1.5, None, True, -1, 2**31], "give 0 to 2147483647"),
         ("min_tokens", [17], r"give at most max_tokens \(16\)"),
         (
             "stop",
             ["", [""], ["a", 3], ["x"] * 65, 5],
             "give at most 64 strings of 1 to 1000 characters",
         ),
-        ("stop_token_ids", [[-1], [1.5], ["a"], [True], "7", 1.5], "give token ids, 0 or above"),
+        (
+            "stop_token_ids",
+            [[-1], [1.5], ["a"], [True], [2**31]],
+            "give token ids, 0 to 2147483647",
+        ),
         ("ignore_eos", [None, 1, "yes"], "give True or False"),
     ],
 )
@@ -55,7 +61,8 @@ def test_bad_values_are_refused(name: str, values: list[Any], remedy: str) -> No
     for value in values:
         with pytest.raises(ConfigError, match=f"SamplingParams: {name} is .*; {remedy}") as caught:
             SamplingParams(**{name: value})
-        assert repr(value) in str(caught.value)
+        assert shown(value) in str(caught.value)
+        assert len(str(caught.value)) < 250
         assert str(caught.value).endswith(".")
 
 

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, shown
+from .limits import ENGINE, check_number
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ACCEPTANCE_RULES = ("coupled", "rejection", "block")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5
+LARGEST_MEMORY = 2**50
+SCHEDULING_POLICIES = ("fcfs", "priority")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 PRESETS = {"long-context": {"model": 512, "ngram": 4096}}
 """By preset: the window of each kind of drafter, in tokens; measured in docs/performance.md."""
@@ -63,20 +66,20 @@ def parse_memory(value: int | float | str | None) -> int | None:
     if value is None:
         return None
     if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", value.lower())
+        found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmg]i?)?b?\s*", value.lower())
         if found:
             number, unit = float(found.group(1)), found.group(2) or ""
             if not unit and "." in found.group(1) and 0 < number <= 1:
                 return parse_memory(number)
-            if int(number * UNITS[unit]) > 0:
+            if 0 < int(number * UNITS[unit]) <= LARGEST_MEMORY:
                 return int(number * UNITS[unit])
     elif isinstance(value, float) and 0 < value <= 1:
         return int(free_memory() * value)
-    elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    elif isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST_MEMORY:
         return value
     raise ConfigError(
-        f"memory is {value!r}; give bytes (2_000_000_000 or '2GiB') or a share of free memory "
-        "above 0.0 and at most 1.0."
+        f"memory is {shown(value)}; give bytes (2_000_000_000 or '2GiB', at most 1 PiB) or a share "
+        "of free memory above 0.0 and at most 1.0."
     )
 
 
@@ -107,12 +110,13 @@ class Recipe:
         Raises:
             ConfigError: the text is no recipe.
         """
-        found = re.fullmatch(r"int([48])(?:-(?:g(32|64|128)|(channel)))?(-zp)?", str(text))
+        given = text if isinstance(text, str) else ""
+        found = re.fullmatch(r"int([48])(?:-(?:g(32|64|128)|(channel)))?(-zp)?", given)
         if found is None:
             raise ConfigError(
-                f"quantization is {text!r}; give int4 or int8, behind it the group (-g32, -g64, "
-                "-g128 or -channel) and -zp for zero points where wanted, as in int4-g64-zp. A "
-                "checkpoint whose weights are quantised already needs none."
+                f"quantization is {shown(text)}; give int4 or int8, behind it the group (-g32, "
+                "-g64, -g128 or -channel) and -zp for zero points where wanted, as in int4-g64-zp. "
+                "A checkpoint whose weights are quantised already needs none."
             )
         bits, group, channel, zeros = found.groups()
         size = None if channel else int(group) if group else USUAL_GROUP[int(bits)]
@@ -167,6 +171,8 @@ class EngineConfig:
             "rejection" or "block" (the target's law, other tokens with another drafter or K).
         memory: what the cache may take, see ``parse_memory``.
         page_size: tokens a cache page holds.
+        scheduling_policy: "fcfs" serves requests as they come and refuses a priority other than 0;
+            "priority" serves the lowest priority first.
         enable_prefix_caching: sequences with the same beginning share its pages, also when the
             first has ended; output does not depend on it.
         seed: base of the seeds of requests without one; None takes the operating system's.
@@ -192,44 +198,32 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     seed: int | None = None
     logprobs_mode: str = "raw_logprobs"
+    scheduling_policy: str = "fcfs"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is {self.dtype!r}; give one of {', '.join(DTYPES)}.")
+            raise ConfigError(f"dtype is {shown(self.dtype)}; give one of {', '.join(DTYPES)}.")
         if self.acceptance_rule not in ACCEPTANCE_RULES:
             raise ConfigError(
-                f"acceptance_rule is {self.acceptance_rule!r}; "
+                f"acceptance_rule is {shown(self.acceptance_rule)}; "
                 f"give one of {', '.join(ACCEPTANCE_RULES)}."
             )
         if self.logprobs_mode not in LOGPROBS_MODES:
             known = ", ".join(LOGPROBS_MODES)
-            raise ConfigError(f"logprobs_mode is {self.logprobs_mode!r}; give one of {known}.")
-        remedies = {
-            "max_num_seqs": "give 1 or more",
-            "max_num_batched_tokens": "give 1 or more",
-            "page_size": "give 1 or more",
-            "num_speculative_tokens": "give 1 or more, or turn drafting off with drafter=None",
-        }
-        for name, remedy in remedies.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; {remedy}.")
-        window = self.drafter_window
-        if window is not None and (
-            not isinstance(window, int) or isinstance(window, bool) or window < 1
-        ):
-            raise ConfigError(f"drafter_window is {window!r}; give 1 or more tokens, or None.")
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ConfigError(f"preset is {self.preset!r}; give {', '.join(PRESETS)}, or None.")
-        if self.max_model_len is not None and (
-            not isinstance(self.max_model_len, int) or self.max_model_len < 2
-        ):
-            raise ConfigError(f"max_model_len is {self.max_model_len!r}; give 2 or more, or None.")
-        seed = self.seed
-        if seed is not None and (
-            not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64
-        ):
-            raise ConfigError(f"seed is {self.seed!r}; give a whole number from 0 to 2^64 - 1.")
+            raise ConfigError(f"logprobs_mode is {shown(self.logprobs_mode)}; give one of {known}.")
+        if self.scheduling_policy not in SCHEDULING_POLICIES:
+            known = " or ".join(SCHEDULING_POLICIES)
+            raise ConfigError(
+                f"scheduling_policy is {shown(self.scheduling_policy)}; give {known}."
+            )
+        for name, number in ENGINE.items():
+            check_number(name, getattr(self, name), number)
+        caching: object = self.enable_prefix_caching
+        if not isinstance(caching, bool):
+            raise ConfigError(f"enable_prefix_caching is {shown(caching)}; give True or False.")
+        if self.preset is not None and self.preset not in tuple(PRESETS):
+            known = ", ".join(PRESETS)
+            raise ConfigError(f"preset is {shown(self.preset)}; give {known}, or None.")
         parse_memory(self.memory)
         if self.quantization is not None:
             Recipe.parse(self.quantization)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cached_property
@@ -12,11 +12,11 @@ from typing import Any
 
 from .config import OLD_NAMES, EngineConfig, renewed
 from .drafters.registry import DrafterSpec, find_drafter
-from .errors import ConfigError, ModelError, RequestError, no_option
+from .errors import ConfigError, ModelError, RequestError, no_option, shown
 from .models.families import Folder, find_folder, read_config, read_shape
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import TextCodec, differing_entries, has_lone_surrogates, has_tokenizer
-from .types import Event, Logprob, Logprobs, Request, SamplingParams, check_ids
+from .types import Event, Logprob, Logprobs, Request, SamplingParams, check_vocabulary
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 
@@ -30,7 +30,7 @@ OPTIONS = (
     "dtype", "quantization", "drafter_quantization", "max_model_len", "max_num_seqs",
     "max_num_batched_tokens", "memory", "seed", "num_speculative_tokens", "acceptance_rule",
     "prompt_lookup_min", "prompt_lookup_max", "drafter_window", "preset", "logprobs_mode",
-    "enable_prefix_caching", "tokenizer",
+    "enable_prefix_caching", "scheduling_policy", "tokenizer",
 )  # fmt: skip
 
 
@@ -41,15 +41,15 @@ def _understand(options: dict[str, Any]) -> dict[str, Any]:
         if name in IGNORED:
             warnings.warn(f"{name} has no meaning any more and is ignored.", FutureWarning, 3)
         elif name == "gpu_memory_utilization":
-            known["memory"] = float(value)
+            known["memory"] = _share(value)
         elif name == "speculative_config":
             known |= _speculative(value)
         elif name == "tensor_parallel_size":
             if value not in (None, 1):
                 raise ConfigError(
-                    f"tensor_parallel_size is {value}; this engine runs on one device. For more, "
-                    "serve with vLLM, SGLang or TensorRT-LLM, which Outrider's production tools "
-                    "configure."
+                    f"tensor_parallel_size is {shown(value)}; this engine runs on one device. For "
+                    "more, serve with vLLM, SGLang or TensorRT-LLM, which Outrider's production "
+                    "tools configure."
                 )
         elif name in LORA:
             if value:
@@ -65,6 +65,19 @@ def _understand(options: dict[str, Any]) -> dict[str, Any]:
         else:
             raise no_option("LLM", name, OPTIONS, [*OLD_NAMES, "model", "drafter"])
     return known
+
+
+def _share(value: object) -> float:
+    """``gpu_memory_utilization`` as a share.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(
+            f"gpu_memory_utilization is {shown(value)}; give a number above 0 and at most 1."
+        )
+    return float(value)
 
 
 def of_engine_args(args: object) -> dict[str, Any]:
@@ -83,12 +96,12 @@ def _speculative(given: object) -> dict[str, Any]:
     if isinstance(given, str):
         try:
             given = json.loads(given)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"speculative_config is no JSON ({error}); give an object.") from None
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"speculative_config is {given!r}; give an object.")
+        raise ConfigError(f"speculative_config is {shown(given)}; give an object.")
     found: dict[str, Any] = {}
     left = dict(given)
     method, model = left.pop("method", None), left.pop("model", None)
@@ -97,7 +110,7 @@ def _speculative(given: object) -> dict[str, Any]:
     elif method in (None, "draft_model") and model is not None:
         found["drafter"] = model
     else:
-        what = f"method {method!r}" if method else "neither method nor model"
+        what = f"method {shown(method)}" if method else "neither method nor model"
         raise ConfigError(
             f"speculative_config has {what}; give method 'ngram', or 'draft_model' with model."
         )
@@ -145,7 +158,8 @@ class Intake:
         shape = read_shape(read_config(self.folder), self.folder)
         self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
         self.max_model_len = self.config.model_length(shape.context)
-        self.spec = replace(find_drafter(drafter, self.folder), **sizes)
+        given = {name: value for name, value in sizes.items() if value is not None}
+        self.spec = replace(find_drafter(drafter, self.folder), **given)
         self.tokenizer = self.folder if tokenizer is None else find_folder(tokenizer)
         self.codec = TextCodec(self.tokenizer) if has_tokenizer(self.tokenizer) else None
         if self.codec is None and tokenizer is not None:
@@ -164,21 +178,20 @@ class Intake:
                 without a tokenizer.
         """
         text: str | None = None
+        given: Any = prompt
         if isinstance(prompt, Mapping):
-            text, prompt = (
-                prompt.get("prompt"),
-                prompt.get("prompt_token_ids", prompt.get("prompt", ())),
-            )
-        if isinstance(prompt, str):
+            text = prompt.get("prompt")
+            given = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
+        if isinstance(given, str):
             if self.codec is None:
                 raise RequestError("this model has no tokenizer; give prompts as token ids.")
-            if has_lone_surrogates(prompt):
+            if has_lone_surrogates(given):
                 raise RequestError("the prompt has lone surrogates; decode it as UTF-8.")
-            text, prompt = prompt, self.codec.encode(prompt)
-        ids = tuple(i for i in prompt if isinstance(i, int))
-        if len(ids) != len(prompt):
+            text, given = given, self.codec.encode(given)
+        if not isinstance(given, Seq) or not set(map(type, given)) <= {int}:
             raise RequestError("a prompt is a text or a list of token ids; this one is neither.")
-        check_ids(ids, self.vocab_size)
+        ids: tuple[int, ...] = tuple(given)
+        check_vocabulary("the prompt", ids, self.vocab_size)
         index, self._requests = self._requests, self._requests + 1
         seed = params.seed
         if seed is None:
@@ -222,9 +235,15 @@ class Intake:
 
 
 def as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    """Tell one prompt from a list of prompts."""
+    """Tell one prompt from a list of prompts.
+
+    Raises:
+        RequestError: it is neither.
+    """
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts is {shown(prompts)}; give texts or lists of token ids.")
     listed: list[Any] = list(prompts)
     if listed and all(isinstance(p, int) for p in listed):
         return [listed]

@@ -13,7 +13,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from .errors import RequestError
+from .errors import RequestError, shown
+from .limits import REQUEST, SPECULATION, TOKEN_ID, check_ids, check_numbers, refuse
 from .params import SamplingParams as SamplingParams
 
 
@@ -77,12 +78,27 @@ class Speculation:
         drafter: which of the engine's drafters; None takes the engine's choice.
         num_speculative_tokens: longest draft, 0 or more; None takes the engine's.
         prediction: ids that the output is expected to resemble, for drafter "prediction".
+
+    Raises:
+        ConfigError: a value is out of its range.
     """
 
     enabled: bool = True
     drafter: str | None = None
     num_speculative_tokens: int | None = None
     prediction: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, kind, remedy in (
+            ("enabled", bool, "give True or False"),
+            ("drafter", str | None, "give a drafter's name, or None"),
+            ("prediction", list | tuple, TOKEN_ID.remedy),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                refuse(self, name, value, remedy)
+        check_numbers(self, SPECULATION)
+        check_ids(self, "prediction", self.prediction)
 
     def length(self, most: int) -> int:
         """The longest draft, where the engine drafts at most ``most`` tokens."""
@@ -96,6 +112,9 @@ class Request:
 
     Without ``detokenize`` events carry no text. Requests wait by ``priority``, lowest first, and by
     order of arrival. Those of another ``cache_salt`` share no cached prefix.
+
+    Raises:
+        ConfigError: ``seed`` or ``priority`` is out of its range.
     """
 
     id: str
@@ -108,6 +127,9 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
 
+    def __post_init__(self) -> None:
+        check_numbers(self, REQUEST)
+
     @cached_property
     def end_token_ids(self) -> frozenset[int]:
         """Ids that end the output: EOS unless ignored, and the request's stop tokens."""
@@ -115,16 +137,16 @@ class Request:
         return eos | frozenset(self.params.stop_token_ids or ())
 
 
-def check_ids(ids: Iterable[int], vocabulary: int) -> None:
-    """Refuse a prompt of ids that are not in a vocabulary of so many.
+def check_vocabulary(name: str, ids: Iterable[int], vocabulary: int) -> None:
+    """Refuse ids that are not in a vocabulary of so many.
 
     Raises:
         RequestError: one of them is not.
     """
-    wrong = next((id for id in ids if not 0 <= id < vocabulary), None)
+    wrong = next((id for id in ids if type(id) is not int or not 0 <= id < vocabulary), None)
     if wrong is not None:
         raise RequestError(
-            f"the prompt has token id {wrong}, but the vocabulary ends at {vocabulary - 1}."
+            f"{name} has token id {shown(wrong)}, but the vocabulary ends at {vocabulary - 1}."
         )
 
 

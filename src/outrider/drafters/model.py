@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from ..errors import RequestError
 from ..models.base import Model
 from ..models.families import Architecture
 from ..models.native import deciding
@@ -130,7 +129,8 @@ class ModelDrafter:
             if self._keeps_laws:
                 for i, law in zip(drawing, z, strict=True):
                     laws[i].append(law)
-            drawing = [i for i in drawing if len(drafts[i]) < lengths[i]]
+            known = self.model.shape.vocab_size  # a processor may draw an id beyond it
+            drawing = [i for i in drawing if len(drafts[i]) < lengths[i] and drafts[i][-1] < known]
             segments = []
             for i in drawing:
                 sequence, state = batch[i].sequence, self._states[batch[i].sequence.id]
@@ -171,7 +171,7 @@ class ModelDrafter:
         for j, i in enumerate(drawing):
             sequence = batch[i].sequence
             request, ahead = sequence.request, len(drafts[i])
-            with suppress(RequestError):  # the target will meet it too, and say so
+            with suppress(Exception):  # the target will meet it too, and say so
                 sequence.law.apply(z[j : j + 1], sequence.tokens, [drafts[i]])
             base, greedy = len(sequence.tokens), request.params.greedy
             keys.append(

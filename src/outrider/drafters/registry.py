@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import EngineConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
+from ..limits import LOOKUP, check_number
 from ..models.base import Model
 from ..models.families import Folder, find_folder
 from .base import Drafter, NoDrafter
@@ -20,6 +21,9 @@ class DrafterSpec:
 
     ``prompt_lookup_min`` and ``prompt_lookup_max`` are ngram's shortest and longest n-gram. With
     ``auto`` nobody asked for it by name.
+
+    Raises:
+        ConfigError: a size is out of its range.
     """
 
     name: str
@@ -27,6 +31,10 @@ class DrafterSpec:
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     auto: bool = False
+
+    def __post_init__(self) -> None:
+        for name, number in LOOKUP.items():
+            check_number(name, getattr(self, name), number)
 
     def make(
         self, model: Model | None, config: EngineConfig, num_pages: int, keeps_laws: bool
@@ -65,11 +73,12 @@ def find_drafter(option: Folder | None, target: Path) -> DrafterSpec:
         return DrafterSpec("ngram", auto=True)
     if not isinstance(option, str | Path):
         raise ConfigError(
-            f"drafter is {option!r}; give 'auto', 'ngram', 'none', None or a checkpoint's folder."
+            f"drafter is {shown(option)}; "
+            "give 'auto', 'ngram', 'none', None or a checkpoint's folder."
         )
     if isinstance(option, str) and "/" not in option and not Path(option).exists():
         raise ConfigError(
-            f"drafter {option!r} is neither a drafter (auto, ngram, none) nor a folder; "
+            f"drafter {shown(option)} is neither a drafter (auto, ngram, none) nor a folder; "
             "give one of them."
         )
     return DrafterSpec("model", find_folder(option))

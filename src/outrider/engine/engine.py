@@ -16,15 +16,17 @@ from ..config import DEFAULT_SHARE, EngineConfig, free_memory, parse_memory
 from ..drafters.base import Drafter
 from ..drafters.registry import DrafterSpec
 from ..errors import ConfigError, MemoryBudgetError, ModelError, RequestError
+from ..limits import LARGEST_INT
 from ..models.base import Model
 from ..models.families import read_config, read_shape
 from ..models.load import load_model
 from ..native.laws import measurer, sequence_law, shared_noise
+from ..params import DEFAULT_MAX_TOKENS
 from ..sampling.grammar import Grammars
 from ..sampling.law import RequestLaw
 from ..sampling.ratio import make_rule
 from ..text.detokenize import Detokenizer
-from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence, check_ids
+from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence, check_vocabulary
 from .pace import Pace
 from .runner import Runner
 from .scheduler import Plan, Scheduler
@@ -70,7 +72,8 @@ def plan_budget(
     """
     size = config.page_size
     per_sequence = -(-(max_length + config.num_speculative_tokens) // size)
-    wanted = per_sequence * config.max_num_seqs + 1
+    most = LARGEST_INT // size  # slots are numbered in int32
+    wanted = min(per_sequence * config.max_num_seqs + 1, most)
     each = target_bytes + drafter_bytes
     given = parse_memory(config.memory)
     if given is None:
@@ -224,18 +227,8 @@ class Engine:
             RequestError: the prompt is empty, too long or not of this vocabulary, or an option
                 does not fit this model.
         """
+        self._check_request(request)
         prompt, params = request.prompt_token_ids, request.params
-        if not prompt:
-            raise RequestError("the prompt has no tokens; give at least one.")
-        if len(prompt) >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, which leaves no room in a context of "
-                f"{self.max_model_len}; shorten it to {self.max_model_len - 1} or less."
-            )
-        check_ids(prompt, self.model.shape.vocab_size)
-        if self._tokenizer is None and (params.stop or params.bad_words):
-            name = "stop strings" if params.stop else "bad_words"
-            raise RequestError(f"{name} need a tokenizer, and this model has none.")
         law = self.law_of(request)
         keys: list[bytes] = []
         size = self.config.page_size
@@ -261,6 +254,38 @@ class Engine:
         for sequence in sequences:
             sequence.keys += keys
         return sequences
+
+    def _check_request(self, request: Request) -> None:
+        """Refuse what does not fit this model and this configuration.
+
+        Raises:
+            RequestError: something does not.
+        """
+        prompt, params = request.prompt_token_ids, request.params
+        if not prompt:
+            raise RequestError("the prompt has no tokens; give at least one.")
+        if len(prompt) >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, which leaves no room in a context of "
+                f"{self.max_model_len}; shorten it to {self.max_model_len - 1} or less."
+            )
+        vocabulary = self.model.shape.vocab_size
+        check_vocabulary("the prompt", prompt, vocabulary)
+        check_vocabulary("prediction", request.speculation.prediction, vocabulary)
+        # Nobody chose the default, so that a smaller context clips it.
+        if (params.max_tokens or 0) > max(self.max_model_len, DEFAULT_MAX_TOKENS):
+            raise RequestError(
+                f"max_tokens is {params.max_tokens}, but the context of this model is "
+                f"{self.max_model_len} tokens; give at most that."
+            )
+        if request.priority and self.config.scheduling_policy != "priority":
+            raise RequestError(
+                f"priority is {request.priority}, but priority scheduling is not enabled; give 0, "
+                "or set scheduling_policy to 'priority'."
+            )
+        if self._tokenizer is None and (params.stop or params.bad_words):
+            name = "stop strings" if params.stop else "bad_words"
+            raise RequestError(f"{name} need a tokenizer, and this model has none.")
 
     def law_of(self, request: Request) -> RequestLaw:
         """What the options of a request make of the target's logits.
@@ -311,8 +336,7 @@ class Engine:
         if not plan.batch:
             return []
         begin = time.perf_counter()
-        draft = drafter.propose(plan.batch, plan.lengths, self.draft_noise)
-        draft = self._fitted(plan, draft)
+        draft = self._fitted(plan, self._proposed(plan))
         drafted = time.perf_counter()
         verdict = self.runner.verify(plan, draft)
         self.draft_seconds += drafted - begin
@@ -325,6 +349,16 @@ class Engine:
         drafter.observe(plan.batch, verdict)
         return [self._closed(e) if e.finish_reason is not None else e for e in events]
 
+    def _proposed(self, plan: Plan) -> Draft:
+        """The drafter's draft; none where it raises, since no output depends on it."""
+        try:
+            return self.drafter.propose(plan.batch, plan.lengths, self.draft_noise)
+        except Exception:
+            logger.exception("drafter %s failed, so that this step has no draft", self.drafter.name)
+        for item in plan.batch:
+            self.drafter.release(item.sequence.id)  # its state may be half made
+        return Draft.chains([[] for _ in plan.batch])
+
     @staticmethod
     def _fitted(plan: Plan, draft: Draft) -> Draft:
         """The draft as grammars have it; drawn from laws, it is so already."""
@@ -336,7 +370,7 @@ class Engine:
                     draft.tokens[i], draft.parents[i] = item.sequence.law.fit(
                         item.sequence.tokens, draft.tokens[i], draft.parents[i], item.length
                     )
-                except RequestError:  # the target will meet it too, and say so
+                except Exception:  # the target will meet it too, and say so
                     draft.tokens[i], draft.parents[i] = [], []
         return draft
 

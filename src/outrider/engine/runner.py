@@ -16,7 +16,7 @@ from ..sampling.grammar import Mask
 from ..sampling.law import Laws, row_masks
 from ..sampling.logprobs import Measure, logprobs, measure
 from ..types import Draft, Logprobs, Row, Scheduled, Verdict
-from .scheduler import Plan
+from .scheduler import Plan, unexpected
 
 NO_LAWS = torch.empty(0, 0)
 """The laws of no row."""
@@ -214,6 +214,8 @@ class _Step:
             sequence.law.apply(z, sequence.tokens, paths)
         except RequestError as error:
             self.errors[index] = str(error)
+        except Exception as error:  # of its options: the others go on
+            self.errors[index] = unexpected(error)
         if params.logprobs is not None and not self.raw_logprobs:
             self.kept[index] = z
         base, seed = len(sequence.tokens), sequence.request.seed

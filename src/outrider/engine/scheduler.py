@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -9,8 +10,16 @@ from typing import NamedTuple
 
 from ..cache.pages import PagePool
 from ..cache.prefix import extend_keys
-from ..errors import MemoryBudgetError
+from ..errors import MemoryBudgetError, shown
 from ..types import Draft, Drafted, Event, Origin, Scheduled, Sequence, Start, Verdict
+
+logger = logging.getLogger("outrider")
+
+
+def unexpected(error: Exception) -> str:
+    """The sentence for a request that an unforeseen error ends; its trace goes to the log."""
+    logger.error("a request failed", exc_info=error)
+    return f"an unexpected error ended the request: {shown(error)}"
 
 
 class Plan(NamedTuple):
@@ -131,7 +140,9 @@ class Scheduler:
         return Plan([self._scheduled(*rows, most, max_nodes) for rows in chosen], preempted)
 
     def _looks_up(self, sequence: Sequence) -> bool:
-        return self._caches and sequence.request.params.prompt_logprobs is None
+        """Whether the prefix cache may serve it; a prompt that is scored is computed, but once."""
+        scored = sequence.request.params.prompt_logprobs is not None and not sequence.sample_index
+        return self._caches and not scored
 
     def _findable(self, sequence: Sequence) -> list[bytes]:
         """Keys of the pages that another may have computed.
@@ -233,7 +244,12 @@ class Scheduler:
                 events.append(self._failed(sequence, error))
                 continue
             depth = draft.depth(i)
-            emitted = self._emit(sequence, draft, verdict, i, depth)
+            try:
+                emitted = self._emit(sequence, draft, verdict, i, depth)
+            except Exception as problem:  # of its text: the others go on
+                self.remove(sequence)
+                events.append(self._failed(sequence, unexpected(problem)))
+                continue
             events += emitted
             # Rows of accepted nodes have their keys and values; the last token has none yet.
             sequence.num_computed = len(sequence.tokens) - 1

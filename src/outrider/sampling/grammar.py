@@ -55,7 +55,7 @@ class Grammars:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos = sorted(i for i in eos_token_ids if i < vocab_size)
+        self._eos = sorted(i for i in eos_token_ids if 0 <= i < vocab_size)
         self._known: LLTokenizer | None = None
 
     def warm_up(self) -> None:

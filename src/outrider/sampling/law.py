@@ -16,7 +16,7 @@ import torch
 
 from ..errors import RequestError
 from ..params import LogitsProcessor, SamplingParams
-from ..types import Request, Row
+from ..types import Request, Row, check_vocabulary
 from .grammar import Grammar, Mask, keep
 from .history import History
 
@@ -52,20 +52,18 @@ class RequestLaw:
         self.grammar = grammar
         bias, allowed = params.logit_bias or {}, params.allowed_token_ids or ()
         for name, ids in (("logit_bias", bias), ("allowed_token_ids", allowed)):
-            wrong = [i for i in ids if i >= vocab_size]
-            if wrong:
-                raise RequestError(
-                    f"{name} has token id {wrong[0]}, but the vocabulary ends at {vocab_size - 1}."
-                )
+            check_vocabulary(name, ids, vocab_size)
 
         def tensor(ids: Sequence[int]) -> torch.Tensor:
             return torch.tensor(ids, dtype=torch.int64, device=device)
 
         self.bias_ids = tensor(list(bias))
         self.bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
-        self.ends = tensor(sorted(i for i in request.end_token_ids if i < vocab_size))
+        self.ends = tensor(sorted(i for i in request.end_token_ids if 0 <= i < vocab_size))
         self.banned: torch.Tensor | None = None  # bool [vocabulary]: never, at any position
-        alone = [word[0] for word in bad_words if len(word) == 1]
+        # A word with an id that the model lacks is never completed.
+        words = [word for word in bad_words if max(word) < vocab_size]
+        alone = [word[0] for word in words if len(word) == 1]
         if allowed or alone:
             self.banned = torch.full((vocab_size,), bool(allowed), device=device)
             self.banned[tensor(list(allowed))] = False
@@ -76,7 +74,7 @@ class RequestLaw:
             if not bool(left.any()):
                 names = "allowed_token_ids, bad_words and min_tokens"
                 raise RequestError(f"{names} together leave no token to sample; allow another.")
-        self.bad_words = [tuple(word) for word in bad_words if len(word) > 1]
+        self.bad_words = [tuple(word) for word in words if len(word) > 1]
         self.tried: set[int] = set()  # processors that have been checked
 
     def sequence(self) -> SequenceLaw:
@@ -292,13 +290,13 @@ def row_masks(
         paths: of each sequence's rows, see ``SequenceLaw.apply``.
 
     Returns:
-        The masks; None where a parser gave up, which ``apply`` makes that row tell.
+        The masks; None where a parser gave up or failed, which ``apply`` makes that row tell.
     """
     found: list[Mask | None] = []
     for law, ids, these in zip(laws, tokens, paths, strict=True):
         try:
             masks = law.masks(ids, these)
-        except RequestError:
+        except Exception:
             return None
         for mask in masks:
             if isinstance(mask, RequestError):

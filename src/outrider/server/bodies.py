@@ -17,7 +17,8 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from .protocol import Refusal, shortened
+from ..errors import shown
+from .protocol import Refusal
 
 LONG_BODY = 1 << 16
 """Bytes from which on a body is read in a thread."""
@@ -106,8 +107,8 @@ def check_type(header: str | None) -> None:
     message["content-type"] = header or "none"
     kind = message.get_content_type()
     if header is None or not (kind == "application/json" or kind.endswith("+json")):
-        shown = "no content type" if header is None else f"content type {shortened(header)}"
-        raise Refusal(f"the body has {shown}; send it as application/json.")
+        what = "no content type" if header is None else f"content type {shown(header)}"
+        raise Refusal(f"the body has {what}; send it as application/json.")
 
 
 class _Given(Request):

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from fastapi import Request as Call
 
 from ..async_llm import AsyncLLM
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 from ..outputs import Pending
+from ..params import DEFAULT_MAX_TOKENS
 from ..sampling.acceptance import NOT_FINITE
 from ..text.template import has_lone_surrogates
 from ..types import Event, Request, SamplingParams, Speculation
@@ -29,7 +30,6 @@ from .protocol import (
     Refusal,
     Templated,
     Tool,
-    shortened,
 )  # fmt: skip
 from .settings import Settings
 from .stats import Stats
@@ -68,7 +68,7 @@ class Service:
         """
         if given is not None and given not in self.settings.names:
             raise ServerError(
-                404, f"there is no model {shortened(given)} here; this server has {self.name!r}.",
+                404, f"there is no model {shown(given)} here; this server has {self.name!r}.",
                 "model", "model_not_found",
             )  # fmt: skip
 
@@ -134,8 +134,8 @@ class Service:
             raise Refusal("this model has no tokenizer, so it cannot chat.", "messages")
         given = template_options(body, str(codec.template))
         prompted = wants_generation_prompt(body)
-        read, shown = readable(messages), [tool.as_json() for tool in tools]
-        work = partial(codec.chat, read, prompted, shown, **given)
+        read, listed = readable(messages), [tool.as_json() for tool in tools]
+        work = partial(codec.chat, read, prompted, listed, **given)
         size = sum(len(message["content"]) for message in read)
         return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
@@ -167,6 +167,19 @@ class Service:
                 f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
                 f"{self.llm.intake.max_model_len}; shorten it.", "prompt",
             )  # fmt: skip
+        context = self.llm.intake.max_model_len
+        if "max_tokens" not in more and (body.limit or 0) > max(context, DEFAULT_MAX_TOKENS):
+            chats = getattr(body, "max_completion_tokens", None) is not None
+            name = "max_completion_tokens" if chats else "max_tokens"
+            raise Refusal(
+                f"{name} is {shown(body.limit)}, but the context of this model is {context} "
+                "tokens; give at most that.", name,
+            )  # fmt: skip
+        if body.priority and self.llm.config.scheduling_policy != "priority":
+            raise Refusal(
+                f"priority is {body.priority}, but priority scheduling is not enabled; give 0, or "
+                "start the server with --scheduling-policy priority.", "priority",
+            )  # fmt: skip
         params: SamplingParams = body.sampling(room, self.settings.defaults, **more)
         request, _ = self.llm.request(ids, params, uuid.uuid4().hex)
         return replace(
@@ -183,7 +196,10 @@ class Service:
             # No output is longer; what an output does not reach costs every step that looks for it.
             most = self.llm.intake.max_model_len
             text = body.prediction.text[: most * LETTERS]
-            expected = tuple((await self.ids(text, special=False))[:most])
+            ids = await self.ids(text, special=False)
+            # A tokenizer may know ids that the model lacks, which no output has.
+            known = self.llm.intake.vocab_size
+            expected = tuple(id for id in ids[:most] if id < known)
         if given is None:
             return Speculation(prediction=expected)
         return Speculation(given.enabled, given.drafter, given.num_speculative_tokens, expected)

@@ -8,8 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..errors import shown
 from .bodies import parse
-from .protocol import Refusal, Templated, shortened
+from .protocol import Refusal, Templated
 
 MESSAGE_PARTS = ("text", "input_text")
 OTHER_FIELDS = {"audio": "send text", "function_call": "send tool_calls"}
@@ -104,7 +105,7 @@ def _text(content: Any, i: int) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in MESSAGE_PARTS or not isinstance(part.get("text"), str):
             raise Refusal(
-                f"messages.{i}.content has a part of type {shortened(kind)}; only text is served.",
+                f"messages.{i}.content has a part of type {shown(kind)}; only text is served.",
                 "messages",
             )
         texts.append(part["text"])

@@ -81,6 +81,7 @@ OPTIONS = (
     _engine("max_model_len", "number", None, "Longest prompt plus output, in tokens."),
     _engine("max_num_seqs", "number", 32, "Sequences decoded together at most."),
     _engine("max_num_batched_tokens", "number", 512, "Rows of a step at most: the prefill chunk."),
+    _engine("scheduling_policy", "text", "fcfs", "fcfs, or priority: the lowest goes first."),
     _engine("enable_prefix_caching", "switch", True, "Share the pages of equal beginnings."),
     _engine("memory", "text", None, "Of the cache: bytes, 2GiB, or a share of what is free."),
     _engine("gpu_memory_utilization", "share", None, "vLLM's name for a share as memory."),

@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 from pydantic_core import from_json
 
-from ..errors import RequestError
-from ..params import (
-    LARGEST_IDS,
-    LARGEST_LOGPROBS,
-    LARGEST_N,
-    LARGEST_PENALTY,
-    LARGEST_STOP,
-    LARGEST_TEMPERATURE,
-    LONGEST_NUMBER,
-    REPETITION,
-    SamplingParams,
+from ..errors import RequestError, shown
+from ..limits import (
+    BIAS,
+    LARGEST_DRAFT,
+    LARGEST_INT,
+    MOST_IDS,
+    MOST_WORDS,
+    REQUEST,
+    SAMPLING,
 )  # fmt: skip
+from ..params import DEFAULT_MAX_TOKENS, LONGEST_NUMBER, SamplingParams
 from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 
 MOST_PROMPTS = 128
@@ -31,8 +30,8 @@ MOST_SAMPLES = 256
 MOST_BIASES = 1024
 MOST_CHOICES = 1 << 14
 MOST_PARTS = 1 << 12
-SHOWN = 80
-"""Characters of a wrong value that its error tells."""
+LONGEST_TIMEOUT = 10**7
+"""Seconds."""
 DEEPEST_SCHEMA = 64
 LARGEST_SCHEMA = 1 << 16
 FORM = "structured_outputs"
@@ -40,16 +39,16 @@ FORM = "structured_outputs"
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """What a client may call its request; nothing that could break a line of the log."""
 
-Ids = Annotated[list[int], Field(fail_fast=True)]
-OptionIds = Annotated[list[int], Field(fail_fast=True, max_length=LARGEST_IDS)]
-Words = Annotated[list[str], Field(fail_fast=True, max_length=LARGEST_STOP)]
-Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
-IdLists = Annotated[list[Ids], Field(fail_fast=True, max_length=MOST_PROMPTS)]
-Choices = Annotated[list[str], Field(fail_fast=True, max_length=MOST_CHOICES)]
-Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MOST_PARTS)]
-Messages = Annotated[
-    list[dict[str, Any]], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
-]
+
+def no_switch(given: Any) -> Any:
+    """The value as it is, unless it is true or false, which pydantic takes for 1 and 0.
+
+    Raises:
+        ValueError: it is.
+    """
+    if isinstance(given, bool):
+        raise ValueError("give a number, not true or false")
+    return given
 
 
 def _few(given: Any) -> Any:
@@ -67,13 +66,28 @@ def _counted(given: Any) -> Any:
     return given
 
 
-Biases = Annotated[dict[str, float], Field(max_length=MOST_BIASES), BeforeValidator(_few)]
-
-
-def shortened(value: object) -> str:
-    """A value as an error tells it."""
-    shown = repr(value)
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+Number = BeforeValidator(no_switch)
+Whole = Annotated[int, Number]
+Real = Annotated[float, Number]
+# Bounds stand before the validator, or they are not published.
+Samples = Annotated[int, Field(ge=1, le=SAMPLING["n"].most), Number]
+DraftLength = Annotated[int, Field(ge=0, le=LARGEST_DRAFT), Number]
+Timeout = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT), Number]
+TokenId = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_INT})]
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+OptionIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_IDS)]
+Words = Annotated[list[str], Field(fail_fast=True, max_length=MOST_WORDS)]
+Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
+IdLists = Annotated[list[Ids], Field(fail_fast=True, max_length=MOST_PROMPTS)]
+Choices = Annotated[list[str], Field(fail_fast=True, max_length=MOST_CHOICES)]
+Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MOST_PARTS)]
+Messages = Annotated[
+    list[dict[str, Any]], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
+]
+Bias = Annotated[
+    float, Strict(), Field(json_schema_extra={"minimum": BIAS.least, "maximum": BIAS.most})
+]
+Biases = Annotated[dict[str, Bias], Field(max_length=MOST_BIASES), BeforeValidator(_few)]
 
 
 class Refusal(RequestError):
@@ -127,10 +141,16 @@ def ranged(
 
     With ``above`` the least value itself is out.
     """
-    shown: dict[str, Any] = {"exclusiveMinimum" if above else "minimum": least}
+    bounds: dict[str, Any] = {"exclusiveMinimum" if above else "minimum": least}
     if most is not None:
-        shown["maximum"] = most
-    return Field(default, json_schema_extra=shown)
+        bounds["maximum"] = most
+    return Field(default, json_schema_extra=bounds)
+
+
+def sampled(name: str, default: int | None = None) -> Any:
+    """A field of ``SamplingParams``, with the range that is checked there."""
+    number = SAMPLING[name]
+    return ranged(number.least, number.most, above=number.above, default=default)
 
 
 class Wire(BaseModel):
@@ -157,7 +177,7 @@ class SpeculationOptions(Wire):
 
     enabled: bool = True
     drafter: str | None = None
-    num_speculative_tokens: int | None = Field(None, ge=0)
+    num_speculative_tokens: DraftLength | None = None
 
 
 class StreamOptions(Wire):
@@ -229,29 +249,29 @@ class Generation(Wire, Unsupported):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=LARGEST_N)
-    temperature: float | None = ranged(0, LARGEST_TEMPERATURE)
-    top_p: float | None = ranged(0, 1, above=True)
-    top_k: int | None = ranged(-1)
-    min_p: float | None = ranged(0, 1)
-    seed: int | str | None = None
+    n: Samples = 1
+    temperature: Real | None = sampled("temperature")
+    top_p: Real | None = sampled("top_p")
+    top_k: Whole | None = sampled("top_k")
+    min_p: Real | None = sampled("min_p")
+    seed: Whole | str | None = sampled("seed")
     stop: str | Words | None = None
     stop_token_ids: OptionIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    min_tokens: int = ranged(0, default=0)
-    max_tokens: int | None = ranged(1)
-    max_completion_tokens: int | None = ranged(1)
-    truncate_prompt_tokens: int | None = ranged(-1)
+    min_tokens: Whole = sampled("min_tokens", 0)
+    max_tokens: Whole | None = sampled("max_tokens")
+    max_completion_tokens: Whole | None = sampled("max_tokens")
+    truncate_prompt_tokens: Whole | None = ranged(-1, LARGEST_INT)
     truncation_side: Literal["left", "right"] = "left"
-    presence_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
-    frequency_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
-    repetition_penalty: float | None = ranged(*REPETITION)
+    presence_penalty: Real | None = sampled("presence_penalty")
+    frequency_penalty: Real | None = sampled("frequency_penalty")
+    repetition_penalty: Real | None = sampled("repetition_penalty")
     logit_bias: Biases | None = None
     bad_words: Words | None = None
     allowed_token_ids: OptionIds | None = None
-    prompt_logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
+    prompt_logprobs: Whole | None = sampled("prompt_logprobs")
     return_token_ids: bool = False
     return_speculation: bool = False
     response_format: ResponseFormat | None = None
@@ -262,10 +282,10 @@ class Generation(Wire, Unsupported):
     guided_grammar: str | None = None
     speculation: SpeculationOptions | None = None
     prediction: Prediction | None = None
-    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    priority: Whole = Field(0, ge=REQUEST["priority"].least, le=REQUEST["priority"].most)
     request_id: str | None = Field(None, pattern=REQUEST_ID)
     cache_salt: str | None = Field(None, max_length=256)
-    timeout: float | None = Field(None, gt=0)
+    timeout: Timeout | None = None
 
     def form(self) -> dict[str, Any] | None:
         """The form that the output must have, as ``StructuredOutputsParams`` takes it.
@@ -357,9 +377,7 @@ def read_seed(seed: int | str | None) -> int | None:
         return None
     if isinstance(seed, str):
         if not (seed.isascii() and seed.isdecimal() and len(seed) <= LONGEST_NUMBER):
-            raise Refusal(
-                f"seed is {shortened(seed)}; give a whole number from 0 to 2^64 - 1.", "seed"
-            )
+            raise Refusal(f"seed is {shown(seed)}; give a whole number from 0 to 2^64 - 1.", "seed")
         return int(seed)
     return seed
 
@@ -368,11 +386,11 @@ class CompletionRequest(Generation, NotInCompletions):
     """``POST /v1/completions``."""
 
     prompt: Annotated[str | Ids | Texts | IdLists, BeforeValidator(_counted)]
-    max_tokens: int | None = 16
-    logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
+    max_tokens: Whole | None = ranged(0, LARGEST_INT, default=DEFAULT_MAX_TOKENS)
+    logprobs: Whole | None = sampled("logprobs")
     echo: bool = False
     add_special_tokens: bool = True
-    best_of: int | None = ranged(1)
+    best_of: Samples | None = None
 
     def prompts(self) -> list[str | Ids]:
         """Every prompt.
@@ -438,7 +456,7 @@ class ChatRequest(Generation, Templated, NotInChats):
 
     messages: Messages
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=LARGEST_LOGPROBS)
+    top_logprobs: Whole | None = sampled("logprobs")
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
@@ -467,4 +485,4 @@ class SpeculationChange(Wire):
 
     enabled: bool | None = None
     drafter: str | None = None
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: DraftLength | None = None

@@ -15,8 +15,9 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..errors import shown
 from ..params import LARGEST_GRAMMAR
-from .protocol import ChatRequest, NamedTool, Refusal, Tool, check_schema, shortened
+from .protocol import ChatRequest, NamedTool, Refusal, Tool, check_schema
 
 Form = Literal["hermes", "llama3"]
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -65,7 +66,7 @@ def choice_of(body: ChatRequest) -> str:
     if isinstance(choice, NamedTool):
         if choice.function.name not in {t.function.name for t in tools}:
             raise Refusal(
-                f"tool_choice names {shortened(choice.function.name)}, which is not among tools.",
+                f"tool_choice names {shown(choice.function.name)}, which is not among tools.",
                 "tool_choice",
             )
         return f"={choice.function.name}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import reprlib
 import time
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request as Call
 
+from ..errors import shown
 from ..outputs import Pending
 from ..types import Counts
 from .answer import metrics, seed_of, usage
@@ -48,7 +48,7 @@ class Work(Generic[Body]):
             return ids
         if most == 0 or not -1 <= most <= context:
             raise Refusal(
-                f"truncate_prompt_tokens is {reprlib.repr(most)}; give 1 to {context}, or -1 for "
+                f"truncate_prompt_tokens is {shown(most)}; give 1 to {context}, or -1 for "
                 "all that the context holds.", "truncate_prompt_tokens",
             )  # fmt: skip
         if most == -1:
