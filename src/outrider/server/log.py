@@ -63,7 +63,7 @@ def announce(text: str) -> None:
 
 def log_call(fields: dict[str, Any]) -> None:
     """A line for one call: who, what came of it, how long it took."""
-    shown = {name: plain(value) for name, value in fields.items() if value is not None}
+    shown = {name: plain(value, 1) for name, value in fields.items() if value is not None}
     level = logging.WARNING if fields["status"] >= 500 else logging.INFO
     words = " ".join(f"{name}={_word(value)}" for name, value in shown.items())
     logger.log(level, words, extra={"fields": shown})
