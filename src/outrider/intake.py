@@ -83,7 +83,7 @@ def _speculative(given: object) -> dict[str, Any]:
     if isinstance(given, str):
         try:
             given = json.loads(given)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"speculative_config is no JSON ({error}); give an object.") from None
     if given is None:
         return {}

@@ -43,7 +43,7 @@ def listener(host: str, port: int, flag: str) -> socket.socket:
     try:
         found.bind((host, port))
         found.listen()  # two sockets may be bound to one port until the first one listens
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:  # the last two: a host that is no name
         found.close()
         raise _no_address(host, port, flag, error) from None
     return found
