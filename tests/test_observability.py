@@ -1,6 +1,9 @@
 """What a server tells of itself besides metrics: log, spans, request ids."""
 
+import asyncio
 import json
+import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +16,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from outrider.bench.served import Served
+from outrider.server.access import Access
+from outrider.server.log import _Formatter, log_call, logger
+from outrider.server.security import Gate
+from outrider.server.settings import Settings
 
 PROMPT = "the secret fox"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -130,6 +137,113 @@ def test_intervals_say_loudly_that_speculation_is_off(server: Served) -> None:
     line = logged(server, draft_length=0, reason="switched_off")
     assert line["level"] == "warning"
     assert "SPECULATION IS OFF: switched off" in line["message"]
+
+
+def test_the_switch_is_for_this_machine_without_keys(server: Served) -> None:
+    url = f"{server.url}/v1/speculation"
+    evil, own = "http://evil.example", {"Origin": server.url}
+    for headers in (
+        {"Host": "evil.example", "Origin": evil}, {"Host": "evil.example"}, {"Origin": evil},
+        {"Origin": "null"}, {"Origin": "http://127.0.0.1.evil.example"}, {"Forwarded": "for=::1"},
+        {"X-Forwarded-For": "127.0.0.1"}, {"X-Forwarded-Proto": "http"}, {"Via": "1.1 a"},
+        {"X-Real-IP": "127.0.0.1"},
+    ):  # fmt: skip
+        found = httpx.post(url, json={"enabled": False}, headers=headers)
+        assert found.status_code == 403, headers
+    assert httpx.post(url, json={"enabled": True}, headers=own).status_code == 200
+    port = server.url.rpartition(":")[2]
+    for host in (f"localhost:{port}", f"127.8.8.8:{port}", f"[::1]:{port}"):
+        assert httpx.post(url, json={"enabled": True}, headers={"Host": host}).status_code == 200
+    assert httpx.get(f"{server.url}/v1/models", headers={"Origin": evil}).status_code == 403
+
+
+def test_spans_have_names_of_known_paths_only(server: Served, spans: tuple[str, list[Any]]) -> None:
+    for i in range(5):
+        httpx.post(
+            f"{server.url}/rand-{i}", headers={"traceparent": f"00-{i + 1:032x}-{1:016x}-01"}
+        )
+    ids = {f"{i + 1:032x}" for i in range(5)}
+    deadline = time.monotonic() + 20
+    while True:
+        found = {span.trace_id.hex(): span.name for span in spans[1]}
+        if ids <= found.keys():
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert {found[id] for id in ids} == {"unknown"}
+
+
+def test_calls_without_a_key_have_no_span() -> None:
+    recorded: list[Any] = []
+
+    class Spans:
+        def record(self, *arguments: Any) -> None:
+            recorded.append(arguments)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def call() -> None:
+        settings = Settings(names=("x",), api_keys=("key",))
+        gate = Access(Gate(app, settings), lambda _: None, Spans())  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(gate)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for path in ("/v1/completions", "/rand-1", "/metrics", "/"):
+                await client.post(path)
+            assert recorded == []
+            await client.post("/v1/x", headers={"Authorization": "Bearer key"})
+            assert len(recorded) == 1
+
+    asyncio.run(call())
+
+
+def test_every_line_is_json_and_short(server: Served) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as link:
+        link.sendall(b"nonsense\r\n\r\n")
+        assert link.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+    assert httpx.get(f"{server.url}/{'x' * 60_000}").status_code == 404
+    httpx.post(f"{server.url}/v1/completions", headers={"X-Request-Id": "last"})
+    assert logged(server, request_id="last")["status"] == 400
+    assert logged(server, error="this is no HTTP/1.1: Invalid method encountered.")
+    assert any("listening on" in json.loads(line)["message"] for line in server.lines)
+    assert max(map(len, server.lines)) < 2000
+    for line in server.lines:
+        json.loads(line, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_values_of_any_size_make_short_lines(form: Any) -> None:
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    handler = Kept()
+    handler.setFormatter(_Formatter(form))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        for value in (
+            float("nan"), float("inf"), -float("inf"), 10**5000, "x" * 10**6, ["y" * 10**5] * 10**4,
+            {"a" * 10**5: "b" * 10**5}, [[["z" * 10**5] * 100] * 100], "\ud800", "a\nb",
+        ):  # fmt: skip
+            log_call({"status": 400, "value": value})
+        logger.error("m" * 10**6)
+        try:
+            raise ValueError("v" * 10**6)
+        except ValueError:
+            logger.exception("failed")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    assert len(lines) == 12
+    assert max(map(len, lines)) < 40_000
+    for line in lines:
+        if form == "json":
+            json.loads(line, parse_constant=pytest.fail)
 
 
 def test_prompts_are_never_logged(server: Served) -> None:

@@ -16,6 +16,7 @@ from outrider.bench.served import Served
 from outrider.errors import ConfigError
 
 KEY = {"Authorization": "Bearer second"}
+OTHER = {"Authorization": "Bearer first"}
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,70 @@ def test_a_repeated_prompt_is_cached_unless_salted(locked: Served) -> None:
     ]
     assert cached[0] == cached[2] == cached[4] == 0
     assert cached[1] == cached[3] > 16
+
+
+def test_keys_share_no_cached_prefix(locked: Served) -> None:
+    body = {"prompt": "the quick brown fox " * 4, "max_tokens": 2}
+
+    def cached(key: dict[str, str], salt: str | None = None) -> int:
+        usage = post(locked, {**body, "cache_salt": salt}, headers=key).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached(KEY) == 0
+    assert cached(KEY) >= 16
+    hits = metrics(locked)["vllm:prefix_cache_hits_total"]
+    for salt in (None, "1", "1\0"):
+        assert cached(OTHER, salt) == 0
+    assert metrics(locked)["vllm:prefix_cache_hits_total"] == hits
+    assert cached(OTHER | {"Authorization": "bearer  first"}) >= 16
+
+
+def test_hosts_and_origins_are_checked_where_there_is_no_key(locked: Served) -> None:
+    foreign = {"Host": "evil.example"}
+    for path in ("/health", "/ready", "/metrics", "/", "/playground/app.js"):
+        found = httpx.get(locked.url + path, headers=foreign)
+        assert (found.status_code, found.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert httpx.get(locked.url + path, headers=foreign | KEY).status_code == 200
+        found = httpx.get(locked.url + path, headers={"Origin": "http://evil.example"})
+        assert found.status_code == 200
+    found = httpx.post(f"{locked.url}/health", headers={"Origin": "http://evil.example"})
+    assert found.status_code == 403
+
+
+def test_bodies_of_paths_that_take_none_are_not_read(locked: Served) -> None:
+    for method, path in (("POST", "/health"), ("GET", "/v1/models"), ("HEAD", "/")):
+        found = httpx.request(method, locked.url + path, content=b"x" * 100, headers=KEY)
+        assert found.status_code == 400
+        assert found.headers["connection"] == "close"
+    assert httpx.put(locked.url + "/v1/completions", headers=KEY).headers["allow"]
+
+
+def flood(server: Served, path: str, seconds: float) -> bytes:
+    """What a connection that sends a body in one-byte chunks is answered."""
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer second\r\n"
+    end = time.monotonic() + seconds
+    with socket.create_connection((host, int(port)), timeout=seconds) as link:
+        try:
+            link.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+            while time.monotonic() < end:
+                link.sendall(b"1\r\nx\r\n" * 3000)
+        except OSError:  # the server has closed
+            pass
+        try:
+            return link.recv(1 << 16)
+        except OSError:
+            return b""
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/completions"])
+def test_one_byte_chunks_starve_nobody(locked: Served, path: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        done = [pool.submit(flood, locked, path, 30.0) for _ in range(8)]
+        found = [one.result(60) for one in done]
+    assert all(answer.startswith(b"HTTP/1.1 400 ") for answer in found if answer)
+    assert any(found)
+    assert httpx.get(f"{locked.url}/health").status_code == 200
 
 
 def test_slow_headers_do_not_hold_a_server(locked: Served) -> None:

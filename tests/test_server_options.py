@@ -1,6 +1,7 @@
 """A server's options: where they come from, and what is refused."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.errors import ConfigError, OutriderError
-from outrider.server.build import build, read_defaults, read_keys, read_slo
+from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.metrics import Slo
-from outrider.server.options import OPTIONS, resolve
+from outrider.server.options import OPTIONS, RELAXED, Option, resolve
 
 ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
 
@@ -23,12 +24,12 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_later_sources_win(tmp_path: Path) -> None:
-    file = written(tmp_path, 'port = 1\nhost = "a"\nmax-num-seqs = 7\ncache_salt_per_key = true\n')
+    file = written(tmp_path, 'port = 1\nhost = "a"\nmax-num-seqs = 7\nshare_prefix_cache = true\n')
     found = resolve({"port": 3, "host": None}, ENVIRONMENT, file)
     assert (found["port"].value, found["port"].source) == (3, "flag")
     assert (found["host"].value, found["host"].source) == ("b", "environment")
     assert (found["max_num_seqs"].value, found["max_num_seqs"].source) == (7, str(file))
-    assert found["cache_salt_per_key"].value is True
+    assert found["share_prefix_cache"].value is True
     assert (found["dtype"].value, found["dtype"].source) == ("auto", "default")
 
 
@@ -40,11 +41,92 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("port = true", "give a whole number"),
         ("port = ", "is no TOML"),
         ("shutdown_timeout = 3\nhost = 5", "host is 5; give a text"),
+        ("model = 5", "model is 5; give a text"),
+        ("port = " + "9" * 5000, "is no TOML"),
+        ("port = " + "9" * 4000, r"an integer of \d+ bits; give a whole number from 0 to 65,535"),
+        ("log_interval = nan", "log_interval is nan; give a number from 0.05 to 86,400.0, or 0"),
+        ("allowed_hosts = [[]]\nmodel = ''", r"allowed_hosts has '\[\]'"),
+        ('chat_template = "\\u0000"', "give a text in UTF-8"),
+        ("slo = " + "[" * 100_000, "is nested too deeply|is no TOML"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        resolve({}, {}, written(tmp_path, text))
+    with pytest.raises(ConfigError, match=said) as found:
+        read_hosts(resolve({}, {}, written(tmp_path, text))["allowed_hosts"].value)
+    assert len(str(found.value)) < 500
+
+
+HOSTILE: dict[str, tuple[Any, ...]] = {
+    "number": (-1, -(2**31), 2**64, 10**400),
+    "share": (-1.0, -1e-300, float("nan"), float("inf"), -float("inf"), 1e308),
+    "text": ("\0", "\ud800", "a\0" * 100_000),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_no_option_takes_anything(option: Option, tmp_path: Path) -> None:
+    for value in HOSTILE.get(option.kind, ()):
+        with pytest.raises(ConfigError, match=f"^{option.flag} is ") as found:
+            resolve({option.name: value}, {}, None)
+        assert len(str(found.value)) < 400
+    for text in ("nan", "-1", "1e999", "x" * 100_000, "9" * 5000, "\udcff"):
+        if option.kind == "text" and text != "\udcff":
+            continue
+        with pytest.raises(ConfigError, match=f"^{option.variable} is ") as found:
+            resolve({}, {option.variable: text}, None)
+        assert len(str(found.value)) < 400
+    for text in ("-1", "1979-05-27", "{a = 1}", "[true]", "1e400"):
+        if option.name in RELAXED or (option.kind == "share" and text == "[true]"):
+            continue
+        with pytest.raises(ConfigError, match=f"outrider.toml: {option.name} is "):
+            resolve({}, {}, written(tmp_path, f"{option.name} = {text}"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("slo", "ttft=1.2.3s", "give it as in ttft"),
+        ("slo", "ttft=" + "9" * 5000 + "s", "give it as in ttft"),
+        ("allowed_hosts", "a b", "give names"),
+        ("allowed_hosts", "http://a", "give names"),
+        ("otlp_traces_endpoint", "localhost", "otlp_traces_endpoint is 'localhost'; give it as in"),
+        ("otlp_traces_endpoint", "ftp://a", "give it as in"),
+        ("api_key", "a b", "other characters than ASCII"),
+        ("api_key", "\u00fc", "other characters than ASCII"),
+        ("api_key_file", "/", "cannot be read"),
+        ("chat_template", "/", "cannot be read"),
+        ("tool_call_parser", "x" * 10_000, "give auto, hermes"),
+        ("speculative_config", "[" * 5000, "."),
+    ],
+)
+def test_texts_are_read_before_a_server_starts(
+    tiny_llama: Path, option: str, value: str, said: str
+) -> None:
+    with pytest.raises(OutriderError, match=said) as found:
+        build(tiny_llama, "tiny", resolve({option: value}, {}, None))
+    assert len(str(found.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--log-interval", "-1"), ("--log-interval", "nan"), ("--shutdown-timeout", "nan"),
+        ("--request-timeout", "0"), ("--metrics-port", "0"), ("--port", "65536"),
+        ("--slo", "ttft=1.2.3s"), ("--host", "a b"), ("--host", "\u00fc" * 100),
+        ("--host", "a.." * 9), ("--log-format", "xml"), ("--max-connections", "0"),
+    ],
+)  # fmt: skip
+def test_the_command_ends_with_a_sentence(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (None, "outrider"):  # the command sets both
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("outrider"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("outrider"), "level", 0)
+    done = CliRunner().invoke(app, ["serve", *words])
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr) < 500
 
 
 @pytest.mark.parametrize(
@@ -52,7 +134,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     [
         ({"OUTRIDER_PROT": "1"}, "did you mean 'OUTRIDER_PORT'"),
         ({"OUTRIDER_PORT": "x"}, "OUTRIDER_PORT is 'x'; give a whole number"),
-        ({"OUTRIDER_CACHE_SALT_PER_KEY": "maybe"}, "give true or false"),
+        ({"OUTRIDER_SHARE_PREFIX_CACHE": "maybe"}, "give true or false"),
     ],
 )
 def test_a_wrong_variable_is_refused(environment: dict[str, str], said: str) -> None:
@@ -82,7 +164,7 @@ def test_keys_and_slos(tmp_path: Path) -> None:
     [
         ("tool_call_parser", "xml", "give auto, hermes"),
         ("per_request_spec_decode_metrics", "all", "none, summary or detailed"),
-        ("max_queued_requests", 0, "give 1 or more"),
+        ("max_queued_requests", 0, "give a whole number from 1"),
         ("chat_template", "/nowhere", "cannot be read"),
     ],
 )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..config import OLD_NAMES
+from ..errors import OutriderError
 from ..server.options import BY_NAME, KINDS, OPTIONS, SECRET, Chosen, config_file, resolve
-from .common import model_folder, write
+from .common import exit_code, model_folder, write
 
 PARAMETERS = tuple(
     inspect.Parameter(
@@ -80,18 +83,28 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
 
     Options come from a TOML file, the environment (OUTRIDER_PORT=8001) and flags; the later win.
     """
-    name, found = chosen(model, config, flags)
+    with warnings.catch_warnings(record=True) as early:
+        name, found = chosen(model, config, flags)
     from ..server.build import build, choice
-    from ..server.log import FORMATS, LEVELS, configure
+    from ..server.log import FORMATS, LEVELS, announce, configure, logger
     from ..server.run import Server
 
     log = {name: found[name].value for name in ("log_format", "log_level")}
     configure(choice(log, "log_format", FORMATS), choice(log, "log_level", LEVELS))
-    llm, settings = build(model_folder(name), Path(name).name if name else "pocket", found)
-    host, port = found["host"].value, found["port"].value
-    error = Server(llm, settings, host, port, lambda line: typer.echo(line, err=True)).run()
-    if error is not None:
-        raise error
+    for one in early:
+        warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+    as_json = log["log_format"] == "json"
+    say = announce if as_json else partial(typer.echo, err=True)
+    try:
+        llm, settings = build(model_folder(name), Path(name).name if name else "pocket", found)
+        error = Server(llm, settings, settings.host, found["port"].value, say).run()
+        if error is not None:
+            raise error
+    except OutriderError as error:
+        if not as_json:
+            raise
+        logger.error("%s", error)
+        raise typer.Exit(exit_code(error)) from None
 
 
 @with_options

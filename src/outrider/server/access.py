@@ -51,7 +51,7 @@ class Access:
         id = state["request_id"] = given if re.fullmatch(REQUEST_ID, given) else uuid.uuid4().hex
         begin, status = time.perf_counter(), 500
         traced = self.tracer if scope["method"] == "POST" else None
-        span = traced.start(scope["path"], headers) if traced is not None else None
+        clock = time.time_ns()
 
         async def marked(message: Message) -> None:
             nonlocal status
@@ -67,8 +67,9 @@ class Access:
                 self.failed(status)
             work: Told | None = state.get("work")
             facts = work.facts() if work is not None else {}
-            if span is not None:
-                span.end(status, facts)
+            if traced is not None and state.get("trusted"):
+                route = getattr(scope.get("route"), "path", None)
+                traced.record(route, headers, clock, status, facts)
             if scope["method"] == "POST" or status >= 400:
                 log_call(
                     {

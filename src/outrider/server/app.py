@@ -30,6 +30,7 @@ from .chat import Chat
 from .completions import Completion
 from .errors import RESPONSES, body, error_body, install, response
 from .generate import Service, check_best, unless_gone
+from .hosts import from_this_machine
 from .metrics import Metrics
 from .protocol import (
     ChatRequest,
@@ -49,7 +50,6 @@ PLAYGROUND = Path(__file__).parent / "playground"
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 """What some clients take for the end of a line, as JSON writes it."""
-LOOPBACK = ("127.0.0.1", "::1")
 
 
 def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
@@ -209,12 +209,10 @@ def _health(app: FastAPI, service: Service) -> None:
             return response(503, body(503, f"{why}."))
         return JSONResponse({"ready": True})
 
-    if service.settings.metrics_port is None:
-
-        @app.get("/metrics", response_class=PlainTextResponse)
-        async def metrics() -> Response:
-            """For Prometheus."""
-            return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
@@ -236,8 +234,8 @@ def _speculation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/speculation")
     async def post(body: SpeculationChange, call: Request) -> dict[str, Any]:
         """Change it from the next step on: without keys from this machine only."""
-        host = call.client.host if call.client else None
-        if not service.settings.api_keys and host not in LOOPBACK:
+        peer = call.client.host if call.client else None
+        if not service.settings.api_keys and not from_this_machine(call.headers, peer):
             raise Refusal("without API keys speculation is set from this machine only.", code=403)
         await change(service, body)
         return state(service)

@@ -12,9 +12,11 @@ from typing import Any
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError
 from ..params import SamplingParams
+from .hosts import bare
 from .metrics import Slo
 from .options import OPTIONS, Chosen
 from .settings import Settings
+from .shown import short
 from .tools import Form, form_of
 
 PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
@@ -60,14 +62,17 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         defaults=read_defaults(values["generation_config"], llm.intake.folder),
         fingerprint=fingerprint(llm),
         api_keys=read_keys(values["api_key"], values["api_key_file"]),
-        max_queued_requests=positive(values, "max_queued_requests"),
-        max_queued_tokens=positive(values, "max_queued_tokens"),
-        max_body=positive(values, "max_body_bytes"),
+        host=values["host"],
+        allowed_hosts=read_hosts(values["allowed_hosts"]),
+        max_connections=values["max_connections"],
+        max_queued_requests=values["max_queued_requests"],
+        max_queued_tokens=values["max_queued_tokens"],
+        max_body=values["max_body_bytes"],
         request_timeout=values["request_timeout"],
         log_interval=values["log_interval"],
         metrics_port=values["metrics_port"],
-        otlp_traces_endpoint=values["otlp_traces_endpoint"],
-        salted=values["cache_salt_per_key"],
+        otlp_traces_endpoint=read_endpoint(values["otlp_traces_endpoint"]),
+        share_prefix_cache=values["share_prefix_cache"],
         shutdown_timeout=values["shutdown_timeout"],
         slo=read_slo(values["slo"]),
     )
@@ -81,19 +86,9 @@ def choice(values: Mapping[str, Any], name: str, known: Sequence[str]) -> Any:
     """
     value = values[name]
     if value not in known:
-        raise ConfigError(f"{name} is {value!r}; give {', '.join(known[:-1])} or {known[-1]}.")
-    return value
-
-
-def positive(values: Mapping[str, Any], name: str) -> int:
-    """A whole number of 1 or more.
-
-    Raises:
-        ConfigError: it is less.
-    """
-    value: int = values[name]
-    if value < 1:
-        raise ConfigError(f"{name} is {value}; give 1 or more.")
+        raise ConfigError(
+            f"{name} is {short(repr(value))}; give {', '.join(known[:-1])} or {known[-1]}."
+        )
     return value
 
 
@@ -105,7 +100,7 @@ def read_text(file: Path, name: str) -> str:
     """
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise ConfigError(f"{name}: {file} cannot be read ({reason}).") from None
 
@@ -122,7 +117,39 @@ def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
     keys = tuple(dict.fromkeys(key for key in found if key))
     if not keys and (listed is not None or file is not None):
         raise ConfigError("api_key or api_key_file is given, but has no key; drop it or give one.")
+    if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+        raise ConfigError("an API key has other characters than ASCII letters, digits and signs.")
     return keys
+
+
+def read_hosts(listed: str | None) -> tuple[str, ...]:
+    """Names that clients may call the server by.
+
+    Raises:
+        ConfigError: one of them is no name.
+    """
+    found = [name.strip() for name in (listed or "").split(",")]
+    for name in filter(None, found):
+        if bare(name) is None:
+            raise ConfigError(
+                f"allowed_hosts has {short(repr(name))}; give names as in llm.example.com, "
+                "or * for all."
+            )
+    return tuple(str(bare(name)) for name in found if name)
+
+
+def read_endpoint(url: str | None) -> str | None:
+    """Where spans go to.
+
+    Raises:
+        ConfigError: it is no HTTP address.
+    """
+    if url is None or re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[^\s/:]+)(:\d{1,5})?(/\S*)?", url):
+        return url
+    raise ConfigError(
+        f"otlp_traces_endpoint is {short(repr(url))}; give it as in "
+        "http://localhost:4318/v1/traces."
+    )
 
 
 def read_defaults(source: str, folder: Path) -> dict[str, Any]:
@@ -163,9 +190,9 @@ def read_slo(text: str | None) -> Slo:
     """
     found: dict[str, float] = {}
     for part in filter(None, (text or "").split(",")):
-        match = re.fullmatch(r"\s*(ttft|tpot)=([0-9.]+)(ms|s)\s*", part)
+        match = re.fullmatch(r"\s*(ttft|tpot)=(\d{1,9}(?:\.\d{1,9})?)(ms|s)\s*", part)
         if match is None:
-            raise ConfigError(f"slo is {text!r}; give it as in ttft=200ms,tpot=50ms.")
+            raise ConfigError(f"slo is {short(repr(text))}; give it as in ttft=200ms,tpot=50ms.")
         found[match[1]] = float(match[2]) * SECONDS[match[3]]
     return Slo(**found)
 

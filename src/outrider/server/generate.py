@@ -114,9 +114,9 @@ class Service:
         return await asyncio.to_thread(codec.encode, prompt, special)
 
     def salt(self, given: str | None, call: Call) -> str:
-        """What stands before a request's cached prefix: its own salt, and its key's where asked."""
-        key = call.headers.get("authorization", "") if self.settings.salted else ""
-        return "\0".join((key, given)) if key and given else key or given or ""
+        """Returns what keeps a request's cached prefix from others: its salt, and its key."""
+        apart = len(self.settings.api_keys) > 1 and not self.settings.share_prefix_cache
+        return f"{call.state.key}\0{given or ''}" if apart else given or ""
 
     async def chat_ids(
         self,

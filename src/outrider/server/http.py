@@ -1,52 +1,391 @@
-"""HTTP/1.1 by uvicorn, and a limit on how long headers may take to come in, which it lacks."""
+"""HTTP/1.1 by uvicorn and httptools, with limits on what one connection can cost.
+
+A connection answers one call at a time: what a client pipelines behind it is not answered.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import json
+import resource
+from typing import Any, ClassVar
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)  # fmt: skip
+
+from .access import PROBES
+from .errors import body
+from .log import log_call
+from .security import refuse
+from .settings import Settings
+
+LARGEST_HEAD = 1 << 16
+MOST_FIELDS = 256
+MOST_PIECES = 4096
+"""Pieces of a body that may be of any size; beyond, they have ``LEAST_PIECE`` bytes on average."""
+LEAST_PIECE = 64
+SPARE = 32
+"""Connections beyond the limit that probes may still use."""
+RESERVED_FILES = 128
+LINGER_SECONDS = 2.0
+LINGER_BYTES = 1 << 24
+BUSY = "the server has as many connections as it takes; try again later."
 
 
-def bounded(seconds: float) -> type[H11Protocol]:
-    """A protocol that hangs up on whoever has not sent whole headers after so many seconds."""
+class Stop(Exception):
+    """Ends the parsing of a request that is refused."""
 
-    class Bounded(H11Protocol):
-        late: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.await_headers()
+class Quiet:
+    """A transport that drops what is written after its end, and closes by its protocol's rule."""
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.conn.their_state is not h11.IDLE:
-                self.in_time()
-            else:  # the beginning of a next request
-                self.await_headers()
+    def __init__(self, wire: asyncio.Transport, protocol: Bounded) -> None:
+        self.wire = wire
+        self.protocol = protocol
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.conn.trailing_data[0] and self.conn.their_state is h11.IDLE:
-                self.await_headers()  # what came along with the last request is a beginning
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wire, name)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.in_time()
-            super().connection_lost(exc)
+    def write(self, data: bytes) -> None:
+        """Send ``data`` unless the connection has ended."""
+        if not self.is_closing():
+            self.wire.write(data)
 
-        def await_headers(self) -> None:
-            if self.late is None:
-                self.late = self.loop.call_later(seconds, self.hang_up)
+    def is_closing(self) -> bool:
+        """True when nothing more can be sent."""
+        return self.protocol.parting or self.wire.is_closing()
 
-        def in_time(self) -> None:
-            if self.late is not None:
-                self.late.cancel()
-                self.late = None
+    def close(self) -> None:
+        """End the connection when all that is written has been sent."""
+        self.protocol.part()
 
-        def hang_up(self) -> None:
+
+class Unframed(RequestResponseCycle):
+    """An answer in HTTP/1.0: a body of unknown length ends with the connection."""
+
+    unframed = False
+
+    async def send(self, message: Any) -> None:
+        """As in ASGI."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self.unframed = b"content-length" not in names
+            if self.unframed:
+                self.chunked_encoding = False
+        elif self.unframed:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+class Bounded(HttpToolsProtocol):
+    """One connection, with limits on time, sizes and pieces.
+
+    Attributes:
+        owing: connections without a whole request, the longest waiting first.
+        in_head: the next byte belongs to a request line or a header.
+        whole: every byte of the last request has come in.
+        deaf: bytes that may still come in unread; None while they are read.
+        parting: the last byte is written, and the client may still send.
+        raw: bytes that came in since the request began.
+    """
+
+    settings: ClassVar[Settings]
+    owing: ClassVar[dict[Bounded, None]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.late: asyncio.TimerHandle | None = None
+        self.unread: asyncio.TimerHandle | None = None
+        self.in_head = self.whole = True
+        self.parting = False
+        self.deaf: int | None = None
+        self.wrong: tuple[int, str] | None = None
+        self.raw = self.fields = self.pieces = self.size = 0
+
+    @property
+    def idle(self) -> bool:
+        """True while no call is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    # What asyncio calls
+
+    def connection_made(self, transport: Any) -> None:
+        """Make room where there are too many connections."""
+        self.wire: asyncio.Transport = transport
+        super().connection_made(Quiet(transport, self))  # type: ignore[arg-type]
+        if len(self.connections) > self.settings.max_connections + SPARE:
+            oldest = next(iter(self.owing), self)
+            self.connections.discard(oldest)
+            self.owing.pop(oldest, None)
+            oldest.wire.abort()
+        if not self.wire.is_closing():
+            self.owing[self] = None
+            self.await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all clocks, and tell the call."""
+        self.owing.pop(self, None)
+        self.cancel_late()
+        self.cancel_unread()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """Take the end of the client's side for the end of the connection."""
+        if not self.idle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self.wire.abort()
+        elif self.wire.get_write_buffer_size():
+            self.await_reader()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came in."""
+        if self.deaf is not None:
+            self.deaf -= len(data)
+            if self.deaf < 0:
+                self.wire.abort()
+            return
+        self._unset_keepalive_if_required()
+        self.raw += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            self.without_upgrade(data[error.args[0] :])
+        except httptools.HttpParserError as error:
+            if self.deaf is None:
+                self.refuse(*(self.wrong or (400, f"this is no HTTP/1.1: {error}.")))
+        else:
+            self.check_size()
+            if self.in_head and self.idle and not self.is_over:
+                self.await_head()
+
+    def pause_writing(self) -> None:
+        """Give a client that does not read a limited time."""
+        super().pause_writing()
+        self.await_reader()
+
+    def resume_writing(self) -> None:
+        """The client reads."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self.cancel_unread()
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        """Begin a request, if the one before has been answered."""
+        if not self.idle:
+            self.cycle.keep_alive = self.whole = False
+            self.deaf = LINGER_BYTES
+            raise Stop
+        self.in_head, self.whole = True, False
+        self.fields = self.pieces = self.size = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; a trailer is dropped."""
+        self.fields += 1
+        if self.fields > MOST_FIELDS:
+            self.stop(431, f"the request has more than {MOST_FIELDS} headers.")
+        if self.in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin a call."""
+        if self.parser.should_upgrade():
+            return
+        version = self.parser.get_http_version()
+        self.check_head(version)
+        busy = len(self.connections) - len(self.owing)
+        crowded = busy >= self.settings.max_connections
+        self.app = probes_only(self.config.loaded_app) if crowded else self.config.loaded_app
+        super().on_headers_complete()
+        if version == "1.0":
+            cycle: Any = self.cycle
+            cycle.__class__ = Unframed  # uvicorn has no other place for it
+        self.in_head = False
+        self.cancel_late()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body; refuse one of very many small pieces."""
+        self.pieces += 1
+        self.size += len(body)
+        if self.pieces > MOST_PIECES + self.size // LEAST_PIECE:
+            self.stop(400, f"the body comes in {self.pieces} pieces of a few bytes; send it whole.")
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The call's body is whole."""
+        if self.parser.should_upgrade():
+            return
+        self.in_head = self.whole = True
+        self.raw = 0
+        self.owing.pop(self, None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; what was not read of this one ends the connection."""
+        super().on_response_complete()
+        if not self.whole:
+            self.part()
+        if not self.is_over:
+            self.owing[self] = None
+
+    # Limits
+
+    @property
+    def is_over(self) -> bool:
+        """True when the connection takes no more requests."""
+        return self.transport.is_closing()
+
+    def check_head(self, version: str) -> None:
+        """Refuse what proxies and servers might read in different ways.
+
+        Raises:
+            Stop: the head is refused.
+        """
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        found = [value for name, value in self.headers if name == b"transfer-encoding"]
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if size > LARGEST_HEAD:
+            self.stop(431, f"the headers have more than {LARGEST_HEAD} bytes.")
+        if version not in ("1.0", "1.1"):
+            self.stop(400, f"HTTP/{version} is not understood here; use HTTP/1.1.")
+        if found and (version == "1.0" or [v.lower() for v in found] != [b"chunked"]):
+            self.stop(400, "the only Transfer-Encoding is chunked, in HTTP/1.1.")
+        if hosts > 1 or (version == "1.1" and not hosts):
+            self.stop(400, f"the request has {hosts} Host headers; send one.")
+
+    def check_size(self) -> None:
+        """Refuse a head that is too large, and a body that is mostly something else."""
+        if self.in_head and self.raw > LARGEST_HEAD:
+            self.refuse(431, f"the headers have more than {LARGEST_HEAD} bytes.")
+        elif self.raw > 2 * self.settings.max_body + LARGEST_HEAD:
+            self.refuse(413, f"the body has more than {self.settings.max_body} bytes.")
+
+    def stop(self, status: int, message: str) -> None:
+        """Refuse from inside the parser.
+
+        Raises:
+            Stop: always.
+        """
+        self.wrong = (status, message)
+        raise Stop
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer with an error in place of the call, and end the connection."""
+        if not self.idle:
+            if self.cycle.response_started:
+                self.wire.abort()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        log_call({"status": status, "error": message})
+        text = json.dumps(body(status, message)).encode()
+        fields = [
+            *self.server_state.default_headers, (b"content-type", b"application/json"),
+            (b"content-length", str(len(text)).encode()), (b"connection", b"close"),
+        ]  # fmt: skip
+        head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
+        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + text)
+        self.whole = False
+        self.part()
+
+    def without_upgrade(self, rest: bytes) -> None:
+        """Read a request once more as if it asked for no other protocol, which is its right."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.refuse(400, "this server is no proxy.")
+            return
+        fields = [(n, v) for n, v in self.headers if n not in (b"upgrade", b"http2-settings")]
+        head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
+        version = self.parser.get_http_version().encode()
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, head) + rest)
+
+    # Clocks and the end
+
+    def await_head(self) -> None:
+        """Give the headers a limited time."""
+        if self.late is None:
+            self.late = self.loop.call_later(self.settings.header_timeout, self.hang_up)
+
+    def cancel_late(self) -> None:
+        """The headers are there."""
+        if self.late is not None:
+            self.late.cancel()
             self.late = None
-            if not self.transport.is_closing():
-                self.transport.close()
 
-    return Bounded
+    def hang_up(self) -> None:
+        """End a connection whose headers did not come."""
+        self.late = None
+        self.wire.abort()
+
+    def await_reader(self) -> None:
+        """Give a client a limited time to read what is written."""
+        if self.unread is None:
+            self.unread = self.loop.call_later(self.settings.write_timeout, self.wire.abort)
+
+    def cancel_unread(self) -> None:
+        """All is read, or lost."""
+        if self.unread is not None:
+            self.unread.cancel()
+            self.unread = None
+
+    def part(self) -> None:
+        """End the connection in order.
+
+        A client that still sends would lose the answer if the socket were closed: what it sends is
+        dropped for a short time.
+        """
+        if self.is_over:
+            return
+        self.owing[self] = None
+        if self.whole:
+            self.wire.close()
+            if self.wire.get_write_buffer_size():
+                self.await_reader()
+            return
+        self.cancel_late()
+        self.cancel_unread()
+        self.flow.resume_reading()
+        self.parting, self.deaf = True, LINGER_BYTES
+        self.wire.write_eof()
+        self.unread = self.loop.call_later(LINGER_SECONDS, self.wire.abort)
+
+
+def probes_only(app: Any) -> Any:
+    """An app that answers probes, and 503 to all else."""
+
+    async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in PROBES:
+            await app(scope, receive, send)
+        else:
+            await refuse(send, 503, BUSY)
+
+    return busy
+
+
+def bounded(settings: Settings) -> type[Bounded]:
+    """The protocol of a server with such limits."""
+    return type("Bounded", (Bounded,), {"settings": settings, "owing": {}})
+
+
+def files(wanted: int) -> int:
+    """The number of connections that the process may hold, ``wanted`` at most.
+
+    Raises the soft limit on open files as far as it needs to and may.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + SPARE + RESERVED_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    most = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(1, most - SPARE - RESERVED_FILES)

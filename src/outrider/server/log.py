@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..types import Counts
 from .metrics import Metrics
+from .shown import plain, short
 
 logger = logging.getLogger("outrider")
 
@@ -19,6 +20,7 @@ FORMATS = ("text", "json")
 PLAIN = re.compile(r"[!#-~]*")
 """What stands in a line as it is: whatever else a client sends could pretend to be another line."""
 LEVELS = ("debug", "info", "warning", "error")
+LONGEST_TEXT = 1 << 14
 
 
 class _Formatter(logging.Formatter):
@@ -31,30 +33,37 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line, with a traceback behind it where there is one."""
         if self.form == "text":
-            return super().format(record)
+            return short(super().format(record), LONGEST_TEXT)
         found = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
+            "message": short(record.getMessage(), LONGEST_TEXT),
+            **plain(getattr(record, "fields", {})),
         }
         if record.exc_info:
-            found["traceback"] = self.formatException(record.exc_info)
+            found["traceback"] = self.formatException(record.exc_info)[-LONGEST_TEXT:]
         return json.dumps(found, ensure_ascii=False, default=str)
 
 
 def configure(form: LogFormat, level: str) -> None:
-    """Have Outrider's messages from ``level`` on go to stderr."""
+    """Have Outrider's messages from ``level`` on, and warnings of others, go to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter(form))
-    logger.handlers[:] = [handler]
+    logger.handlers[:] = logging.getLogger().handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+    if form == "json":
+        logging.captureWarnings(True)
+
+
+def announce(text: str) -> None:
+    """Write a line at any level."""
+    logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None))
 
 
 def log_call(fields: dict[str, Any]) -> None:
     """A line for one call: who, what came of it, how long it took."""
-    shown = {name: value for name, value in fields.items() if value is not None}
+    shown = {name: plain(value, 1) for name, value in fields.items() if value is not None}
     level = logging.WARNING if fields["status"] >= 500 else logging.INFO
     words = " ".join(f"{name}={_word(value)}" for name, value in shown.items())
     logger.log(level, words, extra={"fields": shown})

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ..config import renewed
 from ..errors import ConfigError, no_option
+from .shown import short
 
 PREFIX = "OUTRIDER_"
 OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})
@@ -26,6 +27,10 @@ SECRET = frozenset({"api_key"})
 
 Kind = Literal["text", "number", "share", "switch"]
 KINDS: dict[Kind, type] = {"text": str, "number": int, "share": float, "switch": bool}
+LARGEST = 2**31 - 1
+DAY = 86400.0
+RELAXED = ("memory", "api_key", "served_model_name", "allowed_hosts", "speculative_config")
+"""Texts that a file may give as a number, a list or a table."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Option:
         kind: of its value.
         default: where nobody gives it.
         help: one sentence.
+        low, high: the range of a number or a share.
+        zero: 0 is taken too, and turns it off.
         engine: True for what ``LLM`` takes under that name.
     """
 
@@ -44,6 +51,9 @@ class Option:
     kind: Kind
     default: Any
     help: str
+    low: float = 0
+    high: float = LARGEST
+    zero: bool = False
     engine: bool = False
 
     @property
@@ -56,14 +66,25 @@ class Option:
         """As in the environment."""
         return PREFIX + self.name.upper()
 
+    @property
+    def wanted(self) -> str:
+        """The values that it takes, in words."""
+        if self.kind == "text":
+            return "a text"
+        if self.kind == "switch":
+            return "true or false"
+        words = "a whole number" if self.kind == "number" else "a number"
+        return f"{words} from {self.low:,} to {self.high:,}" + (", or 0" if self.zero else "")
 
-def _engine(name: str, kind: Kind, default: Any, help: str) -> Option:
-    return Option(name, kind, default, help, engine=True)
+
+def _engine(name: str, kind: Kind, default: Any, help: str, **more: Any) -> Option:
+    return Option(name, kind, default, help, engine=True, **more)
 
 
 OPTIONS = (
     Option("host", "text", "127.0.0.1", "Address to listen on."),
-    Option("port", "number", 8000, "Port to listen on; 0 takes a free one."),
+    Option("port", "number", 8000, "Port to listen on; 0 takes a free one.", 0, 65535),
+    Option("allowed_hosts", "text", None, "More names that clients may call it by; * for all."),
     Option("api_key", "text", None, "Keys that open the server, with commas; none leaves it open."),
     Option("api_key_file", "text", None, "A file with one key a line."),
     Option("served_model_name", "text", None, "What clients call the model; several with commas."),
@@ -84,26 +105,33 @@ OPTIONS = (
     _engine("scheduling_policy", "text", "fcfs", "fcfs, or priority: the lowest goes first."),
     _engine("enable_prefix_caching", "switch", True, "Share the pages of equal beginnings."),
     _engine("memory", "text", None, "Of the cache: bytes, 2GiB, or a share of what is free."),
-    _engine("gpu_memory_utilization", "share", None, "vLLM's name for a share as memory."),
-    _engine("seed", "number", None, "Base of the seeds of requests without one."),
+    _engine("gpu_memory_utilization", "share", None, "vLLM's name for a share as memory.", high=1),
+    _engine("seed", "number", None, "Base of the seeds of requests without one.", high=2**64 - 1),
     Option("chat_template", "text", None, "A file with a chat template, instead of the model's."),
     Option("generation_config", "text", "auto", "Of sampling: auto, vllm for none, or a folder."),
     Option("tool_call_parser", "text", "auto", "hermes, llama3_json, or auto: by the template."),
     Option("per_request_spec_decode_metrics", "text", "summary", "none, summary or detailed."),
     Option("slo", "text", None, "What a good request keeps, as in ttft=200ms,tpot=50ms."),
-    Option("max_queued_requests", "number", 256, "Sequences that may wait; beyond it 429."),
-    Option("max_queued_tokens", "number", 1 << 20, "Prompt tokens that may wait; beyond it 429."),
-    Option("max_body_bytes", "number", 4 << 20, "Largest body; beyond it 413."),
-    Option("request_timeout", "share", None, "Seconds that a request may take; beyond it 408."),
-    Option("shutdown_timeout", "share", 30.0, "Seconds that streams get to end after SIGTERM."),
-    Option("metrics_port", "number", None, "Serve /metrics there, and not beside the API."),
-    Option("cache_salt_per_key", "switch", False, "Keys share no cached prefixes."),
+    Option("max_connections", "number", 1024, "Connections that may be open; beyond it 503.", 1),
+    Option("max_queued_requests", "number", 256, "Sequences that may wait; beyond it 429.", 1),
+    Option("max_queued_tokens", "number", 1 << 20, "Prompt tokens that may wait; beyond 429.", 1),
+    Option("max_body_bytes", "number", 4 << 20, "Largest body; beyond it 413.", 1, 1 << 30),
+    Option("request_timeout", "share", None, "Seconds that a request may take; beyond it 408.",
+           0.001, 365 * DAY),
+    Option("shutdown_timeout", "share", 30.0, "Seconds that streams get to end after SIGTERM.",
+           0, DAY),
+    Option("metrics_port", "number", None, "Serve /metrics there, and not beside the API.",
+           1, 65535),
+    Option("share_prefix_cache", "switch", False, "Several keys share cached prefixes."),
     Option("otlp_traces_endpoint", "text", None, "Send spans there by OTLP; needs outrider[otel]."),
-    Option("log_interval", "share", 10.0, "Seconds between two lines on speed; 0 for none."),
+    Option("log_interval", "share", 10.0, "Seconds between two lines on speed; 0 for none.",
+           0.05, DAY, zero=True),
     Option("log_format", "text", "text", "text, or json for an object a line."),
     Option("log_level", "text", "info", "debug, info (a line a call), warning or error."),
 )  # fmt: skip
 BY_NAME = {option.name: option for option in OPTIONS}
+MODEL = Option("model", "text", None, "The target.")
+"""A file may name it too."""
 
 
 @dataclass(frozen=True)
@@ -131,17 +159,18 @@ def resolve(
     if file is not None:
         for name, value in read_file(file).items():
             found[name] = Chosen(_checked(name, value, str(file)), str(file))
-    names = {option.variable: option.name for option in OPTIONS}
+    names = {option.variable: option for option in OPTIONS}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(PREFIX) or variable in OTHERS or _of_kubernetes(variable, text):
             continue
         if variable not in names:
             raise no_option("the environment", variable, list(names))
-        found[names[variable]] = Chosen(_parsed(names[variable], text, variable), "environment")
+        option = names[variable]
+        found[option.name] = Chosen(_parsed(option, text, variable), "environment")
     for name, value in flags.items():
         if value is not None:
             name, value = renewed(name, value)
-            found[name] = Chosen(value, "flag")
+            found[name] = Chosen(_in_range(BY_NAME[name], value, BY_NAME[name].flag), "flag")
     return found
 
 
@@ -161,8 +190,10 @@ def read_file(file: Path) -> dict[str, Any]:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror}).") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is no TOML: {error}.") from None
+    except RecursionError:
+        raise ConfigError(f"{file} is nested too deeply.") from None
+    except ValueError as error:
+        raise ConfigError(f"{file} is no TOML: {short(str(error))}.") from None
     found = dict(renewed(key.replace("-", "_"), value) for key, value in given.items())
     for name in found:
         if name not in BY_NAME and name != "model":
@@ -171,44 +202,71 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, where: str) -> Any:
-    """A value from a file, of the option's kind.
+    """A value from a file, of the option's kind and within its range.
 
     Raises:
-        ConfigError: it is of another.
+        ConfigError: it is not.
     """
-    if name == "model":
-        return value
-    kind = KINDS[BY_NAME[name].kind]
-    if name in ("memory", "api_key", "served_model_name", "speculative_config"):
-        if isinstance(value, list):
-            return ",".join(map(str, value))
-        kept = dict if name == "speculative_config" else int | float
-        return value if name != "api_key" and isinstance(value, kept) else str(value)
+    option = BY_NAME.get(name, MODEL)
+    if name in RELAXED:
+        value = ",".join(map(str, value)) if isinstance(value, list) else value
+        kept = {"memory": int | float, "speculative_config": dict}.get(name)
+        return value if kept and isinstance(value, kept) else _in_range(option, str(value), where)
+    kind = KINDS[option.kind]
     right = isinstance(value, int | float if kind is float else kind)
     if not right or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{where}: {name} is {value!r}; give {_words(kind)}.")
+        raise _wrong(option, value, f"{where}: {name}")
+    return _in_range(option, value, f"{where}: {name}")
+
+
+def _parsed(option: Option, text: str, where: str) -> Any:
+    """A value from the environment, within the option's range.
+
+    Raises:
+        ConfigError: it is not of the option's kind, or out of its range.
+    """
+    kind = KINDS[option.kind]
+    if kind is bool:
+        if text.lower() not in ("1", "true", "yes", "0", "false", "no", ""):
+            raise _wrong(option, text, where)
+        return text.lower() in ("1", "true", "yes")
+    try:
+        value = kind(text)
+    except ValueError:
+        raise _wrong(option, text, where) from None
+    return _in_range(option, value, where)
+
+
+def _in_range(option: Option, value: Any, where: str) -> Any:
+    """``value``, where it is within the option's range.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(value, str):
+        # Neither can stand in a path, a name or a key that is of use.
+        if "\0" in value or not _is_utf8(value):
+            raise ConfigError(f"{where} is {short(repr(value))}; give a text in UTF-8.")
+    elif not isinstance(value, bool):
+        inside = option.low <= value <= option.high or (option.zero and value == 0)
+        if not inside:  # as NaN never is
+            raise _wrong(option, value, where)
     return value
 
 
-def _parsed(name: str, text: str, where: str) -> Any:
-    """A value from the environment.
-
-    Raises:
-        ConfigError: it is not of the option's kind.
-    """
-    kind = KINDS[BY_NAME[name].kind]
-    if kind is bool:
-        if text.lower() not in ("1", "true", "yes", "0", "false", "no", ""):
-            raise ConfigError(f"{where} is {text!r}; give true or false.")
-        return text.lower() in ("1", "true", "yes")
+def _is_utf8(text: str) -> bool:
     try:
-        return kind(text)
-    except ValueError:
-        raise ConfigError(f"{where} is {text!r}; give {_words(kind)}.") from None
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def _words(kind: type) -> str:
-    return {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
+def _wrong(option: Option, value: Any, where: str) -> ConfigError:
+    """The error for a value that the option does not take."""
+    size = value.bit_length() if isinstance(value, int) else 0
+    shown = f"an integer of {size} bits" if size > 64 else short(repr(value))
+    return ConfigError(f"{where} is {shown}; give {option.wanted}.")
 
 
 def config_file(flag: str | None, environment: Mapping[str, str] = os.environ) -> Path | None:

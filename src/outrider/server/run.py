@@ -7,26 +7,46 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import uvicorn
-from prometheus_client import start_http_server
 
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError, OutriderError
 from .app import create_app
 from .generate import Service
-from .http import bounded
-from .log import log_intervals
+from .http import bounded, files
+from .log import log_intervals, logger
 from .settings import Settings
+from .shown import short
 
 KEEP_ALIVE_SECONDS = 65
-LARGEST_HEADERS = 1 << 16
 LOOK_SECONDS = 0.05
 
 
 def _no_address(host: str, port: int, flag: str, error: Exception) -> ConfigError:
-    why = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
-    return ConfigError(f"{host}:{port} cannot be listened on ({why}); give another {flag}.")
+    why = error.strerror if isinstance(error, OSError) else "the host is no name"
+    return ConfigError(f"{short(host)}:{port} cannot be listened on ({why}); give another {flag}.")
+
+
+def listener(host: str, port: int, flag: str) -> socket.socket:
+    """A socket that is bound to an address.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named, the protocol lets asyncio turn Nagle's algorithm off: with it a first token waits
+    # for the acknowledgement of the headers, 40 ms on Linux.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen()  # two sockets may be bound to one port until the first one listens
+    except (OSError, ValueError, TypeError) as error:  # the last two: a host that is no name
+        found.close()
+        raise _no_address(host, port, flag, error) from None
+    return found
 
 
 class _Uvicorn(uvicorn.Server):
@@ -59,31 +79,23 @@ class Server:
         self.say = say
         self.app = create_app(llm, settings)
         self.service: Service = self.app.state.service
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # Named, the protocol lets asyncio turn Nagle's algorithm off: with it a first token waits
-        # for the acknowledgement of the headers, 40 ms on Linux.
-        self.socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self.socket.bind((host, port))
-        except (OSError, OverflowError) as error:
-            self.socket.close()
-            raise _no_address(host, port, "--port", error) from None
+        self.sockets = [listener(host, port, "--port")]
         if settings.metrics_port is not None:
-            port = settings.metrics_port
             try:
-                start_http_server(port, host, self.service.metrics.registry)
-            except (OSError, OverflowError) as error:
-                self.socket.close()
-                raise _no_address(host, port, "--metrics-port", error) from None
+                self.sockets.append(listener(host, settings.metrics_port, "--metrics-port"))
+            except ConfigError:
+                self.sockets[0].close()
+                raise
         shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{self.socket.getsockname()[1]}"
+        self.address = f"http://{shown}:{self.sockets[0].getsockname()[1]}"
+        most = files(settings.max_connections)
+        if most < settings.max_connections:
+            logger.warning("max_connections is %d: the limit on open files allows no more.", most)
         self.uvicorn = _Uvicorn(
             uvicorn.Config(
                 self.app, log_config=None, access_log=False, server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS, ws="none",
-                http=bounded(settings.header_timeout),
-                h11_max_incomplete_event_size=LARGEST_HEADERS, lifespan="on",
+                timeout_keep_alive=KEEP_ALIVE_SECONDS, ws="none", proxy_headers=False,
+                http=bounded(replace(settings, max_connections=most)), lifespan="on",
                 timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
@@ -102,7 +114,7 @@ class Server:
         if self.settings.log_interval:
             lines = log_intervals(metrics, self.settings.log_interval)
             tasks.append(asyncio.create_task(lines))
-        await self.uvicorn.serve([self.socket])
+        await self.uvicorn.serve(self.sockets)
         for task in tasks:
             task.cancel()
         self.llm.shutdown()

@@ -1,4 +1,4 @@
-"""What stands before every call: keys, and limits of its body."""
+"""What stands before every call: keys, hosts, and limits of its body."""
 
 from __future__ import annotations
 
@@ -7,31 +7,44 @@ import hmac
 import json
 from collections.abc import Sequence
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import TYPES, body
+from .errors import RETRY_SECONDS, TYPES, ServerError, body
+from .hosts import host_is_ours, origin_is_ours
 from .settings import Settings
+from .shown import short
 
 OPEN = frozenset({"/health", "/ready", "/metrics", "/", "/favicon.ico"})
 OPEN_BELOW = "/playground/"
+METHODS = ("GET", "HEAD", "POST")
 
 
-def allowed(keys: Sequence[str], header: str | None) -> bool:
-    """Whether an Authorization header has one of the keys; takes the same time for all."""
+def key_of(keys: Sequence[str], header: str | None) -> int | None:
+    """The number of the key in an Authorization header, None for none; in the same time for all."""
     scheme, _, given = (header or "").partition(" ")
-    found = False
-    for key in keys:
+    found = None
+    for number, key in enumerate(keys):
         # Headers are bytes, which reach this as latin-1.
-        found |= hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
-    return found and scheme.lower() == "bearer"
+        if hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
+            found = number
+    return found if scheme.lower() == "bearer" else None
+
+
+def is_open(path: str) -> bool:
+    """True for paths that need no key."""
+    return path in OPEN or path.startswith(OPEN_BELOW)
 
 
 class Gate:
-    """Refuses calls without a key, and bodies that are too large or too slow.
+    """Refuses calls without a key, from foreign pages, and bodies that are too large or too slow.
+
+    It leaves in the call's state: ``key``, the number of its key, None without one; ``trusted``,
+    False for a call that has no key where there are keys.
 
     Args:
         app: what stands behind.
-        settings: keys and limits.
+        settings: keys, hosts and limits.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -42,46 +55,104 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        keys, path = self.settings.api_keys, scope["path"]
-        open_ = path in OPEN or path.startswith(OPEN_BELOW)
-        if keys and not open_ and not allowed(keys, headers.get(b"authorization")):
+        headers = Headers(scope=scope)
+        try:
+            self.admit(scope, headers)
+            if self.has_body(scope, headers):
+                whole = await self.read(receive)
+                if whole is None:
+                    return
+                receive = once(whole, receive)
+        except ServerError as error:
+            await refuse(send, error.status, str(error), error.code)
+            return
+        await self.app(scope, receive, send)
+
+    def admit(self, scope: Scope, headers: Headers) -> None:
+        """Check who calls what, and from where.
+
+        Raises:
+            ServerError: 401, 403, 404 or 405.
+        """
+        settings, path, method = self.settings, scope["path"], scope["method"]
+        state = scope.setdefault("state", {})
+        key = state["key"] = key_of(settings.api_keys, headers.get("authorization"))
+        state["trusted"] = key is not None or not settings.api_keys
+        if not state["trusted"] and not is_open(path):
             text = "no valid API key: send it as 'Authorization: Bearer KEY'."
-            await refuse(send, 401, text, "invalid_api_key")
+            raise ServerError(401, text, code="invalid_api_key")
+        if key is None:
+            self.check_browser(headers, is_open(path) and method in ("GET", "HEAD"))
+        if method not in METHODS:
+            raise ServerError(405, f"{short(method)} is not for any path here; see /openapi.json.")
+        port = settings.metrics_port
+        if port is not None and (path == "/metrics") != (scope["server"][1] == port):
+            raise ServerError(404, f"there is no {short(path)} at this port.")
+
+    def check_browser(self, headers: Headers, public: bool) -> None:
+        """Refuse what a foreign page can make a browser send.
+
+        Raises:
+            ServerError: 403.
+        """
+        host, origin = headers.get("host"), headers.get("origin")
+        # Only HTTP/1.0 comes without a Host, and no browser speaks it.
+        if host is not None and not host_is_ours(host, self.settings):
+            raise ServerError(
+                403, f"the Host {short(host)!r} is not allowed here; start the server with "
+                "--allowed-hosts NAME, or send an API key.", code="host_not_allowed",
+            )  # fmt: skip
+        if origin is None or public or origin_is_ours(origin, host or "", self.settings):
             return
+        raise ServerError(
+            403, f"the Origin {short(origin)!r} is not allowed here; start the server with "
+            "--allowed-hosts NAME, or send an API key.", code="origin_not_allowed",
+        )  # fmt: skip
+
+    def has_body(self, scope: Scope, headers: Headers) -> bool:
+        """True for a call with a body, which its path takes.
+
+        Raises:
+            ServerError: 400 or 413.
+        """
+        length = headers.get("content-length", "0")
+        if int(length) > self.settings.max_body:
+            text = f"the body has {length} bytes; {self.settings.max_body} are taken at most."
+            raise ServerError(413, text)
+        given = int(length) > 0 or "transfer-encoding" in headers
+        if given and (scope["method"] != "POST" or is_open(scope["path"])):
+            raise ServerError(400, f"{scope['method']} {short(scope['path'])} takes no body.")
+        return given
+
+    async def read(self, receive: Receive) -> bytes | None:
+        """A call's body, None where the client has gone.
+
+        Raises:
+            ServerError: 408 or 413.
+        """
         most = self.settings.max_body
-        length = headers.get(b"content-length", "0")
-        if length.isdecimal() and int(length) > most:
-            await refuse(send, 413, f"the body has {length} bytes; {most} are taken at most.")
-            return
-        if scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
-            await self.app(scope, receive, send)
-            return
         try:
             whole = await asyncio.wait_for(read(receive, most), self.settings.body_timeout)
         except TimeoutError:
-            await refuse(send, 408, "the body took too long to come in; send it again.")
-            return
-        if whole is None:
-            await refuse(send, 413, f"the body has more than {most} bytes.")
-            return
-        await self.app(scope, once(whole, receive), send)
+            text = "the body took too long to come in; send it again."
+            raise ServerError(408, text) from None
+        if whole is not None and len(whole) > most:
+            raise ServerError(413, f"the body has more than {most} bytes.")
+        return whole
 
 
 async def read(receive: Receive, most: int) -> bytes | None:
-    """A call's body, None where it is longer than ``most`` bytes."""
+    """A call's body, cut soon after ``most`` bytes; None where the client has gone."""
     parts: list[bytes] = []
-    size = 0
-    while True:
+    size, more = 0, True
+    while more and size <= most:
         message = await receive()
         if message["type"] != "http.request":
-            return b"".join(parts)
+            return None
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > most:
-            return None
-        if not message.get("more_body", False):
-            return b"".join(parts)
+        more = message.get("more_body", False)
+    return b"".join(parts)
 
 
 def once(whole: bytes, receive: Receive) -> Receive:
@@ -107,7 +178,11 @@ async def refuse(send: Send, status: int, message: str, code: str | None = None)
     ]  # fmt: skip
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if status in (408, 413):
+    if status == 405:
+        headers.append((b"allow", ", ".join(METHODS).encode()))
+    if status == 503:
+        headers.append((b"retry-after", str(RETRY_SECONDS).encode()))
+    if status in (400, 408, 413, 503):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text})

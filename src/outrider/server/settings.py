@@ -30,10 +30,14 @@ class Settings:
         max_body: bytes of a call's body.
         header_timeout: seconds that headers may take to come in.
         body_timeout: seconds that a body may take to come in.
+        write_timeout: seconds that a client may leave an answer unread.
+        max_connections: connections that may be open.
+        host: the address that the server listens on.
+        allowed_hosts: names that it answers to beside its own; "*" for all.
         slo: what a good request keeps.
         metrics_port: where /metrics is served; None: beside the API.
         otlp_traces_endpoint: where spans go to, None for none.
-        salted: requests of different keys share no cached prefix.
+        share_prefix_cache: calls with different keys share cached prefixes.
         log_interval: seconds between two lines of what is going on, 0 for none.
         request_timeout: seconds that a request may take, None for as long as it wants.
         shutdown_timeout: seconds that running streams get at the end.
@@ -51,10 +55,14 @@ class Settings:
     max_body: int = 4 * MIB
     header_timeout: float = 10.0
     body_timeout: float = 30.0
+    write_timeout: float = 60.0
+    max_connections: int = 1024
+    host: str = "127.0.0.1"
+    allowed_hosts: tuple[str, ...] = ()
     slo: Slo = NO_SLO
     request_timeout: float | None = None
     log_interval: float = 0.0
     metrics_port: int | None = None
     otlp_traces_endpoint: str | None = None
-    salted: bool = False
+    share_prefix_cache: bool = False
     shutdown_timeout: float = 30.0

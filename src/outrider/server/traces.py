@@ -7,13 +7,11 @@ They are what https://github.com/open-telemetry/semantic-conventions-genai calls
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__
 from ..errors import ConfigError
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+from .shown import plain, short
 
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 ATTRIBUTES = {
@@ -31,26 +29,6 @@ ATTRIBUTES = {
     "acceptance_length": "outrider.acceptance_length", "error": "error.type",
 }  # fmt: skip
 """From what a call tells of itself."""
-
-
-class CallSpan:
-    """The span of one call."""
-
-    def __init__(self, span: Span) -> None:
-        self.span = span
-
-    def end(self, status: int, facts: Mapping[str, Any]) -> None:
-        """Close it with what came of the call."""
-        from opentelemetry.trace import StatusCode
-
-        self.span.set_attribute("http.response.status_code", status)
-        for name, attribute in ATTRIBUTES.items():
-            if facts.get(name) is not None:
-                self.span.set_attribute(attribute, facts[name])
-        if status >= 400 or facts.get("error"):
-            self.span.set_attribute("error.type", str(facts.get("error") or status))
-            self.span.set_status(StatusCode.ERROR)
-        self.span.end()
 
 
 class Tracer:
@@ -78,18 +56,40 @@ class Tracer:
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
         self.tracer = self.provider.get_tracer("outrider", __version__)
 
-    def start(self, path: str, headers: Mapping[str, str]) -> CallSpan:
-        """Begin a call's span, below the caller's where its headers name one (W3C traceparent)."""
-        from opentelemetry.trace import SpanKind
+    def record(
+        self,
+        route: str | None,
+        headers: Mapping[str, str],
+        begin: int,
+        status: int,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Export a call's span, below the caller's where its headers name one (W3C traceparent).
+
+        Args:
+            route: the path as the server knows it, None for one that it does not know.
+            headers: of the call.
+            begin: of the call, ns since 1970.
+            status: of the answer.
+            facts: what the call tells of itself.
+        """
+        from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         parent = TraceContextTextMapPropagator().extract(headers)
-        operation = OPERATIONS.get(path, path)
-        span = self.tracer.start_span(operation, parent, SpanKind.SERVER)
-        span.set_attributes(
-            {"gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider"}
-        )
-        return CallSpan(span)
+        operation = OPERATIONS.get(route, route) if route else "unknown"
+        kept: dict[str, Any] = {
+            "gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider",
+            "http.response.status_code": status,
+        }  # fmt: skip
+        for name, attribute in ATTRIBUTES.items():
+            if facts.get(name) is not None:
+                kept[attribute] = plain(facts[name])
+        span = self.tracer.start_span(operation, parent, SpanKind.SERVER, kept, start_time=begin)
+        if status >= 400 or facts.get("error"):
+            span.set_attribute("error.type", short(str(facts.get("error") or status)))
+            span.set_status(StatusCode.ERROR)
+        span.end()
 
     def shutdown(self) -> None:
         """Send what is left."""

@@ -1,0 +1,79 @@
+"""Whom a call may name as its host and its origin, against pages that rebind a DNS name.
+
+A browser sends the name in the address bar. A foreign page can have its own name resolve to this
+machine, but cannot do so with an IP address, with localhost, or with a name without a dot.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from .settings import Settings
+
+AUTHORITY = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:/@?#\[\]\\]+)(?::\d{0,5})?")
+PORTS = {"http": ":80", "https": ":443"}
+OF_PROXIES = re.compile(
+    r"forwarded|via|x-forwarded-.*|x-real-ip|x-client-ip|x-cluster-client-ip|true-client-ip|cf-.*"
+)
+
+
+def bare(authority: str) -> str | None:
+    """The name in ``name:port``, in small letters and without brackets; None for nonsense."""
+    found = AUTHORITY.fullmatch(authority)
+    return found["name"].strip("[]").removesuffix(".").lower() if found else None
+
+
+def address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that ``name`` is, None where it is none."""
+    try:
+        found = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def is_loopback(name: str) -> bool:
+    """True for localhost, 127.0.0.0/8 and ::1."""
+    found = address(name)
+    return name == "localhost" if found is None else found.is_loopback
+
+
+def is_named(name: str, settings: Settings) -> bool:
+    """True for loopback names and those of ``--allowed-hosts``."""
+    allowed = settings.allowed_hosts
+    return is_loopback(name) or name in allowed or "*" in allowed
+
+
+def host_is_ours(host: str, settings: Settings) -> bool:
+    """True for a Host header that no foreign page can send."""
+    name = bare(host)
+    if name is None:
+        return False
+    if is_named(name, settings) or name == settings.host.lower():
+        return True
+    return not is_loopback(settings.host) and (address(name) is not None or "." not in name)
+
+
+def origin_is_ours(origin: str, host: str, settings: Settings) -> bool:
+    """True for an Origin header of a page from this server, or from a name that is allowed."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    name = bare(parts.netloc)
+    if parts.scheme not in PORTS or name is None:
+        return False
+    end = PORTS[parts.scheme]
+    same = parts.netloc.lower().removesuffix(end) == host.lower().removesuffix(end)
+    return same or is_named(name, settings)
+
+
+def from_this_machine(headers: Mapping[str, str], peer: str | None) -> bool:
+    """True for a call by a loopback address and name that no proxy has passed on."""
+    name = bare(headers.get("host", ""))
+    direct = not any(OF_PROXIES.fullmatch(header.lower()) for header in headers)
+    return direct and is_loopback(peer or "") and is_loopback(name or "")

@@ -1,0 +1,34 @@
+"""Values of any size and kind as logs, traces and messages show them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+LONGEST_VALUE = 200
+MOST_VALUES = 16
+
+
+def short(text: str, most: int = LONGEST_VALUE) -> str:
+    """``text``, or its beginning and its length where it has more than ``most`` characters."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def plain(value: Any, depth: int = 2) -> Any:
+    """A value that JSON has, and short: what a client sends may be of any size.
+
+    Args:
+        value: of any kind.
+        depth: of lists and dicts; what is deeper becomes a text.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 63 else f"an integer of {value.bit_length()} bits"
+    if depth and isinstance(value, list | tuple):
+        return [plain(one, depth - 1) for one in value[:MOST_VALUES]]
+    if depth and isinstance(value, dict):
+        return {short(str(name)): plain(one, depth - 1) for name, one in value.items()}
+    return short(str(value))
