@@ -80,6 +80,9 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
 
     Options come from a TOML file, the environment (OUTRIDER_PORT=8001) and flags; the later win.
     """
+    from ..engine.stderr import guard
+
+    guard()
     name, found = chosen(model, config, flags)
     from ..server.build import build, choice
     from ..server.log import FORMATS, LEVELS, configure

@@ -54,6 +54,7 @@ class Chat(Work[ChatRequest]):
         )  # fmt: skip
         request = await self.service.request(body, ids, self.salt, **more)
         self.answers = [Pending(None, request)]
+        self.sign()
         self.service.admit([request])
 
     async def whole(self) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class Completion(Work[CompletionRequest]):
             request = await self.service.request(body, ids, self.salt, **wanted)
             echoed = self.service.llm.intake.decode(ids) if body.echo else ""
             self.answers.append(Pending(prompt if isinstance(prompt, str) else echoed, request))
+        self.sign()
         self.service.admit([a.request for a in self.answers])
 
     async def whole(self) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request as Call
 
+from ..engine.suspects import fingerprint
 from ..outputs import Pending
 from ..types import Counts
 from .answer import metrics, seed_of, usage
@@ -31,6 +33,17 @@ class Work(Generic[Body]):
         self.created = int(time.time())
         self.answers: list[Pending] = []
         self.shown_to_end = 0  # choices of a stream
+
+    def sign(self) -> None:
+        """Give the call's requests one name, by which a call that kills the engine is known.
+
+        Raises:
+            RequestError: this one killed it.
+        """
+        body = fingerprint(answer.request for answer in self.answers)
+        self.service.llm.suspects.check(body)
+        for answer in self.answers:
+            answer.request = replace(answer.request, body=body)
 
     def head(self, kind: str) -> dict[str, Any]:
         """How every answer and every chunk of ``kind`` begins."""
