@@ -1,8 +1,6 @@
 """AsyncLLM over a worker in its own process: the outputs of LLM, and what happens when it dies."""
 
 import asyncio
-import errno
-import logging
 import os
 import signal
 import subprocess
@@ -17,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from outrider import LLM, SamplingParams, async_llm
+from outrider import LLM, SamplingParams
 from outrider.async_llm import AsyncLLM
-from outrider.engine.deaths import Deaths
-from outrider.engine.process import WorkerProcess
-from outrider.engine.worker import SpeculationState, Stepped
+from outrider.engine.worker import SpeculationState
 from outrider.errors import ConfigError, ModelError, RequestError, WorkerError
 from outrider.outputs import RequestOutput
+from outrider.server.metrics import Metrics, Slo
 from outrider.types import Event, Origin, Speculation
 
 PROMPTS = ["def greet(name):", "for word in", "the lazy dog", "print(greet("]
@@ -168,169 +165,60 @@ def test_a_wrong_request_harms_nobody(tiny_llama: Path) -> None:
     run(work())
 
 
-def kill_worker(llm: AsyncLLM, number: int = signal.SIGKILL) -> None:
-    assert llm._worker is not None
-    os.kill(llm._worker.pid, number)
+def counted(metrics: Metrics) -> dict[str, float]:
+    """Every counter by its name and labels."""
+    lines = [line for line in metrics.text().decode().splitlines() if "_total" in line]
+    return {k: float(v) for k, v in (x.rsplit(" ", 1) for x in lines if not x.startswith("#"))}
 
 
-async def death(llm: AsyncLLM, params: SamplingParams, text: str = "killed by signal 9") -> None:
-    """Kill the worker while it runs a request."""
-    request, _ = llm.request("ab", params)
-    stream = llm.stream(request)
-    await anext(stream)
-    kill_worker(llm)
-    with pytest.raises(WorkerError, match=text):
-        async for _ in stream:
-            pass
-
-
-def test_a_dead_worker_is_started_again_and_given_up_after_three(tiny_llama: Path) -> None:
-    """Deaths under requests are no reason to give up; deaths of an idle worker are."""
+def test_a_dead_worker_is_started_again(tiny_llama: Path) -> None:
+    """The switch and the metrics go on, and the outputs are the same."""
 
     async def work() -> None:
         async with opened(tiny_llama) as llm:
+            metrics = Metrics(llm, "tiny", Slo())
             await llm.set_speculation(SpeculationState(True, "ngram", 2))
-            expected = await last(llm, "ab", SamplingParams(max_tokens=9, seed=1))
-            for number in range(4):
-                await death(llm, SamplingParams(max_tokens=200 + number, ignore_eos=True))
-                assert llm.ready is None
-                if number == 0:
-                    await llm.set_speculation(SpeculationState(True, "ngram", 3))
-                again = await last(llm, "ab", SamplingParams(max_tokens=9, seed=1))
-                assert again.outputs == expected.outputs
-                assert llm.speculation == SpeculationState(True, "ngram", 3)
-            assert llm.restarts == 4
-            llm._deaths = Deaths()
-            for _ in range(3):
-                await llm.start()
-                kill_worker(llm)
-                await until(lambda: llm.ready is None)
-            with pytest.raises(WorkerError, match="3 times within 60 s"):
-                await llm.start()
+            params = SamplingParams(max_tokens=9, seed=1, ignore_eos=True)
+            expected = [await last(llm, [5] * 40, params) for _ in range(3)][-1]
+            before = counted(metrics)
+            assert before['vllm:prefix_cache_hits_total{engine="0",model_name="tiny"}'] > 0
+            request, _ = llm.request("ab", SamplingParams(max_tokens=200, ignore_eos=True, n=64))
+            stream = llm.stream(request)
+            await anext(stream)
+            assert llm._worker is not None
+            os.kill(llm._worker.pid, signal.SIGKILL)
+            with pytest.raises(WorkerError, match="killed by signal 9"):
+                async for _ in stream:
+                    pass
+            assert llm.ready is None
+            await llm.set_speculation(SpeculationState(True, "ngram", 3))
+            await last(llm, [6] * 200, params)  # more rows than all before, and no hit
+            middle = counted(metrics)
+            assert (await last(llm, [5] * 40, params)).outputs == expected.outputs
+            after = counted(metrics)
+            assert all(before[k] <= middle[k] <= after[k] for k in before)
+            queried = 'vllm:prefix_cache_queries_total{engine="0",model_name="tiny"}'
+            assert before[queried] + 200 <= middle[queried] < after[queried]
+            assert llm.speculation == SpeculationState(True, "ngram", 3)
+            assert llm.restarts == 1
 
     run(work())
 
 
-def test_a_request_that_kills_alone_is_refused(tiny_llama: Path) -> None:
-    """Its id and its seed do not matter; company at its death and its completion clear it."""
-    killer, other = (
-        SamplingParams(max_tokens=n, ignore_eos=True, temperature=0) for n in (220, 221)
-    )
-
+def test_an_id_may_be_used_again_at_once(tiny_llama: Path) -> None:
     async def work() -> None:
         async with opened(tiny_llama) as llm:
-            await death(llm, killer)
-            await last(llm, "ab", killer)
-            await death(llm, killer)
-            request, _ = llm.request("cd", other)
-            company = llm.stream(request)
-            await anext(company)
-            await death(llm, killer)
-            with pytest.raises(WorkerError):
-                await anext(company)
-            await company.aclose()
-            llm._deaths = Deaths()
-            await death(llm, killer)
-            with pytest.raises(RequestError, match="ran alone, so the request is refused"):
-                await last(llm, "ab", killer)
-            assert (await last(llm, "ab", other)).outputs[0].finish_reason == "length"
+            params = SamplingParams(max_tokens=100, ignore_eos=True)
+            for _ in range(20):
+                request, _ = llm.request("ab", params, "same")
+                async with aclosing(llm.stream(request)) as stream:
+                    await anext(stream)
+            found = await last(llm, "ab", params, request_id="same")
+            assert len(found.outputs[0].token_ids) == 100
+            await until(lambda: not llm._engaged)
+            assert llm.gauges.pages_used == 0
 
     run(work())
-
-
-def test_a_client_that_leaves_does_not_hide_that_its_request_killed(tiny_llama: Path) -> None:
-    async def work() -> None:
-        async with opened(tiny_llama) as llm:
-            for number in range(3):
-                request, _ = llm.request("ab", SamplingParams(max_tokens=200 + number))
-                await llm.start()
-                kill_worker(llm, signal.SIGSTOP)
-                task = asyncio.create_task(anext(llm.stream(request)))
-                await asyncio.sleep(0.2)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                kill_worker(llm)
-                await until(lambda: llm.ready is None)
-                llm._deaths._recent.clear()
-            await llm.start()
-            assert llm.restarts == 3
-
-    run(work())
-
-
-def test_events_in_any_order(tiny_llama: Path) -> None:
-    """A client that leaves before the engine is ready, an id used again, and the end of it all."""
-
-    async def work() -> None:
-        llm = AsyncLLM(tiny_llama)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(last(llm, "ab", SamplingParams(max_tokens=3)), 0.01)
-        assert llm.live == 0
-        params = SamplingParams(max_tokens=100, ignore_eos=True)
-        for _ in range(20):
-            request, _ = llm.request("ab", params, "same")
-            async with aclosing(llm.stream(request)) as stream:
-                await anext(stream)
-        assert len((await last(llm, "ab", params, request_id="same")).outputs[0].token_ids) == 100
-        await until(lambda: not llm._engaged)
-        assert llm.gauges.pages_used == 0
-        pending = asyncio.create_task(last(llm, "ab", params))
-        kill_worker(llm)
-        llm.shutdown()
-        llm.shutdown()
-        with pytest.raises(WorkerError, match="shut down"):
-            await pending
-        with pytest.raises(WorkerError, match="shut down"):
-            await last(llm, "ab", params)
-        loading = AsyncLLM(tiny_llama)
-        waiting = asyncio.create_task(loading.start())
-        await asyncio.sleep(0.1)
-        loading.shutdown()
-        with pytest.raises(WorkerError, match="shut down"):
-            await waiting
-
-    run(work())
-
-
-def test_a_system_without_files_is_asked_again(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = [OSError(errno.EMFILE, "Too many open files")] * 2
-
-    def start(*args: Any) -> WorkerProcess:
-        if left:
-            raise left.pop()
-        return WorkerProcess(*args)
-
-    async def work() -> None:
-        monkeypatch.setattr(async_llm, "WorkerProcess", start)
-        llm = AsyncLLM(tiny_llama)
-        llm.launch()
-        assert "cannot be started ([Errno 24] Too many open files)" in str(llm.trouble)
-        await llm.start()
-        assert llm.trouble is None
-        llm.shutdown()
-
-    run(work())
-
-
-def test_an_observer_that_fails_is_logged_once(
-    tiny_llama: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: Any) -> None:
-        raise ValueError("no")
-
-    async def work() -> None:
-        async with opened(tiny_llama) as llm:
-            seen: list[Stepped] = []
-            llm.observers += [fail, lambda step, _: seen.append(step)]
-            found = await last(llm, "ab", SamplingParams(max_tokens=9, ignore_eos=True))
-            assert len(found.outputs[0].token_ids) == 9
-            assert len(seen) > 1
-
-    with caplog.at_level(logging.ERROR, "outrider"):
-        run(work())
-    assert sum("observer" in r.message for r in caplog.records) == 1
 
 
 FORGETS = """

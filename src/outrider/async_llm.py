@@ -265,8 +265,10 @@ class AsyncLLM:
         """Why the engine cannot serve; None while it can, or is being loaded."""
         if self.failure is not None:
             return self.failure
-        why = self._unstarted if self._worker is None else self._watch.complaint
-        return None if why is None else WorkerError(f"{why}; it is started again.")
+        if self._unstarted is not None:
+            return WorkerError(f"{self._unstarted}; it is tried again.")
+        why = None if self._worker is None else self._watch.complaint
+        return None if why is None else WorkerError(f"{why}; it is restarted if that goes on.")
 
     def shutdown(self) -> None:
         """End the worker at once, whatever it does; requests under way fail."""

@@ -7,6 +7,7 @@ from collections import deque
 
 MOST, WITHIN_SECONDS = 3, 60.0
 """So many deaths without a request in so short a time, and no worker is started again."""
+MOST_DOUBLINGS = 10
 LONGEST_PAUSE = 30.0
 """Seconds before another start, at most: the pause doubles while deaths follow each other."""
 
@@ -51,5 +52,5 @@ class Deaths:
     @property
     def pause(self) -> float:
         """Seconds to wait before the next start: none after one death, then doubling."""
-        doublings = max(len(self._recent) - 1, self._unstarted)
-        return min(LONGEST_PAUSE, 2.0 ** (doublings - 1)) if doublings else 0.0
+        number = max(len(self._recent) - 1, self._unstarted)
+        return min(LONGEST_PAUSE, 2.0 ** min(number - 1, MOST_DOUBLINGS)) if number else 0.0
