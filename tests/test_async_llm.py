@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -18,6 +20,7 @@ from outrider.async_llm import AsyncLLM
 from outrider.engine.worker import SpeculationState
 from outrider.errors import ConfigError, ModelError, RequestError, WorkerError
 from outrider.outputs import RequestOutput
+from outrider.server.metrics import Metrics, Slo
 from outrider.types import Event, Origin, Speculation
 
 PROMPTS = ["def greet(name):", "for word in", "the lazy dog", "print(greet("]
@@ -162,30 +165,79 @@ def test_a_wrong_request_harms_nobody(tiny_llama: Path) -> None:
     run(work())
 
 
-def test_a_dead_worker_is_started_again_and_given_up_after_three(tiny_llama: Path) -> None:
+def counted(metrics: Metrics) -> dict[str, float]:
+    """Every counter by its name and labels."""
+    lines = [line for line in metrics.text().decode().splitlines() if "_total" in line]
+    return {k: float(v) for k, v in (x.rsplit(" ", 1) for x in lines if not x.startswith("#"))}
+
+
+def test_a_dead_worker_is_started_again(tiny_llama: Path) -> None:
+    """The switch and the metrics go on, and the outputs are the same."""
+
     async def work() -> None:
         async with opened(tiny_llama) as llm:
+            metrics = Metrics(llm, "tiny", Slo())
             await llm.set_speculation(SpeculationState(True, "ngram", 2))
-            expected = await last(llm, "ab", SamplingParams(max_tokens=9, seed=1))
-            for death in range(3):
-                request, _ = llm.request("ab", SamplingParams(max_tokens=200, ignore_eos=True))
-                stream = llm.stream(request)
-                await anext(stream)
-                assert llm._process is not None
-                os.kill(llm._process.pid or 0, signal.SIGKILL)
-                with pytest.raises(WorkerError, match="killed by signal 9"):
-                    async for _ in stream:
-                        pass
-                if death < 2:
-                    await llm.start()
-                    again = await last(llm, "ab", SamplingParams(max_tokens=9, seed=1))
-                    assert again.outputs == expected.outputs
-                    assert llm.speculation == SpeculationState(True, "ngram", 2)
-            assert llm.restarts == 2
-            with pytest.raises(WorkerError, match="3 times within 60 s"):
-                await llm.start()
+            params = SamplingParams(max_tokens=9, seed=1, ignore_eos=True)
+            expected = [await last(llm, [5] * 40, params) for _ in range(3)][-1]
+            before = counted(metrics)
+            assert before['vllm:prefix_cache_hits_total{engine="0",model_name="tiny"}'] > 0
+            request, _ = llm.request("ab", SamplingParams(max_tokens=200, ignore_eos=True, n=64))
+            stream = llm.stream(request)
+            await anext(stream)
+            assert llm._worker is not None
+            os.kill(llm._worker.pid, signal.SIGKILL)
+            with pytest.raises(WorkerError, match="killed by signal 9"):
+                async for _ in stream:
+                    pass
+            assert llm.ready is None
+            await llm.set_speculation(SpeculationState(True, "ngram", 3))
+            await last(llm, [6] * 200, params)  # more rows than all before, and no hit
+            middle = counted(metrics)
+            assert (await last(llm, [5] * 40, params)).outputs == expected.outputs
+            after = counted(metrics)
+            assert all(before[k] <= middle[k] <= after[k] for k in before)
+            queried = 'vllm:prefix_cache_queries_total{engine="0",model_name="tiny"}'
+            assert before[queried] + 200 <= middle[queried] < after[queried]
+            assert llm.speculation == SpeculationState(True, "ngram", 3)
+            assert llm.restarts == 1
 
     run(work())
+
+
+def test_an_id_may_be_used_again_at_once(tiny_llama: Path) -> None:
+    async def work() -> None:
+        async with opened(tiny_llama) as llm:
+            params = SamplingParams(max_tokens=100, ignore_eos=True)
+            for _ in range(20):
+                request, _ = llm.request("ab", params, "same")
+                async with aclosing(llm.stream(request)) as stream:
+                    await anext(stream)
+            found = await last(llm, "ab", params, request_id="same")
+            assert len(found.outputs[0].token_ids) == 100
+            await until(lambda: not llm._engaged)
+            assert llm.gauges.pages_used == 0
+
+    run(work())
+
+
+FORGETS = """
+import asyncio, sys
+from outrider import AsyncLLM
+
+if __name__ == "__main__":
+    llm = AsyncLLM(sys.argv[1])
+    asyncio.run(llm.start())
+    print("done")
+"""
+
+
+def test_a_program_that_forgets_the_engine_ends(tiny_llama: Path, tmp_path: Path) -> None:
+    script = tmp_path / "forgets.py"
+    script.write_text(FORGETS)
+    words = [sys.executable, str(script), str(tiny_llama)]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=4 * SOON, check=True)
+    assert found.stdout == "done\n"
 
 
 def test_what_cannot_be_loaded_says_so(tiny_llama: Path, tmp_path: Path) -> None:

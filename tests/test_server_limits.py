@@ -230,7 +230,7 @@ def test_a_killed_engine_comes_back(tiny_llama: Path) -> None:
             json={"prompt": "ab", "max_tokens": 8, "temperature": 0},
         )
         assert found.json()["choices"][0]["text"] == expected
-        for _ in range(2):
+        for _ in range(3):
             while httpx.get(f"{server.url}/ready").status_code != 200:
                 time.sleep(0.05)
             assert server.kill_engine()

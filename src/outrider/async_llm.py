@@ -5,30 +5,28 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import multiprocessing
-import pickle
-import threading
-import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
+from .engine.deaths import Deaths
+from .engine.process import WorkerProcess
+from .engine.pulse import Beat, Watch
+from .engine.suspects import Suspects, fingerprint
 from .engine.worker import (
     Abort,
+    Aborted,
     Add,
-    Command,
+    Broken,
     Failed,
     Gauges,
+    Logged,
     Message,
     Ready,
     Refused,
     SpeculationState,
     Stepped,
-    Stop,
     WorkerSpec,
-    run_worker,
 )  # fmt: skip
 from .errors import ConfigError, OutriderError, RequestError, WorkerError
 from .intake import Intake, Prompt, of_engine_args
@@ -39,9 +37,7 @@ from .types import Event, Request, SamplingParams, Speculation, by_request
 
 logger = logging.getLogger("outrider")
 
-DEATHS, WITHIN_SECONDS = 3, 60.0
-"""So many deaths of the worker in so short a time, and it is not started again."""
-STOP_SECONDS = 10.0
+TICK_SECONDS = 1.0
 
 Observer = Callable[[Stepped, Mapping[str, Sequence[Event]]], None]
 """Is told of every step, with its events by their request."""
@@ -92,8 +88,9 @@ class _Stream:
 class AsyncLLM:
     """A model behind a worker process; for one event loop.
 
-    A worker that dies takes its requests with it (``WorkerError``) and is started again, until it
-    has died three times in a minute.
+    A worker that dies or hangs takes its requests with it (``WorkerError``) and is started again,
+    until it has died three times in a minute without a request, or before it was ready. A request
+    that ran alone at two deaths is refused.
 
     Args:
         model, drafter, options: as ``LLM`` takes them.
@@ -114,12 +111,16 @@ class AsyncLLM:
         self.restarts = 0
         self.failure: OutriderError | None = None
         self.observers: list[Observer] = []
+        self._failing: list[Observer] = []
         self._streams: dict[str, _Stream] = {}
         self._numbers = itertools.count()
-        self._deaths: deque[float] = deque(maxlen=DEATHS)
+        self.suspects = Suspects()
+        self._engaged: dict[str, str] = {}  # by id the body of each request the worker may hold
+        self._deaths = Deaths()
+        self._unstarted: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._process: multiprocessing.process.BaseProcess | None = None
-        self._link: Connection | None = None
+        self._worker: WorkerProcess | None = None
+        self._watch = Watch()
         self._changed = asyncio.Event()
         self._closing = False
 
@@ -140,17 +141,20 @@ class AsyncLLM:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._spawn()
+            self._loop.call_later(TICK_SECONDS, self._tick)
 
     async def start(self) -> Ready:
         """Start the worker unless it runs, and wait until it has decoded something.
 
         Raises:
-            OutriderError: it cannot be loaded, or died too often.
+            OutriderError: it cannot be loaded, died too often, or was shut down.
         """
         self.launch()
-        while self.ready is None:
+        while self.ready is None or self._closing:
             if self.failure is not None:
                 raise self.failure
+            if self._closing:
+                raise WorkerError("the engine was shut down; make another.")
             changed = self._changed
             await changed.wait()
         return self.ready
@@ -215,19 +219,23 @@ class AsyncLLM:
         await self.start()
         if request.id in self._streams:
             raise RequestError(f"request id {request.id!r} is in use; give another.")
+        body = request.body or fingerprint([request])
+        self.suspects.check(body)
         stream = self._streams[request.id] = _Stream(request, self.intake)
-        self._send(Add(request))
         try:
+            self._add(request, body)
             while stream.left or not stream.queue.empty():
                 found = await stream.queue.get()
                 if isinstance(found, OutriderError):
                     stream.left = 0
                     raise found
                 yield [stream.show(event) for event in found]
+            if body in self.suspects and body not in self._engaged.values():
+                self.suspects.completed(body)
         finally:
             del self._streams[request.id]
             if stream.left:
-                self._send(Abort(request.id))
+                self._abort(request.id)
 
     async def set_speculation(self, state: SpeculationState) -> None:
         """Draft in another way from the next step on.
@@ -245,74 +253,103 @@ class AsyncLLM:
                 f"give 1 to {ready.max_draft}."
             )
         self.speculation = state
-        self._send(state)
+        self._set(state)
 
     @property
     def live(self) -> int:
         """How many requests are under way."""
         return len(self._streams)
 
-    def kill(self) -> None:
-        """End the worker at once, whatever it does."""
-        self._closing = True
-        if self._process is not None:
-            self._process.kill()
+    @property
+    def trouble(self) -> OutriderError | None:
+        """Why the engine cannot serve; None while it can, or is being loaded."""
+        if self.failure is not None:
+            return self.failure
+        if self._unstarted is not None:
+            return WorkerError(f"{self._unstarted}; it is tried again.")
+        why = None if self._worker is None else self._watch.complaint
+        return None if why is None else WorkerError(f"{why}; it is restarted if that goes on.")
 
     def shutdown(self) -> None:
-        """End the worker; requests under way fail."""
+        """End the worker at once, whatever it does; requests under way fail."""
         self._closing = True
-        self._send(Stop())
-        if self._process is not None:
-            self._process.join(STOP_SECONDS)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
-        if self._link is not None:
-            self._link.close()
+        if self._worker is not None:
+            self._worker.kill()
         self._end_streams("the engine was shut down")
+        self._tell()
 
     def _spawn(self) -> None:
-        """Start a worker and the thread that reads what it sends."""
-        context = multiprocessing.get_context("spawn")
-        mine, its = context.Pipe()
-        self._process = context.Process(
-            target=run_worker, args=(its, self.spec), name="outrider-engine", daemon=True
-        )
-        self._process.start()
-        its.close()
-        self._link = mine
-        threading.Thread(
-            target=self._read, args=(mine, self._process), name="outrider-events", daemon=True
-        ).start()
-
-    def _read(self, link: Connection, process: multiprocessing.process.BaseProcess) -> None:
-        """In a thread of its own: hand over every message to the event loop, the end too."""
+        """Start a worker; again later where the system cannot do it now."""
         assert self._loop is not None
+        if self._closing:
+            return
         call = self._loop.call_soon_threadsafe
         try:
-            while True:
-                try:
-                    message: Message = pickle.loads(link.recv_bytes())
-                except (EOFError, OSError):
-                    break
-                call(self._take, message)
-            process.join()
-            call(self._died, process.exitcode)
-        except RuntimeError:  # the loop is closed
-            return
+            self._worker = WorkerProcess(
+                self.spec,
+                self.restarts,
+                lambda worker, message: call(self._take, worker, message),
+                lambda worker, code: call(self._died, worker, code),
+            )
+        except OSError as error:
+            self._unstarted = f"the engine cannot be started ({error})"
+            logger.error("%s; it is tried again", self._unstarted)
+            self._deaths.unstarted()
+            self._loop.call_later(self._deaths.pause, self._spawn)
+        except Exception as error:
+            self._fail(f"the engine cannot be started: {error}")
+            raise
+        else:
+            self._unstarted = None
+            self._deaths.started()
+            self._watch.begin()
 
-    def _take(self, message: Message) -> None:
+    def _tick(self) -> None:
+        """Every second: kill a worker that hangs."""
+        if self._closing or self.failure is not None or self._loop is None:
+            return
+        self._loop.call_later(TICK_SECONDS, self._tick)
+        if self._worker is None:
+            return
+        self._watch.tick()
+        if self._watch.hung:
+            logger.error("%s; it is killed and started again", self._watch.complaint)
+            self._worker.kill()
+
+    def _add(self, request: Request, body: str) -> None:
+        """Give the worker a request; one that has just died says so later."""
+        if self._worker is not None:
+            self._worker.send(Add(request), ("add", request.id))
+            self._engaged[request.id] = body
+
+    def _abort(self, id: str) -> None:
+        """Have the worker drop a request, unless it never got it."""
+        if self._worker is None or self._worker.withdraw(("add", id)):
+            self._engaged.pop(id, None)
+        else:
+            self._worker.send(Abort(id), ("abort", id))
+
+    def _set(self, state: SpeculationState) -> None:
+        if self._worker is not None:
+            self._worker.send(state, "speculation")
+
+    def _take(self, worker: WorkerProcess, message: Message) -> None:
         """Hand a message to whom it concerns."""
+        if worker is not self._worker:
+            return
         match message:
             case Stepped(events, gauges):
                 self.gauges = gauges
                 found = by_request(events)
                 self._hand_out(found)
-                for observe in self.observers:
-                    observe(message, found)
-            case Gauges():
-                self.gauges = message
+                self._show(message, found)
+            case Beat():
+                self._watch.hear(message)
+            case Aborted(id, gauges):
+                self.gauges = gauges
+                self._engaged.pop(id, None)
             case Refused(id, error):
+                self._engaged.pop(id, None)
                 stream = self._streams.get(id)
                 if stream is not None:
                     stream.queue.put_nowait(error)
@@ -321,13 +358,15 @@ class AsyncLLM:
                 if self.speculation is None:
                     self.speculation = message.speculation
                 elif self.speculation != message.speculation:
-                    self._send(self.speculation)  # what was set outlives a worker
+                    self._set(self.speculation)  # what was set outlives a worker
                 self._tell()
             case Failed(error):
                 self.failure = error
                 self._tell()
-            case SpeculationState():
-                self.speculation = message
+            case Logged(level, text):
+                logger.log(level, "%s", text)
+            case Broken(why, traceback):
+                logger.error("the engine failed: %s\n%s", why, traceback)
 
     def _hand_out(self, events: Mapping[str, list[Event]]) -> None:
         """Each request's events to its stream."""
@@ -335,26 +374,48 @@ class AsyncLLM:
             stream = self._streams.get(id)
             if stream is not None:
                 stream.put(mine)
+                if not stream.left:
+                    self._engaged.pop(id, None)
 
-    def _died(self, code: int | None) -> None:
+    def _show(self, step: Stepped, events: Mapping[str, list[Event]]) -> None:
+        """Tell the observers of a step; the log has the first failure of each."""
+        for observe in self.observers:
+            try:
+                observe(step, events)
+            except Exception:
+                if observe not in self._failing:
+                    self._failing.append(observe)
+                    logger.exception("an observer of the engine failed; more of it is not logged")
+
+    def _died(self, worker: WorkerProcess, code: int | None) -> None:
         """The worker is gone: end its requests, and start another unless that does not help."""
-        self.ready, self.gauges = None, Gauges()
+        if worker is not self._worker:
+            return
+        ready, hung, bodies = self.ready is not None, self._watch.hung, {*self._engaged.values()}
+        self.ready, self.gauges, self._worker = None, Gauges(), None
+        self._engaged.clear()
         if self._closing or self.failure is not None:
             return
         how = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
+        how = "hung" if hung else how
         logger.error("the engine %s", how)
         self._end_streams(f"the engine {how} while the request ran")
-        now = time.monotonic()
-        self._deaths.append(now)
-        if len(self._deaths) == DEATHS and now - self._deaths[0] < WITHIN_SECONDS:
-            self.failure = WorkerError(
-                f"the engine died {DEATHS} times within {WITHIN_SECONDS:.0f} s, the last time it "
-                f"{how}; see the log for the reason."
+        self.suspects.died(bodies)
+        self._deaths.died(running=bool(bodies), ready=ready)
+        often = self._deaths.hopeless
+        if often is not None:
+            self._fail(
+                f"the engine died {often}, the last time it {how}; see the log for the reason."
             )
-            self._tell()
             return
         self.restarts += 1
-        self._spawn()
+        assert self._loop is not None
+        self._loop.call_later(self._deaths.pause, self._spawn)
+
+    def _fail(self, why: str) -> None:
+        """Give up."""
+        self.failure = WorkerError(why)
+        self._tell()
 
     def _tell(self) -> None:
         """Wake whoever waits for the worker's state to change."""
@@ -362,12 +423,7 @@ class AsyncLLM:
         self._changed = asyncio.Event()
 
     def _end_streams(self, why: str) -> None:
+        """End the streams whose requests are not done; the others have all they need."""
         for stream in self._streams.values():
-            stream.queue.put_nowait(WorkerError(f"{why}; send it again."))
-
-    def _send(self, command: Command) -> None:
-        if self._link is not None:
-            try:
-                self._link.send_bytes(pickle.dumps(command, pickle.HIGHEST_PROTOCOL))
-            except OSError:  # it is dead, and the reading thread will say so
-                return
+            if stream.left:
+                stream.queue.put_nowait(WorkerError(f"{why}; send it again."))

@@ -111,7 +111,8 @@ class Request:
     """One prompt to continue, as the engine takes it. ``seed`` is resolved before it gets here.
 
     Without ``detokenize`` events carry no text. Requests wait by ``priority``, lowest first, and by
-    order of arrival. Those of another ``cache_salt`` share no cached prefix.
+    order of arrival. Those of another ``cache_salt`` share no cached prefix. Requests of one call
+    to the server have one ``body``, its fingerprint.
 
     Raises:
         ConfigError: ``seed`` or ``priority`` is out of its range.
@@ -126,6 +127,7 @@ class Request:
     detokenize: bool = True
     priority: int = 0
     cache_salt: str = ""
+    body: str = ""
 
     def __post_init__(self) -> None:
         check_numbers(self, REQUEST)

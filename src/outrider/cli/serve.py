@@ -83,6 +83,9 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
 
     Options come from a TOML file, the environment (OUTRIDER_PORT=8001) and flags; the later win.
     """
+    from ..engine.stderr import guard
+
+    guard()
     with warnings.catch_warnings(record=True) as early:
         name, found = chosen(model, config, flags)
     from ..server.build import build, choice

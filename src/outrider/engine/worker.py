@@ -7,12 +7,14 @@ nothing but step.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import logging
 import os
 import pickle
 import signal
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 from ..config import EngineConfig
 from ..drafters.base import NoDrafter
@@ -33,11 +36,17 @@ from ..text.template import TextCodec, has_tokenizer
 from ..types import Event, Request, SamplingParams, Sequence
 from .engine import Engine
 from .pace import Gain
+from .pulse import Beat, Pulse
+from .stderr import guard
+
+logger = logging.getLogger("outrider")
 
 WARM_TOKENS = 4
 """Tokens that are decoded before the worker says that it is ready."""
 COMPILERS = 2
 """Threads that compile grammars, so that a slow one holds up neither steps nor other requests."""
+MOST_TOLD = 300
+"""Characters of an unforeseen error that its sentence tells."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +80,6 @@ class Abort(NamedTuple):
     request_id: str
 
 
-class Stop(NamedTuple):
-    """End the process after the step that runs."""
-
-
 class Ready(NamedTuple):
     """The engine is loaded and has decoded."""
 
@@ -100,8 +105,25 @@ class Refused(NamedTuple):
     error: OutriderError
 
 
+class Broken(NamedTuple):
+    """The engine failed in a way that nobody foresaw, and the process ends."""
+
+    why: str
+    traceback: str
+
+
+class Logged(NamedTuple):
+    """A line for the front's log."""
+
+    level: int
+    text: str
+
+
 class Gauges(NamedTuple):
-    """How full the engine is, and what it has done since its start."""
+    """How full the engine is, and what it has done since its start.
+
+    ``generation`` is the number of the process: its counts begin at 0.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -114,6 +136,14 @@ class Gauges(NamedTuple):
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     speedups: Mapping[str, float] = {}
+    generation: int = 0
+
+
+class Aborted(NamedTuple):
+    """A request that the front dropped is gone."""
+
+    request_id: str
+    gauges: Gauges
 
 
 class Stepped(NamedTuple):
@@ -124,21 +154,70 @@ class Stepped(NamedTuple):
     seconds: float
 
 
-Command = Add | Abort | Stop | SpeculationState
-Message = Ready | Failed | Refused | Stepped | Gauges | SpeculationState
+Command = Add | Abort | SpeculationState
+Message = Ready | Failed | Refused | Stepped | Aborted | Beat | Broken | Logged
 
 
-def run_worker(link: Connection, spec: WorkerSpec) -> None:
-    """The process: load, warm up, serve until told to stop or the front is gone."""
+class Outlet:
+    """The way to the front, for every thread. A front that does not read holds the senders up."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Send a message; without a front, end the process."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        try:
+            with self._lock:
+                self._link.send_bytes(data)
+        except OSError:
+            os._exit(0)
+
+
+class _Forward(logging.Handler):
+    """Sends what is logged here to the front, whose handlers know the log's form."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        super().__init__(logging.WARNING)
+        self._outlet = outlet
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one line."""
+        self._outlet.send(Logged(record.levelno, self.format(record)))
+
+
+def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
+    """The process: load, warm up, serve until the front is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the front decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    guard()
+    outlet = Outlet(link)
+    logger.addHandler(_Forward(outlet))
+    logger.propagate = False
+    pulse = Pulse(outlet.send)
+    try:
+        engine = _load(spec, outlet)
+        Worker(engine, link, outlet, pulse, generation).serve()
+    except BaseException as error:
+        _break(outlet, error)
+
+
+def _load(spec: WorkerSpec, outlet: Outlet) -> Engine:
+    """The engine; one that cannot be loaded ends the process."""
     try:
         codec = TextCodec(spec.tokenizer) if has_tokenizer(spec.tokenizer) else None
-        engine = Engine(spec.folder, spec.drafter, spec.config, codec.backend if codec else None)
+        return Engine(spec.folder, spec.drafter, spec.config, codec.backend if codec else None)
     except OutriderError as error:
-        link.send(Failed(error))
-        return
-    Worker(engine, link).serve()
+        outlet.send(Failed(error))
+        os._exit(0)
+
+
+def _break(outlet: Outlet, error: BaseException) -> NoReturn:
+    """Tell the front why, and end the process."""
+    why = f"{type(error).__name__}: {error}"[:MOST_TOLD]
+    outlet.send(Broken(why, "".join(traceback.format_exception(error))))
+    os._exit(1)
 
 
 @dataclass
@@ -153,13 +232,20 @@ class _Inbox:
         self.items.append(item)
         self.filled.set()
 
-    def drain(self, wait: bool) -> None:
-        """Call everything that lies here; with ``wait`` at least one."""
-        if wait:
-            self.filled.wait()
+    def drain(self) -> None:
+        """Call everything that lies here."""
         self.filled.clear()
         while self.items:
             self.items.popleft()()
+
+
+class _Adding:
+    """A request on its way into the engine; the stepping thread sets the flags."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.dropped = False
+        self.done = False
 
 
 class Worker:
@@ -167,17 +253,23 @@ class Worker:
 
     Args:
         engine: idle.
-        link: ``Command`` in, ``Message`` out.
+        link: brings commands.
+        outlet: takes messages.
+        pulse: is told what the threads do.
+        generation: the number of this process.
     """
 
-    def __init__(self, engine: Engine, link: Connection) -> None:
+    def __init__(
+        self, engine: Engine, link: Connection, outlet: Outlet, pulse: Pulse, generation: int
+    ) -> None:
         self.engine = engine
         self.link = link
+        self.outlet = outlet
+        self.pulse = pulse
+        self.generation = generation
         self.inbox = _Inbox()
         self.gain = Gain()
-        self.stopping = False
-        self.dropped: set[str] = set()  # aborted while they were prepared
-        self.preparing: set[str] = set()
+        self.preparing: WeakValueDictionary[str, _Adding] = WeakValueDictionary()
         main, config = engine.drafter, engine.config
         self.longest = length = config.num_speculative_tokens
         self.speculation = SpeculationState(main.max_length > 0, main.name, length)
@@ -190,10 +282,10 @@ class Worker:
             engine.drafter = self.switch
 
     def serve(self) -> None:
-        """Decode something, say so, and go on until told to stop."""
+        """Decode something, say so, and go on until the front is gone."""
         self._warm_up()
-        engine = self.engine
-        self._send(
+        engine, pulse = self.engine, self.pulse
+        self.outlet.send(
             Ready(
                 tuple(self.switch.drafters), self.speculation, str(engine.budget),
                 engine.budget.tokens, engine.max_model_len, self.longest,
@@ -202,9 +294,13 @@ class Worker:
         )  # fmt: skip
         reader = threading.Thread(target=self._read, name="outrider-reader", daemon=True)
         reader.start()
-        while not self.stopping:
-            self.inbox.drain(wait=not engine.has_work)
-            if engine.has_work and not self.stopping:
+        for number in itertools.count():
+            if not engine.has_work:
+                pulse.step = None
+                self.inbox.filled.wait()
+            pulse.step = number
+            self.inbox.drain()
+            if engine.has_work:
                 self._step()
 
     def _warm_up(self) -> None:
@@ -226,6 +322,7 @@ class Worker:
         events = engine.step()
         seconds = time.perf_counter() - begin
         engine.draft_length = usual
+        self.pulse.longest = max(self.pulse.longest, seconds)
         if decoding and scheduler.rows - rows == decoding:  # no prompt went along
             drafters = {e.drafted.drafter or "model" for e in events if e.drafted is not None}
             if not drafters:
@@ -233,7 +330,7 @@ class Worker:
             elif len(drafters) == 1:
                 emitted = sum(event.token_id is not None for event in events)
                 self.gain.drafted(drafters.pop(), decoding, emitted, seconds)
-        self._send(Stepped(events, self._gauges(), seconds))
+        self.outlet.send(Stepped(events, self._gauges(), seconds))
 
     def _gauges(self) -> Gauges:
         engine, scheduler = self.engine, self.engine.scheduler
@@ -243,47 +340,50 @@ class Worker:
             pool.num_usable - pool.num_free, scheduler.preemptions, scheduler.rows,
             scheduler.queried, scheduler.hit,
             engine.draft_seconds, engine.verify_seconds, dict(self.gain.speedups),
+            self.generation,
         )  # fmt: skip
-
-    def _send(self, message: Message) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the reading thread meets it too
-            self.link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _read(self) -> None:
         """Take commands until the front is gone, which ends the process."""
-        compilers = ThreadPoolExecutor(COMPILERS, "outrider-grammar")
-        while True:
-            try:
-                command: Command = pickle.loads(self.link.recv_bytes())
-            except (EOFError, OSError):
-                os._exit(0)
-            match command:
-                case Add(request):
-                    self.preparing.add(request.id)
-                    if request.params.structured_outputs is None:
-                        self._prepare(request)
-                    else:
-                        compilers.submit(self._prepare, request)
-                case Abort(id):
-                    self.inbox.put(partial(self._abort, id))
-                case SpeculationState():
-                    self.inbox.put(partial(self._set, command))
-                case Stop():
-                    self.inbox.put(self._stop)
+        try:
+            compilers = ThreadPoolExecutor(COMPILERS, "outrider-grammar")
+            for number in itertools.count():
+                self.pulse.command = None
+                data = self.link.recv_bytes()
+                self.pulse.command = number
+                self._take(pickle.loads(data), compilers)
+        except (EOFError, OSError):
+            os._exit(0)
+        except BaseException as error:
+            _break(self.outlet, error)
 
-    def _prepare(self, request: Request) -> None:
+    def _take(self, command: Command, compilers: ThreadPoolExecutor) -> None:
+        """Do what a command asks, or have the stepping thread do it."""
+        match command:
+            case Add(request):
+                adding = self.preparing[request.id] = _Adding(request)
+                if request.params.structured_outputs is None:
+                    self._prepare(adding)
+                else:
+                    compilers.submit(self._prepare, adding)
+            case Abort(id):
+                self.inbox.put(partial(self._abort, id, self.preparing.get(id)))
+            case SpeculationState():
+                self.inbox.put(partial(self._set, command))
+
+    def _prepare(self, adding: _Adding) -> None:
         """Outside the stepping thread: make sequences of a request, or say why not."""
+        request = adding.request
         try:
             self._check(request)
             sequences = self.engine.prepare(request)
         except OutriderError as error:
-            refusal = Refused(request.id, error)
-            self.inbox.put(lambda: self._refuse(refusal))
-        except Exception as error:  # what a library makes of a client's grammar ends nobody else
-            refusal = Refused(request.id, RequestError(f"the request cannot be prepared: {error}"))
-            self.inbox.put(lambda: self._refuse(refusal))
+            self.inbox.put(partial(self._refuse, adding, error))
+        except BaseException as error:  # a library's panic over one request ends nobody else
+            why = f"the request cannot be prepared: {error}"[:MOST_TOLD]
+            self.inbox.put(partial(self._refuse, adding, RequestError(why)))
         else:
-            self.inbox.put(lambda: self._enqueue(request.id, sequences))
+            self.inbox.put(partial(self._enqueue, adding, sequences))
 
     def _check(self, request: Request) -> None:
         """Refuse what asks for a drafter or a length that there is not.
@@ -299,33 +399,30 @@ class Worker:
                 "most; give that or less."
             )
 
-    def _enqueue(self, id: str, sequences: list[Sequence]) -> None:
-        self.preparing.discard(id)
-        if id in self.dropped:
-            self.dropped.discard(id)
+    def _enqueue(self, adding: _Adding, sequences: list[Sequence]) -> None:
+        adding.done = True
+        if adding.dropped:
+            self.outlet.send(Aborted(adding.request.id, self._gauges()))
             return
         try:
             self.engine.enqueue(sequences)
         except OutriderError as error:
-            self._send(Refused(id, error))
+            self.outlet.send(Refused(adding.request.id, error))
 
-    def _refuse(self, refusal: Refused) -> None:
-        self.preparing.discard(refusal.request_id)
-        self.dropped.discard(refusal.request_id)
-        self._send(refusal)
+    def _refuse(self, adding: _Adding, error: OutriderError) -> None:
+        adding.done = True
+        self.outlet.send(Refused(adding.request.id, error))
 
-    def _abort(self, id: str) -> None:
-        if id in self.preparing:
-            self.dropped.add(id)
+    def _abort(self, id: str, adding: _Adding | None) -> None:
+        """Drop a request; one that is being prepared goes when that is done."""
+        if adding is not None and not adding.done:
+            adding.dropped = True
+            return
         self.engine.abort(id)
-        self._send(self._gauges())  # no step may follow that would tell
+        self.outlet.send(Aborted(id, self._gauges()))
 
     def _set(self, state: SpeculationState) -> None:
-        """Draft in another way from the next step on, and say what is in force."""
+        """Draft in another way from the next step on."""
         self.speculation = state
         self.switch.default = state.drafter
         self.engine.draft_length = state.num_speculative_tokens if state.enabled else 0
-        self._send(state)
-
-    def _stop(self) -> None:
-        self.stopping = True

@@ -194,19 +194,22 @@ def _health(app: FastAPI, service: Service) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
-        """Alive: the server can do its work, or will be able to after a restart of its engine."""
-        failure = service.llm.failure
-        if failure is not None:
-            return response(503, error_body(failure))
+        """Alive: the server works, or loads its engine; 503 while that hangs or cannot start."""
+        trouble = service.llm.trouble
+        if trouble is not None:
+            return response(503, error_body(trouble))
         return PlainTextResponse("")
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """Ready for traffic: the engine has decoded, and nobody has asked for the end."""
-        if service.draining or service.llm.ready is None:
-            why = "the server is shutting down" if service.draining else "the engine is starting"
-            return response(503, body(503, f"{why}."))
+        if service.draining:
+            return response(503, body(503, "the server is shutting down."))
+        if service.llm.trouble is not None:
+            return response(503, error_body(service.llm.trouble))
+        if service.llm.ready is None:
+            return response(503, body(503, "the engine is starting."))
         return JSONResponse({"ready": True})
 
     @app.get("/metrics", response_class=PlainTextResponse)

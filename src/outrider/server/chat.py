@@ -51,6 +51,7 @@ class Chat(Work[ChatRequest]):
         more |= self._constraint()  # after the schemas of tools are found to be of a fair size
         request = await self.service.request(body, ids, self.salt, **more)
         self.answers = [Pending(None, request)]
+        self.sign()
         self.service.admit([request])
 
     async def whole(self) -> dict[str, Any]:

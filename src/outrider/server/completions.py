@@ -82,6 +82,7 @@ class Completion(Work[CompletionRequest]):
             request = await self.service.request(body, kept, self.salt, **wanted)
             echoed = self.service.llm.intake.decode(kept) if body.echo and whole is None else whole
             self.answers.append(Pending(echoed, request))
+        self.sign()
         self.service.admit([a.request for a in self.answers])
 
     async def whole(self) -> dict[str, Any]:

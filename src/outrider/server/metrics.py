@@ -196,13 +196,16 @@ class Metrics:
     def observe(self, step: Stepped, events: Mapping[str, Sequence[Event]]) -> None:
         """Count one step of the engine."""
         now, labels, gauges, before = time.perf_counter(), self._labels, step.gauges, self._before
-        if gauges.rows < before.rows:  # another engine, which begins at nothing
+        if gauges.generation != before.generation:  # another process, whose counts begin at 0
             before = Gauges()
-        self.preemptions.labels(**labels).inc(gauges.preemptions - before.preemptions)
-        self.drafting.labels(**labels).inc(gauges.draft_seconds - before.draft_seconds)
-        self.verifying.labels(**labels).inc(gauges.verify_seconds - before.verify_seconds)
-        self.queries.labels(**labels).inc(gauges.queried - before.queried)
-        self.hits.labels(**labels).inc(gauges.hit - before.hit)
+        for counter, count, counted in (
+            (self.preemptions, gauges.preemptions, before.preemptions),
+            (self.drafting, gauges.draft_seconds, before.draft_seconds),
+            (self.verifying, gauges.verify_seconds, before.verify_seconds),
+            (self.queries, gauges.queried, before.queried),
+            (self.hits, gauges.hit, before.hit),
+        ):
+            counter.labels(**labels).inc(max(0, count - counted))
         self.iteration.labels(**labels).observe(gauges.rows - before.rows)
         self._before = gauges
         for id, mine in events.items():
@@ -244,7 +247,7 @@ class Metrics:
             self.tpot.labels(**labels).observe(tpot)
         self.e2e.labels(**labels).observe(now - life.arrival)
         self.decode.labels(**labels).observe(decode)
-        self.inference.labels(**labels).observe(now - (life.scheduled or life.arrival))
+        self.inference.labels(**labels).observe(max(0.0, now - (life.scheduled or life.arrival)))
         self.prompts.labels(**labels).observe(life.prompt_tokens)
         self.outputs.labels(**labels).observe(life.tokens)
         good = (self.slo.ttft is None or ttft <= self.slo.ttft) and (

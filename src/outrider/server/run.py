@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +25,12 @@ from .shown import short
 
 KEEP_ALIVE_SECONDS = 65
 LOOK_SECONDS = 0.05
+LONGEST_DRAIN = 1e6
+"""Seconds: an endless --shutdown-timeout as a whole number."""
+END_SECONDS = 10.0
+"""Threads that tokenise end with the process, but Python would wait for them."""
+
+logger = logging.getLogger("outrider")
 
 
 def _no_address(host: str, port: int, flag: str, error: Exception) -> ConfigError:
@@ -100,6 +109,7 @@ class Server:
             )
         )  # fmt: skip
         self.signals = 0
+        self.failure: OutriderError | None = None
 
     def run(self) -> OutriderError | None:
         """Serve until the end; why it ended, None where it was asked to."""
@@ -118,29 +128,35 @@ class Server:
         for task in tasks:
             task.cancel()
         self.llm.shutdown()
-        return self.llm.failure
+        failure = self.llm.failure or self.failure
+        end_within(END_SECONDS, 0 if failure is None else 1)
+        return failure
 
     async def _watch(self) -> None:
         """Tell when it is ready, and end the server when its time has come."""
+        llm = self.llm
         try:
-            start = asyncio.ensure_future(self.llm.start())
-            while not (start.done() or self.signals):
+            while not (llm.ready or llm.failure or self.signals):
                 await asyncio.sleep(LOOK_SECONDS)
-            if self.signals:
-                start.cancel()
-                self.llm.kill()  # nothing runs, and loading may take long
-            else:
-                start.result()
-                for line in self.greeting():
-                    self.say(line)
-            while not self.signals and self.llm.failure is None:
+            if llm.ready and not self.signals:
+                self._greet()
+            while not (llm.failure or self.signals):
                 await asyncio.sleep(LOOK_SECONDS)
-        except OutriderError:
+            if llm.failure is None:
+                await self._drain()
+        except Exception as error:
+            logger.exception("the server cannot go on")
+            self.failure = OutriderError(f"the server cannot go on ({error}); see its log.")
+        finally:
             self.uvicorn.should_exit = True
-            return
-        if self.llm.failure is None:
-            await self._drain()
-        self.uvicorn.should_exit = True
+
+    def _greet(self) -> None:
+        """Say what is served; a server that cannot say it serves all the same."""
+        try:
+            for line in self.greeting():
+                self.say(line)
+        except Exception:
+            logger.exception("the greeting cannot be shown")
 
     async def _drain(self) -> None:
         """Let running streams end, as long as they may take."""
@@ -150,7 +166,8 @@ class Server:
             await asyncio.sleep(LOOK_SECONDS)
         self.llm.shutdown()  # what still runs ends with an error event
         # Clients that read slowly have the rest of the time for what is written already.
-        self.uvicorn.config.timeout_graceful_shutdown = max(1, round(deadline - clock()))
+        left = min(max(1.0, deadline - clock()), LONGEST_DRAIN)
+        self.uvicorn.config.timeout_graceful_shutdown = round(left)
 
     def _signalled(self) -> None:
         """The first signal drains, the second ends at once."""
@@ -158,6 +175,7 @@ class Server:
         self.service.draining = True
         if self.signals > 1:
             self.uvicorn.should_exit = self.uvicorn.force_exit = True
+            end_within(END_SECONDS, 0)
 
     def greeting(self) -> list[str]:
         """What is served, where, and how to try it."""
@@ -176,3 +194,10 @@ class Server:
             f"try: curl {self.address}/v1/completions -H 'Content-Type: application/json' "
             f"-d '{body}'",
         ]
+
+
+def end_within(seconds: float, code: int) -> None:
+    """End the process after so many seconds, unless it ends before."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()

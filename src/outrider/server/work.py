@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request as Call
 
+from ..engine.suspects import fingerprint
 from ..errors import shown
 from ..outputs import Pending
 from ..types import Counts
@@ -56,6 +58,17 @@ class Work(Generic[Body]):
         if len(ids) <= most:
             return ids
         return ids[-most:] if self.body.truncation_side == "left" else ids[:most]
+
+    def sign(self) -> None:
+        """Give the call's requests one name, by which a call that kills the engine is known.
+
+        Raises:
+            RequestError: this one killed it.
+        """
+        body = fingerprint(answer.request for answer in self.answers)
+        self.service.llm.suspects.check(body)
+        for answer in self.answers:
+            answer.request = replace(answer.request, body=body)
 
     def head(self, kind: str) -> dict[str, Any]:
         """How every answer and every chunk of ``kind`` begins."""

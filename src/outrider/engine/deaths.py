@@ -1,0 +1,56 @@
+"""When a worker that died is started again, and when that is given up."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+MOST, WITHIN_SECONDS = 3, 60.0
+"""So many deaths without a request in so short a time, and no worker is started again."""
+MOST_DOUBLINGS = 10
+LONGEST_PAUSE = 30.0
+"""Seconds before another start, at most: the pause doubles while deaths follow each other."""
+
+
+class Deaths:
+    """Counts deaths of workers, and starts that failed.
+
+    A death under a request never ends the engine: a client must not be able to.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._idle: deque[float] = deque(maxlen=MOST)
+        self._unready = 0  # in a row
+        self._unstarted = 0  # in a row
+
+    def died(self, *, running: bool, ready: bool) -> None:
+        """Count a death of a worker that ran a request, or was ready for one."""
+        now = time.monotonic()
+        self._recent.append(now)
+        while now - self._recent[0] > WITHIN_SECONDS:
+            self._recent.popleft()
+        self._unready = 0 if ready else self._unready + 1
+        if not running:
+            self._idle.append(now)
+
+    def unstarted(self) -> None:
+        """Count a process that the system could not start."""
+        self._unstarted += 1
+
+    def started(self) -> None:
+        """A process was started."""
+        self._unstarted = 0
+
+    @property
+    def hopeless(self) -> str | None:
+        """Why another start does not help; None where it may."""
+        if len(self._idle) == MOST and self._idle[-1] - self._idle[0] < WITHIN_SECONDS:
+            return f"{MOST} times within {WITHIN_SECONDS:.0f} s"
+        return f"{MOST} times before it was ready" if self._unready >= MOST else None
+
+    @property
+    def pause(self) -> float:
+        """Seconds to wait before the next start: none after one death, then doubling."""
+        number = max(len(self._recent) - 1, self._unstarted)
+        return min(LONGEST_PAUSE, 2.0 ** min(number - 1, MOST_DOUBLINGS)) if number else 0.0

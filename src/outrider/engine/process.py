@@ -1,0 +1,151 @@
+"""A worker as its front sees it: a process, and a thread for each direction of its pipe."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable
+
+from .worker import Command, Message, WorkerSpec, run_worker
+
+logger = logging.getLogger("outrider")
+
+END_SECONDS = 5.0
+"""A process whose pipe is closed ends by itself within that time."""
+
+
+class Outbox:
+    """Commands on their way to the worker. Putting one in never blocks.
+
+    A command with a key replaces an unsent one with that key, and can be withdrawn, so that the
+    box holds no more than the requests under way.
+    """
+
+    def __init__(self) -> None:
+        self._commands: dict[object, bytes] = {}
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, data: bytes, key: object) -> None:
+        """Add a command."""
+        with self._changed:
+            self._commands[key] = data
+            self._changed.notify()
+
+    def withdraw(self, key: object) -> bool:
+        """Drop an unsent command; False where there is none."""
+        with self._changed:
+            return self._commands.pop(key, None) is not None
+
+    def get(self) -> bytes | None:
+        """The next command, as soon as there is one; None when the box is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._commands or self._closed)
+            if self._closed:
+                return None
+            return self._commands.pop(next(iter(self._commands)))
+
+    def close(self) -> None:
+        """End the thread that gets commands."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+
+class WorkerProcess:
+    """One life of a worker. No method blocks.
+
+    Args:
+        spec: what it runs.
+        generation: how many workers there were before it.
+        take: is given every message, in a thread.
+        ended: is given the exit code, in that thread, when the process is gone.
+
+    Raises:
+        OSError: the system is out of processes, threads, files or memory.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        generation: int,
+        take: Callable[[WorkerProcess, Message], object],
+        ended: Callable[[WorkerProcess, int | None], object],
+    ) -> None:
+        self._take = take
+        self._ended = ended
+        self._outbox = Outbox()
+        context = multiprocessing.get_context("spawn")
+        self._link, its = context.Pipe()
+        self._process = context.Process(
+            target=run_worker, args=(its, spec, generation), name="outrider-engine", daemon=True
+        )
+        try:
+            self._process.start()
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            its.close()
+        self._writer = threading.Thread(target=self._write, name="outrider-commands", daemon=True)
+        reader = threading.Thread(target=self._read, name="outrider-events", daemon=True)
+        try:
+            self._writer.start()
+            reader.start()
+        except RuntimeError as error:
+            self.kill()
+            self._outbox.close()
+            self._link.close()
+            raise OSError(f"no thread can be started ({error})") from error
+        # The worker ignores the SIGTERM that multiprocessing sends at exit, and is waited for.
+        atexit.register(self.kill)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid or 0
+
+    def send(self, command: Command, key: object) -> None:
+        """Have the writing thread send a command; see ``Outbox`` for the key."""
+        self._outbox.put(pickle.dumps(command, pickle.HIGHEST_PROTOCOL), key)
+
+    def withdraw(self, key: object) -> bool:
+        """Drop a command that was not sent yet; False where it was."""
+        return self._outbox.withdraw(key)
+
+    def kill(self) -> None:
+        """End the process at once, also one that is stopped."""
+        self._process.kill()
+
+    def _write(self) -> None:
+        """Send commands; a stopped worker blocks this thread and nothing else."""
+        try:
+            while (data := self._outbox.get()) is not None:
+                self._link.send_bytes(data)
+        except OSError:  # the worker is dead, and the reading thread meets that too
+            return
+
+    def _read(self) -> None:
+        """Hand on every message, then the end."""
+        try:
+            while True:
+                self._take(self, pickle.loads(self._link.recv_bytes()))
+        except (EOFError, OSError):  # the worker closed its end
+            self._process.join(END_SECONDS)
+        except RuntimeError:  # the event loop is closed
+            logger.debug("the front is gone")
+        except Exception:
+            logger.exception("a message of the engine cannot be read; the engine is killed")
+        self._process.kill()
+        self._process.join()
+        self._outbox.close()
+        self._writer.join()
+        self._link.close()
+        atexit.unregister(self.kill)
+        try:
+            self._ended(self, self._process.exitcode)
+        except RuntimeError:  # the event loop is closed
+            return

@@ -1,0 +1,120 @@
+"""Signs of life: a worker sends one every second, and its front judges the worker by them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+BEAT_SECONDS = 1.0
+START_SECONDS = 300
+"""A new process may be silent that long: it imports torch and the caller's main module first."""
+SILENT_SECONDS = 30
+"""A beat needs a thread and the GIL for microseconds, and no busy engine withholds them so long."""
+WORK_SECONDS = 600
+"""A step or a command may always take that long: large models on slow disks do."""
+WORK_FACTOR = 20
+"""A step may take that many times as long as the longest one before it."""
+TOLD_SHARE = 0.5
+"""The front complains about a worker from this share of a limit on, and kills it at the limit."""
+
+
+class Beat(NamedTuple):
+    """A sign of life.
+
+    ``step`` and ``command`` number the work that each thread of the worker does now, None while it
+    waits. ``longest`` is the longest step so far, in seconds.
+    """
+
+    step: int | None = None
+    command: int | None = None
+    longest: float = 0.0
+
+
+class Pulse:
+    """Sends a beat every second, from a thread of its own; the worker's threads set the fields.
+
+    Args:
+        send: takes a beat to the front.
+    """
+
+    def __init__(self, send: Callable[[Beat], None]) -> None:
+        self.step: int | None = None
+        self.command: int | None = None
+        self.longest = 0.0
+        self._send = send
+        threading.Thread(target=self._run, name="outrider-pulse", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._send(Beat(self.step, self.command, self.longest))
+            time.sleep(BEAT_SECONDS)
+
+
+class _Task:
+    """Seconds that a thread of the worker has spent on one piece of work."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.seconds = 0
+
+    def hear(self, number: int | None) -> None:
+        """Start again where the work is new."""
+        if number != self.number:
+            self.number, self.seconds = number, 0
+
+    def tick(self) -> None:
+        """Count a second of work."""
+        if self.number is not None:
+            self.seconds += 1
+
+
+class Watch:
+    """Tells a hung worker from a busy one.
+
+    It counts ticks, one for each second that the front itself runs. A suspended machine or a
+    paused container therefore adds nothing.
+    """
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last worker, but not how long its steps took."""
+        self._heard, self._silent = False, 0
+        self._step, self._command = _Task(), _Task()
+
+    def hear(self, beat: Beat) -> None:
+        """Take a beat into account."""
+        self._heard, self._silent = True, 0
+        self._longest = max(self._longest, beat.longest)
+        self._step.hear(beat.step)
+        self._command.hear(beat.command)
+
+    def tick(self) -> None:
+        """Count a second."""
+        self._silent += 1
+        self._step.tick()
+        self._command.tick()
+
+    def _waits(self) -> Iterator[tuple[int, float, str]]:
+        """Seconds, their limit and a sentence for everything that can hang."""
+        silent, step, command = self._silent, self._step.seconds, self._command.seconds
+        least = SILENT_SECONDS if self._heard else START_SECONDS
+        yield silent, least, f"the engine has not answered for {silent} s"
+        longest = max(WORK_SECONDS, WORK_FACTOR * self._longest)
+        yield step, longest, f"the engine has been in one step for {step} s"
+        yield command, WORK_SECONDS, f"the engine has been reading one request for {command} s"
+
+    @property
+    def complaint(self) -> str | None:
+        """Why the worker seems to hang, in words; None while it does not."""
+        waits = self._waits()
+        return next((text for found, limit, text in waits if found >= TOLD_SHARE * limit), None)
+
+    @property
+    def hung(self) -> bool:
+        """True when the worker must be killed."""
+        return any(found >= limit for found, limit, _ in self._waits())

@@ -1,0 +1,63 @@
+"""Requests that killed the engine: those that ran alone when it died."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Set
+
+from ..errors import RequestError
+from ..types import Request
+
+DEATHS = 2
+"""One death may have another cause."""
+REMEMBERED = 1024
+"""Bodies in the table; each entry costs a death of the engine."""
+
+
+def fingerprint(requests: Iterable[Request]) -> str:
+    """The name of a body: a digest of what its requests ask for.
+
+    Ids, priorities and seeds that the engine chose do not count.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for request in requests:
+        asked = (
+            request.prompt_token_ids, request.params, request.speculation, request.cache_salt,
+        )  # fmt: skip
+        found.update(repr(asked).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
+
+
+class Suspects:
+    """Counts for each body the deaths at which no other body ran."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[str, int] = {}
+
+    def __contains__(self, body: str) -> bool:
+        return body in self._deaths
+
+    def check(self, body: str) -> None:
+        """Refuse a body that ran alone at two deaths and has not completed since.
+
+        Raises:
+            RequestError: it is one.
+        """
+        if self._deaths.get(body, 0) >= DEATHS:
+            raise RequestError(
+                f"the engine died {DEATHS} times while this request ran alone, so the request is "
+                "refused until the server restarts; change it, and report it."
+            )
+
+    def died(self, bodies: Set[str]) -> None:
+        """The engine died while these bodies ran."""
+        if len(bodies) != 1:
+            return
+        (body,) = bodies
+        if body not in self._deaths and len(self._deaths) >= REMEMBERED:
+            del self._deaths[next(iter(self._deaths))]
+        self._deaths[body] = self._deaths.get(body, 0) + 1
+
+    def completed(self, body: str) -> None:
+        """A body ran to its end."""
+        self._deaths.pop(body, None)
