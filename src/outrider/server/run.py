@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -29,8 +28,6 @@ LONGEST_DRAIN = 1e6
 """Seconds: an endless --shutdown-timeout as a whole number."""
 END_SECONDS = 10.0
 """Threads that tokenise end with the process, but Python would wait for them."""
-
-logger = logging.getLogger("outrider")
 
 
 def _no_address(host: str, port: int, flag: str, error: Exception) -> ConfigError:
