@@ -16,6 +16,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+SHOWN = 100
+"""Characters of a wrong value that a message shows."""
+
 
 class OutriderError(Exception):
     """Base of every error in this package."""
@@ -50,3 +53,12 @@ def no_option(owner: str, name: str, known: Sequence[str], also: Sequence[str] =
     near = difflib.get_close_matches(name, [*known, *also], 1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
     return ConfigError(f"{owner} has no option {name!r}; {hint}")
+
+
+def shown(value: object) -> str:
+    """The value as a message shows it: its beginning, where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+        return "a value too long to be shown"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
