@@ -122,7 +122,7 @@ def test_ids_past_the_vocabulary_are_refused() -> None:
     with pytest.raises(ModelError, match="past the vocabulary"):
         found.logprobs(random_laws(1), [0], [-1], 2)
     narrow = RequestLaw(Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100, CPU)
-    with pytest.raises(ModelError, match="no law"):
+    with pytest.raises(ModelError, match="of a law is past the vocabulary"):
         NativeLaw(narrow, None, 0, found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,9 +11,11 @@ from transformers import PretrainedConfig
 
 from ..config import Recipe
 from ..errors import ModelError
+from ..native.checks import free_with
 from ..native.interface import DTYPES, TABLES, Config
 from ..native.laws import NativeLaw, NativeNoise
 from ..native.library import Library
+from ..native.ranges import within
 from ..sampling.draws import Noise
 from ..sampling.grammar import Mask
 from ..types import Sequence as Sampled
@@ -68,7 +69,7 @@ class NativeStore:
         self.page_size = page_size
         self.num_slots = num_pages * page_size
         self.handle = library.new_store(owner.handle, num_pages, page_size)
-        weakref.finalize(self, library.free_store, self.handle)
+        free_with(self, library.free_store, self.handle)
 
     @property
     def any_harmed(self) -> bool:
@@ -93,7 +94,7 @@ class NativeTransformer:
         library: whose step runs it.
         folder: a Hugging Face checkpoint.
         dtype: of weights and cache, see ``native_dtype``; sums are fp32.
-        max_length: rotary tables reach this far.
+        max_length: positions of a sequence at most.
         recipe: makes the weights few-bit.
         window: see ``read_architecture``.
         beside: a model that is there already; an embedding or head that is the same in both, to the
@@ -140,7 +141,7 @@ class NativeTransformer:
         if isinstance(embedding, torch.Tensor) and not a.tied and _keeps_rows(beside):
             self.embedding = self._held(embedding, beside)
         self.handle = library.new_model(self._config(max_length), self.embedding)
-        weakref.finalize(self, library.free_model, self.handle)
+        free_with(self, library.free_model, self.handle)
         near = None if beside is None else beside.handle
         self._set(0, "head", loader.head(embedding), None, near)
         if self.embedding is None and not a.tied:
@@ -148,10 +149,9 @@ class NativeTransformer:
         del embedding  # before the layers come
         if near is not None:
             self.shared_bytes += library.shared(self.handle, near)
-        for number, kind in enumerate(kinds):
-            rope = Rope(config, max_length, torch.float32, self.device, kind)
-            for name, table in zip(("cos", "sin"), rope.halves(), strict=True):
-                library.set_vector(self.handle, number, name, table)
+        self._turning = config, kinds
+        self._max_length, self._turned = max_length, 0
+        self._turn(1)
         slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
         for index in layer_numbers(a, "Packing weights", slow):
             self._load_layer(loader, index, kinds.index(a.kinds[index]))
@@ -176,6 +176,17 @@ class NativeTransformer:
             residual_scale=a.residual_scale,
             logits_scale=a.logits_scale,
         )
+
+    def _turn(self, length: int) -> None:
+        """Have the rotary tables reach ``length`` positions, as far as sequences do."""
+        length = min(length, self._max_length)
+        if length <= self._turned:
+            return
+        config, kinds = self._turning
+        for number, kind in enumerate(kinds):
+            rope = Rope(config, length, torch.float32, self.device, kind)
+            self.library.set_rotary(self.handle, number, *rope.halves())
+        self._turned = length
 
     def _held(self, embedding: torch.Tensor, beside: NativeTransformer | None) -> torch.Tensor:
         """``embedding`` [vocabulary, hidden] in memory: that of ``beside`` where it is the same.
@@ -203,7 +214,9 @@ class NativeTransformer:
             ("down", mlp.down, mlp.down_bias),
         ):
             self._set(index, kind, matrix, bias)
-        library.set_layer(model, index, a.windows[index], table)
+        window = a.windows[index]  # one beyond the longest sequence hides nothing
+        seen = None if window is None else min(window, self._max_length)
+        library.set_layer(model, index, seen, table)
         # Norms stand twice, as torch's kernels want them.
         library.set_vector(model, index, "input", weights.input_norm[: a.hidden_size])
         library.set_vector(model, index, "mlp", weights.mlp_norm[: a.hidden_size])
@@ -229,8 +242,14 @@ class NativeTransformer:
         return self.library.page_bytes(self.handle, page_size)
 
     def new_store(self, num_pages: int, page_size: int) -> NativeStore:
-        """An empty cache for this model."""
-        return NativeStore(self, num_pages, page_size)
+        """An empty cache for this model.
+
+        Rotary tables grow with it: no sequence is longer than the cache, and the longest context of
+        a model can take more memory than all its weights.
+        """
+        store = NativeStore(self, num_pages, page_size)
+        self._turn(store.num_slots)
+        return store
 
     def run(self, segments: Sequence[Segment], store: Store) -> Output:
         """``forward`` over ``segments``."""
@@ -323,6 +342,7 @@ class NativeTransformer:
             ModelError: a token, page or position is out of range.
         """
         assert isinstance(store, NativeStore)
+        within("a draft's length", max(lengths, default=0), 0, store.num_slots)
         words, handles = _words(segments), [law.handle for law in laws]
         return self.library.draft(self.handle, store.handle, words, handles, lengths)
 
@@ -355,8 +375,11 @@ def deciding(
 def _words(segments: Sequence[Segment]) -> array[int]:
     """``segments`` as the library reads them, see src/api.cpp."""
     words = array("i")
-    for tokens, start, pages, logits, _, nodes, parents, _ in segments:
-        words.extend((len(tokens), len(nodes), start, len(pages), logits))
-        for part in (tokens, nodes, parents, pages):
-            words.extend(part)
+    try:
+        for tokens, start, pages, logits, _, nodes, parents, _ in segments:
+            words.extend((len(tokens), len(nodes), start, len(pages), logits))
+            for part in (tokens, nodes, parents, pages):
+                words.extend(part)
+    except (OverflowError, TypeError) as error:
+        raise ModelError(f"a segment has a number that is not of 32 bits ({error}).") from None
     return words

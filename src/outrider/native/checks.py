@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,6 +14,11 @@ from ..errors import ModelError
 def at(numbers: array[int] | array[float]) -> int:
     """Where an array lies; NumPy's own way to say so takes longer than some calls."""
     return numbers.buffer_info()[0]
+
+
+def free_with(owner: object, free: Callable[[int], None], handle: int) -> None:
+    """Free what ``owner`` holds when it goes, but not at exit: threads may still run with it."""
+    weakref.finalize(owner, free, handle).atexit = False
 
 
 def expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:

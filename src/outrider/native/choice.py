@@ -47,7 +47,14 @@ def open_library(isa: str) -> Library | None:
     except OSError as error:
         logger.warning("The native step is not used (%s); torch runs the models.", error)
         return None
-    library.start(allowed_threads())
+    asked = allowed_threads()
+    started = library.start(asked)
+    if started < asked:
+        logger.warning(
+            "The native step runs on %d threads instead of %d: the system starts no more.",
+            started,
+            asked,
+        )
     return library
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-ABI = 8
+from .ranges import Fields, Whole
+
+ABI = 9
 """What the library's ``outrider_abi`` answers; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MATRICES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5}
-VECTORS = {"input": 0, "mlp": 1, "final": 2, "q": 3, "k": 4, "cos": 5, "sin": 6}
+VECTORS = {"input": 0, "mlp": 1, "final": 2, "q": 3, "k": 4}
 TABLES = 2
 """Rotary tables that a model may have."""
 
-_Pointer, _Int, _Text, _Long = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64
+_Pointer, _Text = ctypes.c_void_p, ctypes.c_char_p
 
 
-class Config(ctypes.Structure):
+class Config(Fields):
     """What a model is; the layout is that of src/model.hpp."""
 
     _fields_ = (
@@ -30,7 +32,7 @@ class Config(ctypes.Structure):
     )
 
 
-class Options(ctypes.Structure):
+class Options(Fields):
     """What of a request's options a law has; the layout is that of src/law.hpp."""
 
     _fields_ = (
@@ -43,12 +45,12 @@ class Options(ctypes.Structure):
     )
 
 
-class QuantizedData(ctypes.Structure):
+class QuantizedData(Fields):
     """A quantised matrix; the layout is that of src/api.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros")),
-        *((name, ctypes.c_int32) for name in ("bits", "group")),
+        *((name, ctypes.c_int32) for name in ("bits", "group", "groups")),
     )
 
 
@@ -67,45 +69,89 @@ class QuantizedMatrix(Protocol):
     def group(self) -> int: ...
 
 
-FUNCTIONS: dict[str, tuple[object, list[object]]] = {
-    "abi": (_Int, []),
-    "cpu": (_Int, []),
-    "spent": (_Long, []),
-    "start": (_Int, [_Int]),
-    "model": (_Pointer, [ctypes.POINTER(Config), _Pointer]),
+def _long(name: str) -> Whole:
+    return Whole(name, ctypes.c_int64)
+
+
+def _word(name: str) -> Whole:
+    return Whole(name, ctypes.c_uint32)
+
+
+_MATRIX = (_Pointer, Whole("rows"), Whole("columns"), _Pointer)
+_WORDS = (_Pointer, _Pointer, _Pointer, _long("words"))
+
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "abi": (ctypes.c_int, []),
+    "cpu": (ctypes.c_int, []),
+    "spent": (ctypes.c_int64, []),
+    "start": (ctypes.c_int, [Whole("threads")]),
+    "model": (_Text, [ctypes.POINTER(Config), _Pointer, _Pointer]),
     "model_free": (None, [_Pointer]),
-    "matrix": (_Text, [_Pointer, _Int, _Int, _Pointer, _Int, _Pointer, _Int, _Int, _Pointer]),
+    "matrix": (
+        _Text,
+        [_Pointer, Whole("layer"), Whole("kind"), _Pointer, Whole("dtype"), *_MATRIX],
+    ),
     "quantized": (
         _Text,
-        [_Pointer, _Int, _Int, ctypes.POINTER(QuantizedData), _Pointer, _Int, _Int, _Pointer],
+        [_Pointer, Whole("layer"), Whole("kind"), ctypes.POINTER(QuantizedData), *_MATRIX],
     ),
-    "vector": (_Text, [_Pointer, _Int, _Int, _Pointer, _Long]),
-    "layer": (_Text, [_Pointer, _Int, _Int, _Int]),
+    "vector": (_Text, [_Pointer, Whole("layer"), Whole("kind"), _Pointer, _long("length")]),
+    "rotary": (
+        _Text,
+        [_Pointer, Whole("table"), _Pointer, _Pointer, Whole("length"), Whole("width")],
+    ),
+    "layer": (_Text, [_Pointer, Whole("layer"), Whole("window"), Whole("table")]),
     "check": (_Text, [_Pointer]),
-    "shared": (_Long, [_Pointer, _Pointer]),
-    "page_bytes": (_Long, [_Pointer, _Int]),
-    "store": (_Pointer, [_Pointer, _Int, _Int]),
+    "shared": (ctypes.c_int64, [_Pointer, _Pointer]),
+    "page_bytes": (_Text, [_Pointer, Whole("page_size"), _Pointer]),
+    "store": (_Text, [_Pointer, Whole("pages"), Whole("page_size"), _Pointer]),
     "store_free": (None, [_Pointer]),
-    "harmed": (_Int, [_Pointer]),
-    "move": (_Text, [_Pointer, _Pointer, _Pointer, _Int]),
+    "harmed": (ctypes.c_int, [_Pointer]),
+    "move": (_Text, [_Pointer, _Pointer, _Pointer, Whole("entries")]),
     "forward": (
         _Text,
-        [_Pointer, _Pointer, _Pointer, _Long, *[_Pointer, _Int] * 2, *[_Pointer, _Int, _Int] * 2],
+        [
+            *(*_WORDS, _Pointer, Whole("layers"), _Pointer, Whole("hidden states")),
+            *(_Pointer, Whole("rows of logits"), Whole("vocabulary")),
+            *(_Pointer, Whole("rows"), Whole("width")),
+        ],
     ),
     "law": (
-        _Pointer,
-        [ctypes.POINTER(Options), _Pointer, _Pointer, _Int, _Pointer, _Int, _Int],
+        _Text,
+        [
+            *(ctypes.POINTER(Options), _Pointer, _Pointer, Whole("ends")),
+            *(_Pointer, Whole("biases"), Whole("prompt"), _Pointer),
+        ],
     ),
     "law_free": (None, [_Pointer]),
-    "law_count": (_Text, [_Pointer, _Pointer, _Int]),
-    "law_apply": (_Text, [_Pointer, _Pointer, _Int, _Int, _Int, _Pointer, _Long, _Int]),
-    "draw": (_Text, [_Pointer, _Int, _Long, _Int, *[_Pointer] * 4]),
-    "decide": (_Text, [*[_Pointer] * 3, _Long, _Pointer, _Int, *[_Pointer] * 3, _Int]),
+    "law_count": (_Text, [_Pointer, _Pointer, Whole("tokens")]),
+    "law_apply": (
+        _Text,
+        [
+            *(_Pointer, _Pointer, Whole("rows"), Whole("vocabulary"), Whole("output")),
+            *(_Pointer, _long("paths"), Whole("late_only")),
+        ],
+    ),
+    "draw": (_Text, [_Pointer, Whole("rows"), _long("stride"), Whole("width"), *[_Pointer] * 4]),
+    "decide": (_Text, [*_WORDS, _Pointer, Whole("laws"), *[_Pointer] * 3, Whole("rows")]),
     "draft": (
         _Text,
-        [*[_Pointer] * 3, _Long, *[_Pointer] * 2, _Int, _Int, *[_Pointer] * 2],
+        [*_WORDS, _Pointer, _Pointer, Whole("drafts"), Whole("longest"), _Pointer, _Pointer],
     ),
-    "logprobs": (_Text, [_Pointer, *[_Int] * 3, _Pointer, _Pointer, _Int, *[_Pointer] * 4]),
-    "read": (_Text, [_Pointer, _Long]),
-    "noise": (None, [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, _Long, _Pointer]),
+    "logprobs": (
+        _Text,
+        [
+            *(_Pointer, Whole("rows"), Whole("tokens"), Whole("vocabulary"), _Pointer, _Pointer),
+            *(Whole("count"), *[_Pointer] * 4),
+        ],
+    ),
+    "read": (_Text, [_Pointer, _long("bytes")]),
+    "noise": (
+        None,
+        [
+            *(Whole("seed", ctypes.c_uint64), _word("position"), _word("sample")),
+            *(_long("count"), _Pointer),
+        ],
+    ),
 }
+"""By name what a function returns and takes; those that return a text can fail."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 
 import torch
@@ -14,9 +13,13 @@ from ..sampling.law import RequestLaw, SequenceLaw
 from ..sampling.logprobs import Measure, Measured, measure
 from ..sampling.noise import WORD
 from ..types import Row
+from .checks import free_with
 from .choice import library
 from .interface import Options
 from .library import Library
+
+OFF = 1.0
+"""Stands for no min_p, whose logarithm is never above 0."""
 
 
 class NativeLaw(SequenceLaw):
@@ -53,9 +56,9 @@ class NativeLaw(SequenceLaw):
             temperature=0 if params.greedy else params.temperature,
             frequency=params.frequency_penalty,
             repetition=params.repetition_penalty,
-            min_p=math.log(params.min_p) if params.min_p > 0 else -math.inf,
+            min_p=math.log(params.min_p) if params.min_p > 0 else OFF,
             top_p=params.top_p,
-            top_k=max(0, params.top_k),
+            top_k=min(max(0, params.top_k), request.vocab_size),
             vocabulary=request.vocab_size,
             sample=sample,
             prompt_length=len(self._prompt),
@@ -69,7 +72,7 @@ class NativeLaw(SequenceLaw):
             params.logit_bias or {},
             self._prompt if params.penalises else (),
         )
-        weakref.finalize(self, step.free_law, self.handle)
+        free_with(self, step.free_law, self.handle)
 
     def know(self, tokens: list[int]) -> None:
         """Take in what was committed since the last call; ``tokens`` are prompt and output."""

@@ -6,6 +6,7 @@ import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from .interface import (
     QuantizedData,
     QuantizedMatrix,
 )
+from .ranges import LARGEST, float32s, int32s, refused, uint32s, within
 
 
 class Library:
@@ -59,13 +61,27 @@ class Library:
         """Time that this process has spent in the library's calls, ns."""
         return int(self._c.outrider_spent())
 
-    def _done(self, wrong: bytes | None) -> None:
+    def _run(self, function: Any, *arguments: Any) -> None:
+        try:
+            wrong = function(*arguments)
+        except ctypes.ArgumentError as error:
+            raise refused(error) from None
         if wrong is not None:
             raise ModelError(f"the native step refused its input: {wrong.decode()}.")
 
+    def _made(self, function: Any, *arguments: Any) -> int:
+        """The object or number that a function writes to its last argument."""
+        made = ctypes.c_int64()
+        self._run(function, *arguments, ctypes.byref(made))
+        return made.value
+
     def start(self, threads: int) -> int:
-        """Start the pool, at the first call only; how many threads it has."""
-        return int(self._c.outrider_start(threads))
+        """Start the pool, at the first call only.
+
+        Returns:
+            How many threads it has: fewer than asked for where the system starts no more.
+        """
+        return int(self._c.outrider_start(within("threads", threads, 1, LARGEST)))
 
     def new_model(self, config: Config, embedding: torch.Tensor | None) -> int:
         """A model without weights; ``embedding`` [vocabulary, hidden] must outlive it.
@@ -75,15 +91,11 @@ class Library:
         if embedding is not None:
             dtype = next((d for d, number in DTYPES.items() if number == config.dtype), None)
             expect(embedding, (config.vocabulary, config.hidden), dtype)
-        made = self._c.outrider_model(
-            ctypes.byref(config), None if embedding is None else embedding.data_ptr()
-        )
-        if not made:
-            raise ModelError("the native step has no model of these sizes.")
-        return int(made)
+        rows = None if embedding is None else embedding.data_ptr()
+        return self._made(self._c.outrider_model, ctypes.byref(config), rows)
 
     def free_model(self, model: int) -> None:
-        """Give a model's memory back."""
+        """Give a model's memory back, once no call and no cache uses it any more."""
         self._c.outrider_model_free(model)
 
     def set_matrix(
@@ -105,17 +117,16 @@ class Library:
         """
         expect(data, tuple(data.shape[:2]), data.dtype if data.dtype in DTYPES else None)
         wide = wide_bias(bias, data.shape[0])
-        self._done(
-            self._c.outrider_matrix(
-                model,
-                layer,
-                MATRICES[kind],
-                data.data_ptr(),
-                DTYPES[data.dtype],
-                None if wide is None else wide.data_ptr(),
-                *data.shape,
-                beside,
-            )
+        self._run(
+            self._c.outrider_matrix,
+            model,
+            layer,
+            MATRICES[kind],
+            data.data_ptr(),
+            DTYPES[data.dtype],
+            None if wide is None else wide.data_ptr(),
+            *data.shape,
+            beside,
         )
 
     def set_quantized(
@@ -151,34 +162,40 @@ class Library:
             zeros=None if zeros is None else zeros.data_ptr(),
             bits=data.bits,
             group=data.group,
+            groups=groups,
         )
-        self._done(
-            self._c.outrider_quantized(
-                model,
-                layer,
-                MATRICES[kind],
-                ctypes.byref(given),
-                None if wide is None else wide.data_ptr(),
-                out,
-                width,
-                beside,
-            )
+        self._run(
+            self._c.outrider_quantized,
+            model,
+            layer,
+            MATRICES[kind],
+            ctypes.byref(given),
+            None if wide is None else wide.data_ptr(),
+            out,
+            width,
+            beside,
         )
 
     def set_vector(self, model: int, number: int, kind: str, data: torch.Tensor) -> None:
-        """Keep ``data``: a norm's weight of layer ``number``, or a rotary table of that number."""
+        """Keep ``data``, a norm's weight of layer ``number``; the model's own has number 0."""
         wide = data.float().contiguous()
-        self._done(
-            self._c.outrider_vector(model, number, VECTORS[kind], wide.data_ptr(), wide.numel())
-        )
+        place, size = VECTORS[kind], wide.numel()
+        self._run(self._c.outrider_vector, model, number, place, wide.data_ptr(), size)
+
+    def set_rotary(self, model: int, table: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Keep a rotary table, fp32 [positions, head_dim / 2] each; a longer one may follow."""
+        for half in (cos, sin):
+            expect(half, tuple(cos.shape[:2]), torch.float32)
+        places = cos.data_ptr(), sin.data_ptr()
+        self._run(self._c.outrider_rotary, model, table, *places, *cos.shape)
 
     def set_layer(self, model: int, layer: int, window: int | None, table: int) -> None:
         """Say how many positions a layer's rows see, and which rotary table is theirs."""
-        self._done(self._c.outrider_layer(model, layer, window or 0, table))
+        self._run(self._c.outrider_layer, model, layer, window or 0, table)
 
     def check(self, model: int) -> None:
         """Raise unless the model has all its weights."""
-        self._done(self._c.outrider_check(model))
+        self._run(self._c.outrider_check, model)
 
     def shared(self, model: int, beside: int) -> int:
         """Bytes of head and packed embedding that both models hold as one."""
@@ -186,17 +203,14 @@ class Library:
 
     def page_bytes(self, model: int, page_size: int) -> int:
         """Bytes of cache that a page takes."""
-        return int(self._c.outrider_page_bytes(model, page_size))
+        return self._made(self._c.outrider_page_bytes, model, page_size)
 
     def new_store(self, model: int, pages: int, page_size: int) -> int:
         """An empty cache."""
-        made = self._c.outrider_store(model, pages, page_size)
-        if not made:
-            raise ModelError(f"there is no memory for a cache of {pages} pages; give it fewer.")
-        return int(made)
+        return self._made(self._c.outrider_store, model, pages, page_size)
 
     def free_store(self, store: int) -> None:
-        """Give a cache's memory back."""
+        """Give a cache's memory back, once no call uses it any more."""
         self._c.outrider_store_free(store)
 
     def num_harmed(self, store: int) -> int:
@@ -207,9 +221,9 @@ class Library:
         """Copy entries between slots, in every layer."""
         count = len(sources)
         same_length(sources, targets)
-        pairs = array("i", [*sources, *targets])
+        pairs = int32s("slots", [*sources, *targets])
         first = at(pairs)
-        self._done(self._c.outrider_move(store, first, first + 4 * count, count))
+        self._run(self._c.outrider_move, store, first, first + 4 * count, count)
 
     def forward(
         self,
@@ -228,24 +242,11 @@ class Library:
         """
         expect(logits, tuple(logits.shape[:2]), torch.float32)
         expect(kept, (len(hidden), *kept.shape[1:3]), torch.float32)
-        which = array("i", [*layers, *hidden])
+        which = int32s("layers", [*layers, *hidden])
         first = at(which)
-        self._done(
-            self._c.outrider_forward(
-                model,
-                store,
-                at(words),
-                len(words),
-                first,
-                len(layers),
-                first + 4 * len(layers),
-                len(hidden),
-                logits.data_ptr(),
-                *logits.shape,
-                kept.data_ptr(),
-                *kept.shape[1:],
-            )
-        )
+        run = first, len(layers), first + 4 * len(layers), len(hidden)
+        room = logits.data_ptr(), *logits.shape, kept.data_ptr(), *kept.shape[1:]
+        self._run(self._c.outrider_forward, model, store, at(words), len(words), *run, *room)
 
     def new_law(
         self,
@@ -258,9 +259,10 @@ class Library:
         """A sequence's law; ``banned`` (bool [vocabulary]) must outlive it."""
         if banned is not None:
             expect(banned, (options.vocabulary,), torch.bool)
-        ids = array("i", [*ends, *bias, *prompt])
-        by = array("f", bias.values())
-        made = self._c.outrider_law(
+        ids = int32s("token ids", [*ends, *bias, *prompt])
+        by = float32s("logit_bias", bias.values())
+        return self._made(
+            self._c.outrider_law,
             ctypes.byref(options),
             None if banned is None else banned.data_ptr(),
             at(ids),
@@ -269,35 +271,31 @@ class Library:
             len(by),
             len(prompt),
         )
-        if not made:
-            raise ModelError("the native step has no law of these options.")
-        return int(made)
 
     def free_law(self, law: int) -> None:
-        """Give a law's memory back."""
+        """Give a law's memory back, once no call uses it any more."""
         self._c.outrider_law_free(law)
 
     def count(self, law: int, tokens: Sequence[int]) -> None:
         """Tell a law which tokens of the output were committed since it was last told."""
-        ids = array("i", tokens)
-        self._done(self._c.outrider_law_count(law, at(ids), len(ids)))
+        ids = int32s("token ids", tokens)
+        self._run(self._c.outrider_law_count, law, at(ids), len(ids))
 
     def apply_law(
         self, law: int, logits: torch.Tensor, output: int, paths: list[list[int]], late_only: bool
     ) -> None:
         """Make laws of ``logits``, fp32 [rows, the law's vocabulary], in place."""
         expect(logits, tuple(logits.shape[:2]), torch.float32)
-        words = array("i", [i for path in paths for i in (len(path), *path)])
-        self._done(
-            self._c.outrider_law_apply(
-                law,
-                logits.data_ptr(),
-                *logits.shape,
-                output,
-                at(words),
-                len(words),
-                late_only,
-            )
+        words = int32s("token ids", [i for path in paths for i in (len(path), *path)])
+        self._run(
+            self._c.outrider_law_apply,
+            law,
+            logits.data_ptr(),
+            *logits.shape,
+            output,
+            at(words),
+            len(words),
+            late_only,
         )
 
     def draw(
@@ -315,20 +313,19 @@ class Library:
             raise ModelError("the native step draws from fp32 rows that lie in one piece.")
         same_length(range(rows), keys)
         same_length(range(rows), greedy)
-        words = array("I", [word for key in keys for word in key])
+        words = uint32s("seeds and positions", [word for key in keys for word in key])
         plain = array("B", greedy)
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
-        self._done(
-            self._c.outrider_draw(
-                z.data_ptr(),
-                rows,
-                z.stride(0),
-                z.shape[1],
-                at(words),
-                at(plain),
-                at(tokens),
-                at(scores),
-            )
+        self._run(
+            self._c.outrider_draw,
+            z.data_ptr(),
+            rows,
+            z.stride(0),
+            z.shape[1],
+            at(words),
+            at(plain),
+            at(tokens),
+            at(scores),
         )
         return tokens.tolist(), scores.tolist()
 
@@ -356,19 +353,18 @@ class Library:
             same_length(range(rows), masks)
             pointers = array("Q", [0 if mask is None else mask.ctypes.data for mask in masks])
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
-        self._done(
-            self._c.outrider_decide(
-                model,
-                store,
-                at(words),
-                len(words),
-                at(handles),
-                len(handles),
-                None if pointers is None else at(pointers),
-                at(tokens),
-                at(scores),
-                rows,
-            )
+        self._run(
+            self._c.outrider_decide,
+            model,
+            store,
+            at(words),
+            len(words),
+            at(handles),
+            len(handles),
+            None if pointers is None else at(pointers),
+            at(tokens),
+            at(scores),
+            rows,
         )
         return tokens, scores
 
@@ -391,23 +387,22 @@ class Library:
             What was drafted; less than asked for where a law leaves nothing to draw.
         """
         same_length(laws, lengths)
-        handles, wanted = array("Q", laws), array("i", lengths)
-        longest = max(lengths, default=0)
+        handles, wanted = array("Q", laws), int32s("draft lengths", lengths)
+        longest = max([0, *wanted])
         tokens = array("i", bytes(4 * len(wanted) * longest))
         drafted = array("i", bytes(4 * len(wanted)))
-        self._done(
-            self._c.outrider_draft(
-                model,
-                store,
-                at(words),
-                len(words),
-                at(handles),
-                at(wanted),
-                len(wanted),
-                longest,
-                at(tokens),
-                at(drafted),
-            )
+        self._run(
+            self._c.outrider_draft,
+            model,
+            store,
+            at(words),
+            len(words),
+            at(handles),
+            at(wanted),
+            len(wanted),
+            longest,
+            at(tokens),
+            at(drafted),
         )
         return [tokens[i * longest : i * longest + n].tolist() for i, n in enumerate(drafted)]
 
@@ -417,33 +412,33 @@ class Library:
         """What ``logprobs.Measured`` has, flat; ``z`` is fp32 [any, vocabulary], contiguous."""
         expect(z, tuple(z.shape[:2]), torch.float32)
         same_length(rows, tokens)
-        which, ids = array("i", rows), array("i", tokens)
+        within("count", count, 0, z.shape[1])
+        which, ids = int32s("rows", rows), int32s("token ids", tokens)
         own, ranks = array("f", bytes(4 * len(ids))), array("i", bytes(4 * len(ids)))
         room = bytes(4 * count * len(ids))
         top, values = array("i", room), array("f", room)
-        self._done(
-            self._c.outrider_logprobs(
-                z.data_ptr(),
-                z.shape[0],
-                len(ids),
-                z.shape[1],
-                at(which),
-                at(ids),
-                count,
-                at(own),
-                at(ranks),
-                at(top),
-                at(values),
-            )
+        self._run(
+            self._c.outrider_logprobs,
+            z.data_ptr(),
+            z.shape[0],
+            len(ids),
+            z.shape[1],
+            at(which),
+            at(ids),
+            count,
+            at(own),
+            at(ranks),
+            at(top),
+            at(values),
         )
         return own, ranks, top, values
 
     def noise(self, seed: int, position: int, sample: int, count: int) -> NDArray[np.float32]:
         """The shared noise of ids below ``count`` at a position: the bits of ``noise.gumbel``."""
         out = np.empty(count, np.float32)
-        self._c.outrider_noise(seed, position, sample, count, out.ctypes.data)
+        self._run(self._c.outrider_noise, seed, position, sample, count, out.ctypes.data)
         return out
 
     def read(self, memory: NDArray[np.uint8]) -> None:
         """Read ``memory`` [a multiple of 128 KiB] once, with the threads of a step."""
-        self._done(self._c.outrider_read(memory.ctypes.data, memory.nbytes))
+        self._run(self._c.outrider_read, memory.ctypes.data, memory.nbytes)

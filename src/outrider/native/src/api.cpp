@@ -3,7 +3,6 @@
 
 #include "guard.hpp"
 #include "model.hpp"
-#include "pool.hpp"
 
 namespace outrider {
 
@@ -14,15 +13,29 @@ struct QuantizedData {
     const std::uint8_t* codes;  // [out, in]
     const float* scales;        // [out, groups]
     const std::uint8_t* zeros;  // [out, groups], or null
-    std::int32_t bits, group;
+    std::int32_t bits, group, groups;
 };
 
 namespace {
 
+constexpr int MOST_LAYERS = 1 << 16;
+
 bool fits(const Config& c) {
-    return (c.dtype == 0 || c.dtype == 1) && c.layers > 0 && c.hidden > 0 && c.inner > 0 &&
-           c.kv_heads > 0 && c.heads > 0 && c.heads % c.kv_heads == 0 && c.head_dim > 0 &&
-           c.head_dim % 2 == 0 && c.head_dim <= 256 && c.vocabulary > 0 && c.max_length > 0;
+    const bool above = c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
+                       c.heads > 0 && c.head_dim > 0 && c.vocabulary > 0 && c.max_length > 0;
+    return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 &&
+           c.head_dim % 2 == 0 && c.head_dim <= 256 && c.layers <= MOST_LAYERS &&
+           c.hidden <= MOST && c.inner <= MOST / 2 && c.vocabulary <= MOST &&
+           c.max_length <= MOST && 3 * std::int64_t(c.heads) * c.head_dim <= MOST;
+}
+
+constexpr const char* BAD_PAGE = "a page has 1 to 1073741824 positions";
+
+// The numbers, and behind them what a line of 16 may read beyond.
+Memory<float> padded_copy(const float* from, std::int64_t count) {
+    Memory<float> made(std::size_t(count) + IN_PAD);
+    std::memcpy(made.data(), from, count * sizeof(float));
+    return made;
 }
 
 // Where a matrix [out, in] belongs, or what is wrong with that.
@@ -60,7 +73,7 @@ const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedDa
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
     Packed& to = weight->packed;
     if (const char* wrong = pack(to, from.codes, from.scales, from.zeros, bias, out, in, from.bits,
-                                 from.group, kind == GATE_UP ? 2 : 1))
+                                 from.group, from.groups, kind == GATE_UP ? 2 : 1))
         return wrong;
     weight->plain = Matrix<T>();
     m.width = std::max(m.width, to.width());
@@ -111,8 +124,7 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
                 (kind == HEAD ? m.head : m.table) = other;
                 return nullptr;
             }
-    weight->packed = Packed();
-    Matrix<T>& to = weight->plain;
+    Matrix<T> to;
     const int parts = kind == GATE_UP ? 2 : 1, rows = out / parts;
     to.inputs = padded(in, IN_PAD);
     to.units = padded(rows, LANES) / LANES * parts;
@@ -124,33 +136,54 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
         for (int i = 0; bias && i < std::min(LANES, rows - first); ++i)
             to.bias.data()[unit * LANES + i] = bias[part + first + i];
     }
+    weight->plain = std::move(to);
+    weight->packed = Packed();
     return nullptr;
 }
 
 template <class T>
-const char* set_vector(Weights<T>& m, int number, int kind, const float* data, std::int64_t count) {
+const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std::int64_t count) {
     const Config& c = m.c;
-    const bool table = kind == COS || kind == SIN;
-    const int numbers = table ? TABLES : kind == FINAL_NORM ? 1 : c.layers;
-    if (number < 0 || number >= numbers) return "there is no such vector";
-    Layer<T>& layer = m.layers[table ? 0 : number];
-    Memory<float>* places[] = {&layer.input_norm, &layer.mlp_norm,
-                               &m.norm,           &layer.q_norm,
-                               &layer.k_norm,     &m.cos[number < TABLES ? number : 0],
-                               &m.sin[number < TABLES ? number : 0]};
-    const std::int64_t turns = std::int64_t(c.max_length) * (c.head_dim / 2);
-    const std::int64_t sizes[] = {c.hidden,   c.hidden, c.hidden, c.head_dim,
-                                  c.head_dim, turns,    turns};
-    if (kind < INPUT_NORM || kind > SIN) return "there is no such vector";
-    if (count != sizes[kind]) return "a vector has another length than its model";
-    *places[kind] = Memory<float>(std::size_t(count) + IN_PAD);
-    std::memcpy(places[kind]->data(), data, count * sizeof(float));
+    const int numbers = kind == FINAL_NORM ? 1 : c.layers;
+    if (kind < INPUT_NORM || kind > K_NORM || number < 0 || number >= numbers)
+        return "there is no such vector";
+    Layer<T>& layer = m.layers[number];
+    Memory<float>* places[] = {&layer.input_norm, &layer.mlp_norm, &m.norm, &layer.q_norm,
+                               &layer.k_norm};
+    const int size = kind == Q_NORM || kind == K_NORM ? c.head_dim : c.hidden;
+    if (count != size) return "a vector has another length than its model";
+    *places[kind] = padded_copy(data, count);
+    return nullptr;
+}
+
+template <class T>
+const char* set_rotary(Weights<T>& m, int table, const float* cos, const float* sin, int length,
+                       int width) {
+    if (table < 0 || table >= TABLES) return "there is no such rotary table";
+    if (length < 1 || length > m.c.max_length || width != m.c.head_dim / 2)
+        return "a rotary table has another shape than its model";
+    const std::int64_t count = std::int64_t(length) * width;
+    Memory<float> cosines = padded_copy(cos, count), sines = padded_copy(sin, count);
+    Turn turn;  // nobody reads the old ones
+    if (length < m.turned_to[table]) return "a rotary table gets no shorter";
+    m.cos[table] = std::move(cosines);
+    m.sin[table] = std::move(sines);
+    m.turned_to[table] = length;
+    for (int other : m.turned_to) length = other ? std::min(length, other) : length;
+    m.turned = length;
     return nullptr;
 }
 
 // Of a layer's page: keys and values of all heads.
 std::size_t page_elements(const Config& c, int page_size) {
-    return std::size_t(2) * c.kv_heads * padded(page_size, BLOCK) * padded(c.head_dim, IN_PAD);
+    return product_of({2, std::size_t(c.kv_heads), std::size_t(padded(page_size, BLOCK)),
+                       std::size_t(padded(c.head_dim, IN_PAD))});
+}
+
+// Of all layers' page.
+std::size_t page_bytes(const Config& c, int page_size) {
+    return product_of({std::size_t(c.dtype == 0 ? 4 : 2), std::size_t(c.layers),
+                       page_elements(c, page_size)});
 }
 
 template <class T>
@@ -159,7 +192,7 @@ void move_entries(const Store& store, const std::int32_t* from, const std::int32
     for (int layer = 0; layer < c.layers; ++layer) {
         const Cache<T> cache = cache_of<T>(store, layer);
         const std::size_t width = cache.width;
-        std::vector<T> kept(2 * count * width);
+        std::vector<T> kept(2 * std::size_t(count) * width);
         for (int head = 0; head < c.kv_heads; ++head) {
             for (int i = 0; i < count; ++i)
                 cache.get(from[i], head, &kept[2 * i * width], &kept[(2 * i + 1) * width]);
@@ -172,13 +205,14 @@ void move_entries(const Store& store, const std::int32_t* from, const std::int32
 // Calls `work` with the weights as what they are, and with those of `beside` if of the same dtype.
 template <class Work>
 const char* with(Model* model, const Model* beside, Work work) {
-    if (beside && beside->c.dtype != model->c.dtype) beside = nullptr;
-    return guarded([&] {
+    const Model* near = beside && beside->c.dtype == model->c.dtype ? beside : nullptr;
+    auto typed = [&]() -> const char* {
         if (model->c.dtype == 0)
             return work(*static_cast<Weights<float>*>(model),
-                        static_cast<const Weights<float>*>(beside));
-        return work(*static_cast<Weights<bf16>*>(model), static_cast<const Weights<bf16>*>(beside));
-    });
+                        static_cast<const Weights<float>*>(near));
+        return work(*static_cast<Weights<bf16>*>(model), static_cast<const Weights<bf16>*>(near));
+    };
+    return guarded(typed, model, beside);
 }
 
 // Calls `work` with the weights as what they are.
@@ -187,44 +221,43 @@ const char* with(Model* model, Work work) {
     return with(model, nullptr, [&](auto& m, const auto*) { return work(m); });
 }
 
+template <class T>
+std::unique_ptr<Model> make_model(const Config& config, const void* embedding) {
+    auto made = std::make_unique<Weights<T>>(config);
+    made->embedding = static_cast<const T*>(embedding);
+    made->layers.resize(config.layers);
+    return made;
+}
+
 }  // namespace
 }  // namespace outrider
 
 using namespace outrider;
 
-API int outrider_abi() { return 8; }
+API int outrider_abi() noexcept { return 9; }
 
 // Nanoseconds that the process has spent in calls of this library that can fail.
-API std::int64_t outrider_spent() { return spent; }
+API std::int64_t outrider_spent() noexcept { return spent; }
 
-API int outrider_cpu() { return cpu_level(); }
+API int outrider_cpu() noexcept { return cpu_level(); }
 
-API int outrider_start(int threads) { return start_pool(threads < 1 ? 1 : threads); }
+// How many threads the pool has: fewer than asked for where the system starts no more.
+API int outrider_start(int threads) noexcept { return start_pool(threads < 1 ? 1 : threads); }
 
 // `embedding` [vocabulary, hidden] stays its owner's and must outlive the model; without one, rows
 // of the head are looked up.
-API Model* outrider_model(const Config* config, const void* embedding) {
-    Model* made = nullptr;
-    guarded([&]() -> const char* {
-        if (!fits(*config)) return "";
-        auto fill = [&](auto* weights, auto* rows) {
-            weights->embedding = rows;
-            weights->layers.resize(config->layers);
-            made = weights;
-        };
-        if (config->dtype == 0)
-            fill(new Weights<float>(*config), static_cast<const float*>(embedding));
-        else
-            fill(new Weights<bf16>(*config), static_cast<const bf16*>(embedding));
+API const char* outrider_model(const Config* config, const void* embedding, Model** made) {
+    return guarded([&]() -> const char* {
+        if (!fits(*config)) return "there is no model of these sizes";
+        *made = (config->dtype == 0 ? make_model<float>(*config, embedding)
+                                    : make_model<bf16>(*config, embedding))
+                    .release();
         return nullptr;
     });
-    return made;
 }
 
-API void outrider_model_free(Model* model) {
-    quiet_pool();
-    delete model;
-}
+// The model goes when no call and no cache of its own uses it any more.
+API void outrider_model_free(const Model* model) noexcept { release(model); }
 
 // `data` [out, in] of `dtype`, which is the model's. A head or embedding that is the same to the bit
 // in `beside` (null: none) is held once, whichever of the two models is freed first.
@@ -255,15 +288,24 @@ API std::int64_t outrider_shared(Model* model, const Model* beside) {
     return bytes;
 }
 
+// `number` is the layer, 0 for the model's own.
 API const char* outrider_vector(Model* model, int number, int kind, const float* data,
-                                std::int64_t count) {
-    return with(model, [&](auto& m) { return set_vector(m, number, kind, data, count); });
+                              std::int64_t count) {
+    return with(model, [&](auto& m) { return set_norm(m, number, kind, data, count); });
 }
 
+// `cos` and `sin` are [length, head_dim / 2]. They may be set again, longer, between calls.
+API const char* outrider_rotary(Model* model, int table, const float* cos, const float* sin,
+                                int length, int width) {
+    return with(model, [&](auto& m) { return set_rotary(m, table, cos, sin, length, width); });
+}
+
+// A layer's rows see `window` positions, or all with 0, and turn by a rotary table.
 API const char* outrider_layer(Model* model, int layer, int window, int table) {
     return with(model, [&](auto& m) -> const char* {
-        if (layer < 0 || layer >= m.c.layers || window < 0 || table < 0 || table >= TABLES)
-            return "there is no such layer";
+        if (layer < 0 || layer >= m.c.layers) return "there is no such layer";
+        if (window < 0) return "a layer has a window below 0";
+        if (table < 0 || table >= TABLES) return "there is no such rotary table";
         m.layers[layer].window = window;
         m.layers[layer].table = table;
         return nullptr;
@@ -271,51 +313,46 @@ API const char* outrider_layer(Model* model, int layer, int window, int table) {
 }
 
 API const char* outrider_check(const Model* model) {
-    return guarded([&]() -> const char* { return complete(*model) ? nullptr : INCOMPLETE; });
+    return guarded([&]() -> const char* { return complete(*model) ? nullptr : INCOMPLETE; }, model);
 }
 
 // Bytes that a page of `page_size` positions takes.
-API std::int64_t outrider_page_bytes(const Model* model, int page_size) {
-    const Config& c = model->c;
-    return std::int64_t(c.dtype == 0 ? 4 : 2) * c.layers * page_elements(c, page_size);
+API const char* outrider_page_bytes(const Model* model, int page_size, std::int64_t* bytes) {
+    return guarded([&]() -> const char* {
+        if (page_size < 1 || page_size > MOST) return BAD_PAGE;
+        *bytes = std::int64_t(page_bytes(model->c, page_size));
+        return nullptr;
+    }, model);
 }
 
-API Store* outrider_store(const Model* model, int pages, int page_size) {
-    Store* made = nullptr;
-    guarded([&]() -> const char* {
-        if (pages < 1 || page_size < 1 || std::int64_t(pages) * page_size > 0x7fffffff) return "";
-        const Config& c = model->c;
-        auto store = new Store{};
-        made = store;
-        store->model = model;
+API const char* outrider_store(const Model* model, int pages, int page_size, Store** made) {
+    return guarded([&]() -> const char* {
+        if (page_size < 1 || page_size > MOST) return BAD_PAGE;
+        if (pages < 1 || std::int64_t(pages) * page_size > 0x7fffffff)
+            return "a cache has more than 2147483647 positions, or no pages";
+        auto store = std::make_unique<Store>(model);
         store->pages = pages;
         store->page_size = page_size;
-        store->page_elements = page_elements(c, page_size);
+        store->page_elements = page_elements(model->c, page_size);
         store->layer_elements = store->page_elements * pages;
         store->harmed.resize(std::size_t(pages) * page_size);
-        try {
-            store->data = Memory<char>(std::size_t(pages) * outrider_page_bytes(model, page_size));
-        } catch (...) {
-            made = nullptr;
-            delete store;
-        }
+        store->data =
+            Memory<char>(product_of({std::size_t(pages), page_bytes(model->c, page_size)}));
+        *made = store.release();
         return nullptr;
-    });
-    return made;
+    }, model);
 }
 
-API void outrider_store_free(Store* store) {
-    quiet_pool();
-    delete store;
-}
+API void outrider_store_free(const Store* store) noexcept { release(store); }
 
-API int outrider_harmed(const Store* store) { return store->num_harmed; }
+API int outrider_harmed(const Store* store) noexcept { return store->num_harmed; }
 
 // Copies the entries at slots `from` to slots `to`, in every layer; all are read before any write.
 API const char* outrider_move(Store* store, const std::int32_t* from, const std::int32_t* to,
                               int count) {
     return guarded([&]() -> const char* {
         const std::int64_t slots = std::int64_t(store->pages) * store->page_size;
+        if (count < 0) return "there are fewer than no entries to move";
         for (int i = 0; i < count; ++i)
             if (from[i] < 0 || from[i] >= slots || to[i] < 0 || to[i] >= slots)
                 return "a slot is not of this store";
@@ -330,7 +367,7 @@ API const char* outrider_move(Store* store, const std::int32_t* from, const std:
             store->harmed[to[i]] = marks[i];
         }
         return nullptr;
-    });
+    }, store);
 }
 
 // `words` are segments one after the other, each [tokens, nodes, start, pages, logits] and then
@@ -357,5 +394,5 @@ API const char* outrider_forward(const Model* model, Store* store, const std::in
         forward(*model, *store, rows,
                 Wanted{layers, num_layers, hidden, num_hidden, logits, hidden_out});
         return nullptr;
-    });
+    }, model, store);
 }

@@ -42,8 +42,8 @@ API const char* outrider_read(const void* data, std::int64_t bytes) {
         const auto work = std::make_shared<Reading>();
         work->data = static_cast<const float*>(data);
         work->pieces = int(bytes / size);
-        run_pool(work, 1, pool_size());
-        quiet_pool();
+        Turn().run(work, 1, pool_size());
+        quiet_pool();  // what is read is the caller's
         return nullptr;
     });
 }

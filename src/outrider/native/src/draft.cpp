@@ -35,12 +35,20 @@ Drawn decide(const Law& law, float* z, int own, int committed, Path path, Mask m
     return draw(z, wanted, law.o.temperature == 0 ? nullptr : &key);
 }
 
-// A row to decide: `path` are its ancestors among the nodes, and itself.
+// A row to decide: that of a node, or of its segment's last token (-1).
 struct Decision {
     const Law* law;
-    int committed;
-    std::vector<std::int32_t> path;
+    const Scored* from;
+    int node;
 };
+
+// The ids of a node's ancestors and its own: in place for a chain, in `room` for a tree.
+Path path_to(const Scored& from, int node, std::vector<std::int32_t>& room) {
+    if (from.chain) return {from.nodes, node + 1};
+    for (; node >= 0; node = from.parents[node]) room.push_back(from.nodes[node]);
+    std::reverse(room.begin(), room.end());
+    return {room.data(), int(room.size())};
+}
 
 const char* decide_all(const Model& model, Store& store, const Rows& rows, const Law* const* laws,
                        int num_laws, const Mask* masks, std::int32_t* tokens, float* scores) {
@@ -50,20 +58,15 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows, const
     for (int s = 0; s < num_laws; ++s) {
         const Scored& from = rows.scored[s];
         if (from.logits != 1 + from.num_nodes) return "not every node wants a row of logits";
-        const std::size_t first = all.size();
-        all.push_back({laws[s], from.committed, {}});
-        for (int i = 0; i < from.num_nodes; ++i) {
-            all.push_back(all[first + 1 + from.parents[i]]);
-            all.back().path.push_back(from.nodes[i]);
-        }
+        for (int node = -1; node < from.num_nodes; ++node) all.push_back({laws[s], &from, node});
     }
     float* logits = run(model, store, rows);
     each_row(int(all.size()), model.c.vocabulary, [&](int r) {
         const Decision& d = all[r];
+        std::vector<std::int32_t> room;
         const Drawn drawn = decide(*d.law, logits + std::size_t(r) * model.c.vocabulary,
-                                   model.c.vocabulary, d.committed,
-                                   {d.path.data(), int(d.path.size())},
-                                   masks ? masks[r] : nullptr);
+                                   model.c.vocabulary, d.from->committed,
+                                   path_to(*d.from, d.node, room), masks ? masks[r] : nullptr);
         tokens[r] = drawn.token;
         scores[r] = drawn.score;
     });
@@ -127,11 +130,12 @@ API const char* outrider_decide(const Model* model, Store* store, const std::int
                                 int num_rows) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
+        const std::vector<Using> kept(laws, laws + num_laws);
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         if (rows.num_logits != num_rows) return "the rows are not as many as announced";
         return decide_all(*model, *store, rows, laws, num_laws, masks, tokens, scores);
-    });
+    }, model, store);
 }
 
 // A forward over `words`; segments that want a row of logits, one each, go on for as many tokens as
@@ -143,6 +147,7 @@ API const char* outrider_draft(const Model* model, Store* store, const std::int3
                                std::int32_t* tokens, std::int32_t* drafted) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
+        const std::vector<Using> kept(laws, laws + drafts);
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         if (int(rows.scored.size()) != drafts) return "there are not as many drafts as wanted";
@@ -156,5 +161,5 @@ API const char* outrider_draft(const Model* model, Store* store, const std::int3
         const char* wrong = draft(*model, *store, std::move(rows), all);
         for (int i = 0; i < drafts; ++i) drafted[i] = all[i].drafted;
         return wrong;
-    });
+    }, model, store);
 }

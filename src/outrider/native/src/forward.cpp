@@ -339,12 +339,12 @@ void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& bad, 
 
 template <class T>
 void forward_as(const Weights<T>& m, Store& store, const Rows& rows, const Wanted& wanted) {
-    std::lock_guard<std::mutex> hold(m.scratch.use);
+    Turn turn;
     std::vector<int> scored(rows.num_logits);
     for (std::size_t r = 0; r < rows.rows.size(); ++r)
         if (rows.rows[r].logits >= 0) scored[rows.rows[r].logits] = int(r);
     auto work = std::make_shared<Forward<T>>(m, store, rows, wanted, std::move(scored));
-    run_pool(work, work->phases(), work->helpers());
+    turn.run(work, work->phases(), work->helpers());
     mark(store, rows, m.scratch.bad, wanted, m.c.vocabulary, reach_of(m));
 }
 

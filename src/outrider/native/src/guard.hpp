@@ -1,4 +1,4 @@
-// What every function of the C interface does with exceptions.
+// The border of the C interface: no exception crosses it, and no object goes while a call is in it.
 #pragma once
 
 #include <atomic>
@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <exception>
 #include <new>
+
+#include "pool.hpp"
 
 #define API extern "C" __attribute__((visibility("default")))
 
@@ -20,17 +22,58 @@ struct Timed {
     ~Timed() { spent += std::chrono::nanoseconds(Clock::now() - start).count(); }
 };
 
-// A sentence, or null where all went well.
-template <class Work>
-const char* guarded(Work work) {
+// An object of the C interface. Its owner and every call that works on it are its users; the last
+// one to leave deletes it.
+class Counted {
+public:
+    Counted() = default;
+    Counted(const Counted&) = delete;
+    virtual ~Counted() = default;
+
+    void enter() const { users_.fetch_add(1, std::memory_order_relaxed); }
+    void leave() const {
+        if (users_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        quiet_pool();
+        delete this;
+    }
+
+private:
+    mutable std::atomic<int> users_{1};
+};
+
+// Keeps an object for as long as it is in scope; null keeps nothing.
+class Using {
+public:
+    explicit Using(const Counted* object) : object_(object) {
+        if (object_) object_->enter();
+    }
+    Using(Using&& other) noexcept : object_(other.object_) { other.object_ = nullptr; }
+    Using& operator=(Using&&) = delete;
+    ~Using() {
+        if (object_) object_->leave();
+    }
+
+private:
+    const Counted* object_;
+};
+
+// Returns a sentence that says what is wrong, or null. It keeps `objects` while `work` runs.
+template <class Work, class... Objects>
+const char* guarded(Work work, const Objects*... objects) noexcept {
     const Timed timed;
+    const Using kept[] = {Using(nullptr), Using(objects)...};
     try {
         return work();
     } catch (const std::bad_alloc&) {
         return "there is not enough memory";
-    } catch (const std::exception&) {
+    } catch (...) {
         return "an unexpected error";
     }
+}
+
+// Gives an owner's object back.
+inline void release(const Counted* object) noexcept {
+    if (object) object->leave();
 }
 
 }  // namespace outrider

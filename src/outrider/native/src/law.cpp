@@ -97,21 +97,20 @@ void keep(float* z, int count, Mask mask) {
     }
 }
 
+Law::Seen& Law::seen(std::int32_t id) {
+    // Room comes first: once the map has the token, nothing may fail.
+    if (seen_.size() == seen_.capacity()) seen_.reserve(2 * seen_.size() + 16);
+    const auto [at, fresh] = slots_.emplace(id, int(seen_.size()));
+    if (fresh) seen_.push_back({id, 0});
+    return seen_[at->second];
+}
+
 void Law::count_prompt(const std::int32_t* ids, int count) {
-    for (int i = 0; i < count; ++i)
-        if (slots_.emplace(ids[i], int(ids_.size())).second) ids_.push_back(ids[i]);
-    times_.resize(ids_.size());
+    for (int i = 0; i < count; ++i) seen(ids[i]);
 }
 
 void Law::count_output(const std::int32_t* ids, int count) {
-    for (int i = 0; i < count; ++i) {
-        const auto [at, fresh] = slots_.emplace(ids[i], int(ids_.size()));
-        if (fresh) {
-            ids_.push_back(ids[i]);
-            times_.push_back(0);
-        }
-        ++times_[at->second];
-    }
+    for (int i = 0; i < count; ++i) ++seen(ids[i]).times;
 }
 
 // Of a token that occurs, in the output so many times.
@@ -123,18 +122,17 @@ float Law::penalised(float z, int times) const {
 }
 
 void Law::penalise(float* z, Path path) const {
+    std::vector<std::int32_t> sorted(path.ids, path.ids + path.length);
+    std::sort(sorted.begin(), sorted.end());
     std::vector<std::pair<std::int32_t, float>> ahead;  // tokens of the path, as they will be
-    for (int i = 0; i < path.length; ++i) {
-        const std::int32_t id = path.ids[i];
+    for (auto first = sorted.begin(), last = first; first != sorted.end(); first = last) {
+        const std::int32_t id = *first;
+        last = std::find_if(first, sorted.end(), [&](std::int32_t other) { return other != id; });
         const auto at = slots_.find(id);
-        int times = at == slots_.end() ? 0 : times_[at->second];
-        for (int j = 0; j < path.length; ++j) times += path.ids[j] == id;
-        ahead.emplace_back(id, penalised(z[id], times));
+        const int before = at == slots_.end() ? 0 : seen_[at->second].times;
+        ahead.emplace_back(id, penalised(z[id], before + int(last - first)));
     }
-    for (std::size_t slot = 0; slot < ids_.size(); ++slot) {
-        float& at = z[ids_[slot]];
-        at = penalised(at, times_[slot]);
-    }
+    for (const Seen& token : seen_) z[token.id] = penalised(z[token.id], token.times);
     for (const auto& [id, value] : ahead) z[id] = value;
 }
 
@@ -143,7 +141,7 @@ void Law::apply(float* z, int output, Path path, bool late_only) const {
     if (!late_only) {
         if (banned_)
             for (int i = 0; i < count; ++i) z[i] = banned_[i] ? NEVER : z[i];
-        if (output + path.length < o.min_tokens)
+        if (std::int64_t(output) + path.length < o.min_tokens)
             for (std::int32_t id : ends) z[id] = NEVER;
         for (std::size_t i = 0; i < bias.size(); ++i) z[bias_ids[i]] += bias[i];
     }
@@ -151,8 +149,8 @@ void Law::apply(float* z, int output, Path path, bool late_only) const {
     if (o.temperature == 0) return;
     if (o.temperature != 1)
         for (int i = 0; i < count; ++i) z[i] = z[i] / o.temperature;
-    if (o.min_p > NEVER) cut_below(z, count, most(z, count) + o.min_p);
-    if (o.top_k && o.top_k < count) cut_below(z, count, kth(z, count, o.top_k));
+    if (o.min_p <= 0) cut_below(z, count, most(z, count) + o.min_p);
+    if (o.top_k > 0 && o.top_k < count) cut_below(z, count, kth(z, count, o.top_k));
     if (o.top_p < 1) cut_mass(z, count, o.top_p);
 }
 

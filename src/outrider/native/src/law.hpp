@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "guard.hpp"
 #include "noise.hpp"
 
 namespace outrider {
@@ -15,7 +16,7 @@ struct Options {
     double presence;
     float temperature;  // 0: greedy
     float frequency, repetition;
-    float min_p;  // its logarithm; -inf where off
+    float min_p;  // its logarithm; above 0 where off
     float top_p;
     std::int32_t top_k;  // 0 where off
     std::int32_t vocabulary, sample, prompt_length, min_tokens, penalises;
@@ -33,7 +34,7 @@ using Mask = const std::uint8_t*;
 // Makes of z [count] what the mask keeps, in place.
 void keep(float* z, int count, Mask mask);
 
-class Law {
+class Law : public Counted {
 public:
     // `banned` [vocabulary] or null is its owner's and must outlive the law.
     Law(const Options& options, const std::uint8_t* banned) : o(options), banned_(banned) {}
@@ -61,8 +62,14 @@ private:
     void penalise(float* z, Path path) const;
 
     const std::uint8_t* banned_;
-    std::unordered_map<std::int32_t, int> slots_;
-    std::vector<std::int32_t> ids_, times_;
+    struct Seen {
+        std::int32_t id;
+        int times;  // in the output
+    };
+    Seen& seen(std::int32_t id);
+
+    std::unordered_map<std::int32_t, int> slots_;  // where a token stands in `seen_`
+    std::vector<Seen> seen_;
 };
 
 // The token of a law and its score: NaN where an element of z is.

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <new>
 #include <utility>
 
@@ -13,7 +15,19 @@
 
 namespace outrider {
 
+// The largest count of anything: what is padded, or taken twice, still fits 32 bits.
+constexpr std::int64_t MOST = 1 << 30;
+
 inline int padded(int count, int multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+// The product of sizes. Throws bad_alloc where it is more than memory can be.
+inline std::size_t product_of(std::initializer_list<std::size_t> sizes) {
+    std::size_t all = 1;
+    for (std::size_t size : sizes)
+        if (__builtin_mul_overflow(all, size, &all)) throw std::bad_alloc();
+    if (all > PTRDIFF_MAX) throw std::bad_alloc();
+    return all;
+}
 
 template <class T>
 class Memory {
@@ -21,7 +35,7 @@ public:
     Memory() = default;
     explicit Memory(std::size_t count) : count_(count) {
         constexpr std::size_t huge = std::size_t(1) << 21;
-        const std::size_t bytes = count * sizeof(T);
+        const std::size_t bytes = product_of({count, sizeof(T)});
         if (!bytes) return;
         void* made = nullptr;
         if (posix_memalign(&made, bytes >= huge ? huge : 64, bytes)) throw std::bad_alloc();

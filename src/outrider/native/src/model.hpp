@@ -1,13 +1,14 @@
 // A model's weights, its cache, and the rows of one forward.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <vector>
 
 #include "cache.hpp"
+#include "guard.hpp"
 #include "memory.hpp"
 #include "product.hpp"
 #include "quantized.hpp"
@@ -22,7 +23,7 @@ struct Config {
 };
 
 enum MatrixKind { QKV, OUTPUT, GATE_UP, DOWN, HEAD, EMBEDDING };
-enum VectorKind { INPUT_NORM, MLP_NORM, FINAL_NORM, Q_NORM, K_NORM, COS, SIN };
+enum NormKind { INPUT_NORM, MLP_NORM, FINAL_NORM, Q_NORM, K_NORM };
 
 // A matrix as T, or quantised; one of the two is empty.
 template <class T>
@@ -45,10 +46,10 @@ struct Layer {
 
 constexpr int TABLES = 2;
 
-// What a forward works in. Strides are the model's, so that what pads a row stays zero.
+// What a forward works in, in its turn with the pool. Strides are the model's, so that what pads a
+// row stays zero.
 template <class T>
 struct Scratch {
-    std::mutex use;
     Memory<float> x, qkv;
     Memory<T> normed, q, attended, gated;
     Memory<std::int8_t> digits;
@@ -56,10 +57,10 @@ struct Scratch {
     std::vector<std::uint8_t> bad;
 };
 
-struct Model {
+struct Model : Counted {
     Config c;
+    std::atomic<int> turned{0x7fffffff};  // positions that all its rotary tables reach
     explicit Model(const Config& config) : c(config) {}
-    virtual ~Model() = default;
 };
 
 template <class T>
@@ -71,7 +72,8 @@ struct Weights : Model {
     std::shared_ptr<Weight<T>> head, table;
     int width = 0, blocks = 0;  // of a row of digits, at most
     Memory<float> norm;
-    Memory<float> cos[TABLES], sin[TABLES];  // [max_length, head_dim / 2]
+    Memory<float> cos[TABLES], sin[TABLES];  // [turned_to, head_dim / 2]
+    int turned_to[TABLES] = {};
     mutable Scratch<T> scratch;
 
     int head_pad() const { return padded(c.head_dim, IN_PAD); }
@@ -80,10 +82,12 @@ struct Weights : Model {
 };
 
 // Keys and values: [layer][page], see cache.hpp.
-struct Store {
-    const Model* model;
-    int pages, page_size;
-    std::size_t page_elements, layer_elements;
+struct Store : Counted {
+    explicit Store(const Model* of) : model(of), kept(of) {}
+    const Model* const model;
+    const Using kept;  // the model, which a cache outlives otherwise
+    int pages = 0, page_size = 0;
+    std::size_t page_elements = 0, layer_elements = 0;
     Memory<char> data;
     std::vector<std::uint8_t> harmed;  // slots whose row was not finite
     int num_harmed = 0;
@@ -109,6 +113,7 @@ struct Row {
 struct Scored {
     const std::int32_t *nodes, *parents, *pages;
     int num_nodes, num_pages, committed, logits;  // `committed`: tokens before its nodes
+    bool chain;
 };
 
 struct Rows {

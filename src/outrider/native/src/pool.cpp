@@ -1,6 +1,6 @@
 #include "pool.hpp"
 
-#include <mutex>
+#include <new>
 #include <thread>
 
 #if defined(__linux__)
@@ -40,8 +40,11 @@ void serve(Pool* mine, int index) {
         }
         if (!work) continue;
         if (index < work->workers) {
-            Team team(*work, index);
-            work->run(team);
+            try {
+                Team team(*work, index);
+                work->run(team);
+            } catch (...) {  // it holds no chunk here, and the others do the rest
+            }
         }
         work.reset();
         mine->busy.fetch_sub(1, std::memory_order_acq_rel);
@@ -49,28 +52,43 @@ void serve(Pool* mine, int index) {
     }
 }
 
-// A child of fork has none of the threads, and perhaps a locked mutex: its callers work alone.
-void forget() { pool = new Pool; }
+#if defined(__linux__)
+// A fork waits for the call that runs, so that a child finds all it shares with calls whole. The
+// child has none of the threads: its callers work alone, with a pool of their own.
+void before_fork() { pool->use.lock(); }
+void after_fork() { pool->use.unlock(); }
+void in_child() { new (pool) Pool; }
+#endif
+
+void wait_for_workers() {
+    for (int now; (now = pool->busy.load(std::memory_order_acquire)) != 0;)
+        pool->busy.wait(now, std::memory_order_acquire);
+}
 
 }  // namespace
 
 int start_pool(int count) {
+    constexpr int most = 1024;
     std::lock_guard<std::mutex> lock(pool->use);
     if (pool->count) return pool->count;
 #if defined(__linux__)
-    static bool watched = false;
-    if (!watched) pthread_atfork(nullptr, nullptr, forget);
-    watched = true;
+    static const int watched = pthread_atfork(before_fork, after_fork, in_child);
+    if (watched != 0) return 1;  // without threads a fork is safe
 #endif
-    pool->count = count;
-    for (int i = 1; i < count; ++i) std::thread(serve, pool, i).detach();
-    return count;
+    int started = 1;
+    try {
+        for (; started < count && started < most; ++started)
+            std::thread(serve, pool, started).detach();
+    } catch (...) {  // no memory for another, or the system has enough of them
+    }
+    return pool->count = started;
 }
 
 int pool_size() { return pool->count ? pool->count : 1; }
 
-void run_pool(std::shared_ptr<Work> work, int phases, int workers) {
-    std::lock_guard<std::mutex> lock(pool->use);
+Turn::Turn() : lock_(pool->use) {}
+
+void Turn::run(const std::shared_ptr<Work>& work, int phases, int workers) {
     work->workers = workers < pool_size() ? workers : pool_size();
     if (work->workers > 1) {
         work->counters = std::vector<Counter>(std::size_t(phases) * (work->workers + 1));
@@ -79,18 +97,24 @@ void run_pool(std::shared_ptr<Work> work, int phases, int workers) {
         pool->turn.fetch_add(1, std::memory_order_release);
         pool->turn.notify_all();
     }
-    Team team(*work, 0);
-    work->run(team);
+    try {
+        Team team(*work, 0);
+        work->run(team);
+    } catch (...) {
+        work->fail(std::current_exception());
+    }
     if (work->workers > 1) {
         std::lock_guard<std::mutex> hold(pool->hold);
         pool->work.reset();
     }
+    if (!work->failed.load(std::memory_order_acquire)) return;
+    wait_for_workers();  // chunks may stand in what the caller is about to leave
+    std::rethrow_exception(work->error);
 }
 
 void quiet_pool() {
     std::lock_guard<std::mutex> lock(pool->use);
-    for (int now; (now = pool->busy.load(std::memory_order_acquire)) != 0;)
-        pool->busy.wait(now, std::memory_order_acquire);
+    wait_for_workers();
 }
 
 }  // namespace outrider

@@ -5,7 +5,10 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 namespace outrider {
@@ -26,14 +29,21 @@ struct alignas(64) Counter {
 class Team;
 
 // What a pool runs: every worker calls `run`, which shares out the same phases in the same order.
-// A worker may still be in `run` after run_pool returned, with no chunk left to take: what `run`
+// A worker may still be in `run` after Turn::run returned, with no chunk left to take: what `run`
 // reads outside chunks must be the work's own, or outlive quiet_pool().
 struct Work {
     virtual ~Work() = default;
     virtual void run(Team& team) = 0;
 
+    // Keeps the first exception; chunks that come after it are counted, but not run.
+    void fail(std::exception_ptr what) {
+        if (!failed.exchange(true, std::memory_order_relaxed)) error = std::move(what);
+    }
+
     int workers = 1;
     std::vector<Counter> counters;  // a phase: chunks done, then chunks taken of each worker's part
+    std::atomic<bool> failed{false};
+    std::exception_ptr error;
 };
 
 class Team {
@@ -61,7 +71,8 @@ public:
             while (taken.load(std::memory_order_relaxed) < end - begin) {
                 const int chunk = begin + taken.fetch_add(1, std::memory_order_relaxed);
                 if (chunk >= end) break;
-                body(chunk * grain, chunk * grain + grain < total ? chunk * grain + grain : total);
+                const int first = chunk * grain;
+                run_chunk(body, first, grain < total - first ? first + grain : total);
                 ++mine;
             }
         }
@@ -80,15 +91,38 @@ public:
     }
 
 private:
+    // An exception must not leave a chunk: the others would wait for it for ever.
+    template <class Body>
+    void run_chunk(Body& body, int first, int last) {
+        if (work_.failed.load(std::memory_order_relaxed)) return;
+        try {
+            body(first, last);
+        } catch (...) {
+            work_.fail(std::current_exception());
+        }
+    }
+
     Work& work_;
     int at_ = 0;
 };
 
-// Starts `count` workers, the caller among them; at the first call only. Returns how many there are.
+// Starts `count` workers, the caller among them; at the first call only. Returns how many there
+// are: fewer where the system starts no more threads.
 int start_pool(int count);
 int pool_size();
-// Runs `work`, of at most `phases` phases, on `workers` workers at most; callers wait their turn.
-void run_pool(std::shared_ptr<Work> work, int phases, int workers);
+
+// The caller's turn with the pool: nobody else's work runs meanwhile, and no fork happens.
+class Turn {
+public:
+    Turn();
+    // Runs `work`, of at most `phases` phases, on `workers` workers at most. Throws what a worker
+    // threw; none of them looks at the work any more then.
+    void run(const std::shared_ptr<Work>& work, int phases, int workers);
+
+private:
+    std::unique_lock<std::mutex> lock_;
+};
+
 // Returns when no worker looks at any work.
 void quiet_pool();
 

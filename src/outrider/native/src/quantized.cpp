@@ -39,17 +39,20 @@ std::size_t place(const Packed& m, int lane, int k) {
 
 const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
                  const std::uint8_t* zeros, const float* bias, int out, int in, int bits, int group,
-                 int parts) {
+                 int groups, int parts) {
     if ((bits != 4 && bits != 8) || group < 1)
         return "a quantised matrix has bits other than 4 and 8, or groups of no inputs";
     group = group < in ? group : in;
+    if (groups != (in - 1) / group + 1) return "a quantised matrix has other scales than groups";
     Packed m;
     const int rows = out / parts;
     m.in = in;
     m.bits = bits;
     m.group = group;
-    m.groups = (in + group - 1) / group;
+    m.groups = groups;
     m.split = (group + LONGEST_BLOCK - 1) / LONGEST_BLOCK;
+    if (std::int64_t(m.groups) * m.split * LONGEST_BLOCK * 2 > MOST)
+        return "a quantised matrix is too wide";
     m.block = group <= 32 ? 32 : group <= 64 ? 64 : LONGEST_BLOCK;
     m.units = padded(rows, LANES) / LANES * parts;
     m.factor = factor_of(scales, std::size_t(out) * m.groups);

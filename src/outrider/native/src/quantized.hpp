@@ -49,11 +49,11 @@ struct Packed {
     }
 };
 
-// Packs codes [out, in], scales and zeros [out, groups] (`zeros` may be null) and bias [out] (null:
+// Packs codes [out, in], scales and zeros [out, groups] (of `group` inputs each; `zeros` may be null) and bias [out] (null:
 // none) in `parts` whose units take turns. Returns what is wrong with them, or null.
 const char* pack(Packed& to, const std::uint8_t* codes, const float* scales,
                  const std::uint8_t* zeros, const float* bias, int out, int in, int bits, int group,
-                 int parts);
+                 int groups, int parts);
 
 // Writes a row of a matrix of one part: `in` numbers.
 void unpack_row(const Packed& m, int row, float* to);

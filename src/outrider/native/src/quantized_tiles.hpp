@@ -178,13 +178,18 @@ void digit_rows(const Packed& m, int unit, const Digits& x, int rows, const End&
     }
 }
 
+// Tiles are given back, even where there is no memory for unpacked codes.
+struct Tiles {
+    ~Tiles() { _tile_release(); }
+};
+
 inline void product_in_tiles(const Packed& m, int first, int last, const Digits& x, int rows,
                              const End& end) {
+    const Tiles tiles;
     int loaded = 0;
     for (; last - first >= 4; first += 4) digit_rows<4>(m, first, x, rows, end, loaded);
     for (; last - first >= 2; first += 2) digit_rows<2>(m, first, x, rows, end, loaded);
     if (first < last) digit_rows<1>(m, first, x, rows, end, loaded);
-    _tile_release();
 }
 
 #endif

@@ -1,7 +1,11 @@
+#include <algorithm>
+
 #include "model.hpp"
 
 namespace outrider {
 namespace {
+
+constexpr const char* TOO_LONG = "a position is past the longest sequence";
 
 struct Reader {
     const std::int32_t* at;
@@ -23,7 +27,9 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
     if (!in.has(std::int64_t(tokens) + 2 * std::int64_t(nodes) + pages))
         return "a segment is cut short";
     const std::int64_t committed = std::int64_t(start) + tokens;
-    if (logits < 0 || logits > tokens + nodes) return "more logits are wanted than there are rows";
+    const int longest = std::min<int>(model.c.max_length, model.turned);
+    if (committed > longest) return TOO_LONG;
+    if (logits < 0 || logits - tokens > nodes) return "more logits are wanted than there are rows";
     if (committed + nodes > std::int64_t(pages) * store.page_size)
         return "a segment's pages do not cover its rows";
     const std::int32_t* ids = in.take(tokens);
@@ -38,7 +44,7 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
         chain = chain && parents[j] == j - 1;
     }
     if (logits)
-        out.scored.push_back({drafted, parents, table, nodes, pages, int(committed), logits});
+        out.scored.push_back({drafted, parents, table, nodes, pages, int(committed), logits, chain});
     const int first_page = int(out.pages.size());
     out.pages.insert(out.pages.end(), table, table + pages);
     auto slot = [&](std::int64_t place) {
@@ -67,10 +73,11 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
                     out.above.push_back(std::int32_t(out.above[parent.above + k]));
             }
             out.above.push_back(row.slot);
+            if (std::int64_t(out.above.size()) > MOST) return "a draft's tree is too deep";
             row.num_above = int(out.above.size()) - row.above;
             row.position = int(committed) + row.num_above - 1;
         }
-        if (row.position >= model.c.max_length) return "a position is past the longest sequence";
+        if (row.position >= longest) return TOO_LONG;
         out.rows.push_back(row);
     }
     return nullptr;
@@ -83,6 +90,7 @@ const char* read_rows(const Model& model, const Store& store, const std::int32_t
     Reader in{words, words + count};
     while (in.at < in.end)
         if (const char* wrong = read_segment(model, store, in, rows)) return wrong;
+    if (std::int64_t(rows.rows.size()) * model.c.heads > MOST) return "there are too many rows";
     return rows.rows.empty() ? "there are no rows" : nullptr;
 }
 

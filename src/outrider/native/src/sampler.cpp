@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "guard.hpp"
+#include "memory.hpp"
 
 using namespace outrider;
 
@@ -19,27 +20,27 @@ bool all_below(const std::int32_t* ids, std::int64_t count, std::int32_t vocabul
 
 // `ids` are, one after the other: what ends the output, what has a bias, the prompt's tokens (where
 // penalties want them). `banned` [vocabulary] stays its owner's.
-API Law* outrider_law(const Options* options, const std::uint8_t* banned, const std::int32_t* ids,
-                      int ends, const float* bias, int biased, int prompt) {
-    Law* made = nullptr;
-    guarded([&]() -> const char* {
-        if (options->vocabulary < 1 || ends < 0 || biased < 0 || prompt < 0) return "";
-        if (!all_below(ids, std::int64_t(ends) + biased + prompt, options->vocabulary)) return "";
+API const char* outrider_law(const Options* options, const std::uint8_t* banned,
+                             const std::int32_t* ids, int ends, const float* bias, int biased,
+                             int prompt, Law** made) {
+    return guarded([&]() -> const char* {
+        const Options& o = *options;
+        if (ends < 0 || biased < 0 || prompt < 0 || o.vocabulary < 1 || o.vocabulary > MOST ||
+            o.top_k < 0 || o.sample < 0 || o.prompt_length < 0 || o.min_tokens < 0)
+            return "a law has a number below its least";
+        if (!all_below(ids, std::int64_t(ends) + biased + prompt, o.vocabulary))
+            return "a token id of a law is past the vocabulary";
         auto law = std::make_unique<Law>(*options, banned);
         law->ends.assign(ids, ids + ends);
         law->bias_ids.assign(ids + ends, ids + ends + biased);
         law->bias.assign(bias, bias + biased);
         law->count_prompt(ids + ends + biased, prompt);
-        made = law.release();
+        *made = law.release();
         return nullptr;
     });
-    return made;
 }
 
-API void outrider_law_free(Law* law) {
-    quiet_pool();
-    delete law;
-}
+API void outrider_law_free(const Law* law) noexcept { release(law); }
 
 // Tokens of the output that were committed since the last call.
 API const char* outrider_law_count(Law* law, const std::int32_t* ids, int count) {
@@ -47,7 +48,7 @@ API const char* outrider_law_count(Law* law, const std::int32_t* ids, int count)
         if (!all_below(ids, count, law->o.vocabulary)) return "a token id is past the vocabulary";
         law->count_output(ids, count);
         return nullptr;
-    });
+    }, law);
 }
 
 // Makes laws of `rows` rows of `width` logits, in place. `paths` are the rows' paths, each its length and
@@ -56,6 +57,7 @@ API const char* outrider_law_apply(const Law* law, float* z, int rows, int width
                                    const std::int32_t* paths, std::int64_t count, int late_only) {
     return guarded([&]() -> const char* {
         if (width != law->o.vocabulary) return "a row is not as long as the vocabulary";
+        if (output < 0) return "the output has a length below 0";
         std::vector<Path> found;
         for (std::int64_t at = 0; at < count;) {
             const int length = paths[at++];
@@ -69,7 +71,7 @@ API const char* outrider_law_apply(const Law* law, float* z, int rows, int width
             law->apply(z + std::size_t(r) * width, output, found[r], late_only != 0);
         });
         return nullptr;
-    });
+    }, law);
 }
 
 // The token and score of each row of z, `stride` apart. `keys` [rows, 4] are seed (low, high),
@@ -112,7 +114,7 @@ API const char* outrider_logprobs(const float* z, int num_rows, int count, int v
 
 // Noise of `count` tokens from id 0 on, at one position: for the tests of its bits.
 API void outrider_noise(std::uint64_t seed, std::uint32_t position, std::uint32_t sample,
-                        std::int64_t count, float* out) {
+                        std::int64_t count, float* out) noexcept {
     const NoiseKey key{std::uint32_t(seed), std::uint32_t(seed >> 32), position, sample};
     for (std::int64_t first = 0; first < count; first += NOISE_BLOCK) {
         float g[NOISE_BLOCK];

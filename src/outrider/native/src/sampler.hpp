@@ -29,7 +29,7 @@ inline void each_row(int rows, int width, std::function<void(int)> body) {
         for (int r = 0; r < rows; ++r) body(r);
         return;
     }
-    run_pool(std::make_shared<EachRow>(rows, std::move(body)), 1, pool_size());
+    Turn().run(std::make_shared<EachRow>(rows, std::move(body)), 1, pool_size());
 }
 
 }  // namespace outrider

@@ -1,0 +1,176 @@
+"""Hazards of the native step, each in a process of its own: ``python native_hazards.py NAME``.
+
+A process that comes through says "unharmed" last.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.errors import ModelError
+from outrider.models.native import NativeTransformer
+from outrider.native import choice
+from outrider.native.laws import NativeLaw
+from outrider.native.library import Library
+from outrider.sampling.law import RequestLaw
+from outrider.types import Request
+
+POCKET = Path(__file__).parent.parent / "src/outrider/pocket/model"
+CPU = torch.device("cpu")
+LENGTH = 150
+
+
+def best() -> Library:
+    found = choice.library()
+    assert found is not None
+    return found
+
+
+def unstarted() -> Library:
+    """The library that ``best`` would start, without its pool."""
+    return choice._find(next(isa for isa in choice.available()[::-1] if choice._file(isa)))
+
+
+class Drafts:
+    """A model, a cache and a law of its own, and a long call that uses all three."""
+
+    def __init__(self) -> None:
+        self.step = best()
+        self.model = NativeTransformer(self.step, POCKET, "float32", 256)
+        self.stores = [self.model.new_store(17, 16) for _ in range(2)]
+        asked = Request("r", (1, 2, 3), SamplingParams(presence_penalty=0.5), 7)
+        self.law = NativeLaw(RequestLaw(asked, self.model.shape.vocab_size, CPU), None, 0, self.step)
+        self.words = array("i", [3, 0, 0, 16, 1, 1, 2, 3, *range(1, 17)])
+
+    def __call__(self, store: int = 0) -> list[list[int]]:
+        handles = self.model.handle, self.stores[store].handle
+        return self.step.draft(*handles, self.words, [self.law.handle], [LENGTH])
+
+
+def exits() -> None:
+    """The process ends while a daemon thread generates; nothing is freed under it."""
+
+    def telling(free: Callable[[Library, int], None]) -> Callable[[Library, int], None]:
+        def told(self: Library, handle: int) -> None:
+            if ending:
+                print("freed at exit", flush=True)
+            free(self, handle)
+
+        return told
+
+    ending: list[bool] = []
+    for name in ("free_model", "free_store", "free_law"):
+        setattr(Library, name, telling(getattr(Library, name)))
+    llm = LLM(POCKET)
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    threading.Thread(target=llm.generate, args=([[5, 6, 7]] * 4, params), daemon=True).start()
+    while not llm.engine.counts.steps:
+        time.sleep(0.01)
+    ending.append(True)
+
+
+def released() -> None:
+    """Model, cache and law are freed while a call is in them."""
+    drafts = Drafts()
+    expected, found = drafts(), []
+    thread = threading.Thread(target=lambda: found.append(drafts()))
+    before = drafts.step.nanoseconds
+    thread.start()
+    time.sleep(0.02)
+    drafts.step.free_law(drafts.law.handle)
+    drafts.step.free_store(drafts.stores[0].handle)
+    drafts.step.free_model(drafts.model.handle)
+    thread.join()
+    assert drafts.step.nanoseconds > before
+    assert found == [expected]
+    print("unharmed", flush=True)
+    os._exit(0)  # what was freed by hand must not be freed again
+
+
+def forks() -> None:
+    """Children of a process whose other thread is in a forward run forwards themselves."""
+    drafts = Drafts()
+    expected = drafts()
+    over = threading.Event()
+
+    def keep_busy() -> None:
+        while not over.is_set():
+            drafts()
+
+    thread = threading.Thread(target=keep_busy)
+    thread.start()
+    codes = []
+    for _ in range(6):
+        time.sleep(0.01)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(0 if drafts(1) == expected else 1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        if codes[-1]:
+            break
+    over.set()
+    thread.join()
+    assert codes == [0] * 6, codes
+
+
+def address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def limit(more: int | None) -> None:
+    most = resource.RLIM_INFINITY if more is None else address_space() + more
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+
+def memory() -> None:
+    """There is no memory in the middle of work that several threads share."""
+    step = unstarted()
+    assert step.start(4) == 4
+    width, rows = 1 << 22, 8
+    asked = Request("r", (1,), SamplingParams(top_p=0.5), 0)
+    law = NativeLaw(RequestLaw(asked, width, CPU), None, 0, step)
+    z = torch.randn(rows, width)
+    broken, paths = z.clone(), [[]] * rows
+    for _ in range(3):
+        limit(4 << 20)
+        try:
+            law.apply(broken, [1], paths)
+        except ModelError as error:
+            assert "not enough memory" in str(error), error
+        else:
+            raise AssertionError("there was memory enough")
+        finally:
+            limit(None)
+    whole = law.apply(z.clone(), [1], paths)
+    assert torch.equal(torch.cat([law.apply(row, [1], [[]]) for row in z.split(1)]), whole)
+
+
+def threads() -> None:
+    """The system starts some of the threads that are asked for."""
+    step = unstarted()
+    limit(40 << 20)
+    started = step.start(64)
+    limit(None)
+    assert 1 <= started < 64, started
+    assert step.start(64) == started
+    z = torch.randn(8, 1 << 16)
+    keys = [(1, 2, i, 0) for i in range(8)]
+    assert step.draw(z, keys, [True] * 8)[0] == z.argmax(1).tolist()
+
+
+if __name__ == "__main__":
+    {f.__name__: f for f in (exits, released, forks, memory, threads)}[sys.argv[1]]()
+    print("unharmed", flush=True)

@@ -1,0 +1,47 @@
+"""Objects of the native step while calls are in them, and what its functions let out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.native import choice as native
+
+TESTS = Path(__file__).parent
+SOURCES = TESTS.parent / "src/outrider/native/src"
+
+pytestmark = pytest.mark.skipif(
+    native.library() is None or sys.platform != "linux", reason="needs the native step and Linux"
+)
+
+
+@pytest.mark.parametrize("hazard", ["exits", "released", "forks", "memory", "threads"])
+def test_a_process_comes_through(hazard: str) -> None:
+    """Each hazard stands in native_hazards.py."""
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "native_hazards.py"), hazard],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=TESTS,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "unharmed\n"
+
+
+def test_no_function_lets_an_exception_out() -> None:
+    """Functions of the interface are guarded, or throw nothing."""
+    functions = {
+        match[1]: match[0]
+        for file in SOURCES.glob("*.cpp")
+        for match in re.finditer(r"^API [^{;]*?(outrider_\w+)\([^{]*\{.*?(?=^API |\Z)",
+                                 file.read_text(), re.DOTALL | re.MULTILINE)
+    }  # fmt: skip
+    assert len(functions) >= 25
+    for name, source in functions.items():
+        head, _, body = source.partition("{")
+        assert "noexcept" in head or re.search(r"\b(guarded|with)\(", body), name
