@@ -236,7 +236,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize"])
 @given(data=st.data())
 @settings(
-    derandomize=True, deadline=None, max_examples=250,
+    derandomize=True, deadline=None, max_examples=120,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 def test_any_value_of_any_field_is_answered(

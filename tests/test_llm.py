@@ -108,6 +108,7 @@ def test_stop_strings_end_the_text_and_are_left_out(llm: LLM) -> None:
         "the quick", SamplingParams(temperature=0, max_tokens=12, stop=[stop], ignore_eos=True)
     )[0].outputs[0]
     assert cut.finish_reason == "stop"
+    assert (cut.stop_reason, whole.stop_reason) == (stop, None)
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
 
@@ -118,7 +119,19 @@ def test_stop_token_ids_end_the_output(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=[last], ignore_eos=True)
     cut = llm.generate("the quick", params)[0].outputs[0]
     assert cut.finish_reason == "stop"
+    assert cut.stop_reason == last
     assert cut.token_ids == whole.token_ids[: whole.token_ids.index(last) + 1]
+
+
+def test_eos_is_no_stop_reason(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, logit_bias={0: 100}, stop_token_ids=[0])
+    found = llm.generate("the quick", params)[0].outputs[0]
+    assert (found.finish_reason, found.stop_reason) == ("stop", None)
+    ignored = SamplingParams(
+        temperature=0, logit_bias={0: 100}, stop_token_ids=[0], ignore_eos=True
+    )
+    found = llm.generate("the quick", ignored)[0].outputs[0]
+    assert (found.finish_reason, found.stop_reason) == ("stop", 0)
 
 
 def test_params_may_come_one_each(llm: LLM) -> None:
