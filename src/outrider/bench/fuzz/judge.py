@@ -11,6 +11,7 @@ from .wire import Answer
 
 LONGEST_MESSAGE = 400
 ERROR_FIELDS = {"message", "type", "param", "code"}
+EXCEPTIONS = ("Traceback", "Error:", "panic")
 EARLY = 0.9
 """A 408 may come at this share of the timeout: the server's clock starts after the client's."""
 
@@ -72,7 +73,7 @@ def _error(found: Any) -> Iterator[str]:
         yield f"the error has no message: {error}"
     elif len(message) > LONGEST_MESSAGE:
         yield f"the message has {len(message)} characters: {message[:200]}"
-    elif "Traceback" in message or "Error:" in message:
+    elif any(word in message for word in EXCEPTIONS):
         yield f"the message shows an exception: {message}"
     if param is not None and not isinstance(param, str):
         yield f"param is {param!r}"

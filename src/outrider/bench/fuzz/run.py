@@ -38,8 +38,8 @@ SETTLED = 0.1
 """Share of the bodies after which memory counts as settled."""
 GROWTH, GROWTH_BODIES = 1.02, 100_000
 """Memory at the end over that when settled, a fault from so many bodies on."""
-KEPT, LONGEST_SHOWN = 200, 4000
-"""Faults that the report has with their bodies, and the characters of a body."""
+KEPT, LONGEST_SHOWN, SHOWN_INDICES = 200, 4000, 5
+"""Faults that the report has with their bodies, the characters of a body, and indices printed."""
 OPTIONS = (
     "--request-timeout", f"{REQUEST_SECONDS:g}", "--max-queued-requests", "65536",
     "--max-queued-tokens", str(2**30), "--memory", "256MiB", "--log-level", "warning",
@@ -133,7 +133,7 @@ class Fuzzer:
             "kinds": dict(seen.kinds), "health": health.report(), "memory_settled": before,
             "memory_after": after, "memory_growth": growth, "wrong_count": seen.wrong,
             "general": seen.general,
-            "classes": {k: {"count": len(v), "indices": v[:20]} for k, v in seen.classes.items()},
+            "classes": {k: {"count": len(v), "indices": v} for k, v in seen.classes.items()},
             "faults": seen.kept,
         }  # fmt: skip
 
@@ -261,6 +261,16 @@ async def fuzz(args: argparse.Namespace, url: str, server: Served | None) -> dic
     return await fuzzer.run(args.bodies, args.connections)
 
 
+def summary(report: dict[str, Any]) -> dict[str, Any]:
+    """A report without bodies, and without most indices."""
+    found = {key: value for key, value in report.items() if key != "faults"}
+    for part in found.get("classes", {}).values():
+        part["indices"] = part["indices"][:SHOWN_INDICES]
+    if "health" in found:
+        found["health"] = {k: v for k, v in found["health"].items() if k != "worst"}
+    return found
+
+
 def main() -> None:
     """Parse, fuzz, report; exit code 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m outrider.bench.fuzz", description=__doc__)
@@ -282,8 +292,7 @@ def main() -> None:
     file = args.json or (Path("fuzz.json") if wrong and args.only is None else None)
     if file is not None:
         file.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    shown_part = {key: value for key, value in report.items() if key != "faults"}
-    print(json.dumps(shown_part, indent=1))
+    print(json.dumps(summary(report), indent=1))
     if wrong and file is not None:
         print(f"the faults and their bodies are in {file}.", file=sys.stderr)
     sys.exit(wrong)
