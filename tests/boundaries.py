@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import outrider.native
 from outrider import LLM, SamplingParams
 from outrider.errors import OutriderError
+from outrider.limits import ENGINE, LOOKUP, REQUEST, SAMPLING, SPECULATION
 from outrider.types import Request, Speculation
 
 VALUES: tuple[Any, ...] = (
@@ -28,7 +29,13 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 CHECKPOINTS = frozenset({"eos_token_ids"})
 """Fields that only a checkpoint fills."""
-SLOWEST_SECONDS = 120.0
+SLOWEST_SECONDS = 300.0
+
+EDGES = {
+    name: (number.least, number.most, number.least - 1, number.most + 1)
+    for name, number in (SAMPLING | SPECULATION | REQUEST | ENGINE | LOOKUP).items()
+}
+"""The ends of each field's own range."""
 
 Make = Callable[[Any], Any]
 
@@ -39,6 +46,11 @@ class Field(NamedTuple):
     owner: str
     name: str
     make: Make
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The numbers to try."""
+        return (*VALUES, *EDGES.get(self.name, ()))
 
 
 def of_hint(hint: Any) -> Iterator[Make]:
@@ -119,16 +131,20 @@ def engine_process(link: Connection, folder: Path, libraries: list[str]) -> None
         except EOFError:
             return
         try:
-            link.send(("ok", run(llm, case)))
+            link.send(("ok", run(llm, folder, case)))
         except OutriderError as error:
             link.send(("refused", str(error)))
         except Exception:
             link.send(("raised", traceback.format_exc()))
 
 
-def run(llm: LLM, case: Case) -> str:
+def run(llm: LLM, folder: Path, case: Case) -> str:
     """Serve one case by ``LLM.generate``, or by the engine where it is no field of that."""
     params = SamplingParams(**{"max_tokens": 3, **case.get("SamplingParams", {})})
+    if "EngineConfig" in case:
+        options = {"memory": 2**26, "num_speculative_tokens": 3, **case["EngineConfig"]}
+        llm = LLM(folder, drafter="ngram", **options)
+        return llm.generate("the quick brown fox", params)[0].outputs[0].text
     if case.keys() <= {"SamplingParams"}:
         return llm.generate("the quick brown fox", params)[0].outputs[0].text
     speculation = Speculation(**case.get("Speculation", {}))

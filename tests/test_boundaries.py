@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from boundaries import VALUES, EngineProcess, Field, of_body, of_dataclass, of_schema
+from boundaries import EngineProcess, Field, of_body, of_dataclass, of_schema
 from conftest import PAD, padded_copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.bench.served import Served
+from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.limits import REQUEST, SAMPLING, SPECULATION
 from outrider.server.protocol import (
@@ -26,7 +27,8 @@ from outrider.server.protocol import (
 from outrider.types import Request, SamplingParams, Speculation
 
 LONGEST_SENTENCE = 400
-FIELDS = [f for owner in (SamplingParams, Speculation, Request) for f in of_dataclass(owner)]
+OWNERS = (SamplingParams, Speculation, Request, EngineConfig)
+FIELDS = [f for owner in OWNERS for f in of_dataclass(owner)]
 BODIES = {
     "/v1/completions": (CompletionRequest, {"prompt": "the quick", "max_tokens": 3}),
     "/v1/chat/completions": (
@@ -42,7 +44,8 @@ many = pytest.mark.parametrize("examples", [60, pytest.param(5000, marks=pytest.
 
 def pairs(fields: list[Field]) -> st.SearchStrategy[list[tuple[Field, Any]]]:
     """Two fields with a number each."""
-    one = st.tuples(st.sampled_from(fields), st.sampled_from(VALUES))
+    every = [(field, value) for field in fields for value in field.values]
+    one = st.sampled_from(every)
     return st.lists(one, min_size=2, max_size=2, unique_by=lambda pair: pair[0][:2])
 
 
@@ -82,7 +85,7 @@ def test_every_number_of_the_engine(engine: EngineProcess) -> None:
         field.name for field in FIELDS
     }
     for field in FIELDS:
-        for value in VALUES:
+        for value in field.values:
             check_engine(engine, (field, value))
 
 
@@ -128,7 +131,7 @@ def test_every_number_of_an_endpoint(client: httpx.Client, path: str) -> None:
     fields = of_body(BODIES[path][0])
     assert {"top_k", "logit_bias", "speculation", "priority"} <= {field.name for field in fields}
     for field in fields:
-        for value in VALUES:
+        for value in field.values:
             check_server(client, path, (field, value))
 
 

@@ -201,6 +201,18 @@ def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
         ({"seed": -1}, "seed is -1"),
         ({"drafter": "n-gram"}, "drafter 'n-gram' is neither"),
         ({"drafter": 7}, "drafter is 7"),
+        (
+            {"drafter": "ngram", "prompt_lookup_max": 2**31},
+            "prompt_lookup_max is .*; give 1 to 128",
+        ),
+        ({"prompt_lookup_min": True}, "prompt_lookup_min is True; give 1 to 128"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2**32 + 4}},
+            "num_speculative_tokens is 4294967300; give 1 to 1024",
+        ),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization is nan; give a number"),
+        ({"gpu_memory_utilization": "most"}, "gpu_memory_utilization is 'most'; give a number"),
+        ({"preset": ["long-context"]}, "preset is .*; give long-context, or None"),
         ({"drafter": "ngram", "prompt_lookup_max": 1}, "ngram sizes are 2 to 1"),
     ],
 )

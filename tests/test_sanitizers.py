@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-TESTS = ("native", "native_laws", "quantized", "rows", "shared", "exact_bits")
+TESTS = ("native", "native_laws", "quantized", "rows", "shared", "exact_bits", "boundaries")
 
 PLUGIN = """
 import outrider.native

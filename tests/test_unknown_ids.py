@@ -94,7 +94,7 @@ def test_a_drafter_stops_behind_an_id_that_it_lacks(
 
     def late(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
         made = torch.full_like(logits, -torch.inf)
-        made[VOCABULARY - 1 if len(ids) % 2 else 7] = 0.0
+        made[VOCABULARY - 1 if len(ids) == 5 else 7] = 0.0
         return made
 
     params = replace(BASE, logits_processors=[late])

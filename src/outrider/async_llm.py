@@ -28,7 +28,7 @@ from .engine.worker import (
     Stepped,
     WorkerSpec,
 )  # fmt: skip
-from .errors import ConfigError, OutriderError, RequestError, WorkerError
+from .errors import ConfigError, OutriderError, RequestError, WorkerError, shown
 from .intake import Intake, Prompt, of_engine_args
 from .models.families import Folder
 from .outputs import GenerationError, Pending, RequestOutput
@@ -177,7 +177,8 @@ class AsyncLLM:
             sampling_params: None takes the defaults.
             request_id: unique among those under way; made up unless given.
             speculation: what the request wants of drafting; None takes the engine's way.
-            priority: of waiting requests the lowest go first.
+            priority: of waiting requests the lowest go first; needs
+                ``scheduling_policy="priority"`` unless it is 0.
 
         Raises:
             RequestError, ConfigError: the request cannot be served.
@@ -246,7 +247,7 @@ class AsyncLLM:
         ready = await self.start()
         if state.drafter not in ready.drafters:
             known = ", ".join(ready.drafters)
-            raise ConfigError(f"drafter is {state.drafter!r}; give one of {known}.")
+            raise ConfigError(f"drafter is {shown(state.drafter)}; give one of {known}.")
         if not 1 <= state.num_speculative_tokens <= ready.max_draft:
             raise ConfigError(
                 f"num_speculative_tokens is {state.num_speculative_tokens}; "

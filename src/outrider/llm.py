@@ -37,9 +37,10 @@ class LLM:
         prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
         tokenizer: a folder with a tokenizer, instead of the checkpoint's own.
         dtype, quantization, drafter_quantization, drafter_window, preset, max_model_len,
-            max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode: see ``EngineConfig``.
-            ``gpu_memory_utilization`` is ``memory`` as a share. With ``seed`` the i-th request
-            since the start gets a seed of its own that depends on both.
+            max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode,
+            scheduling_policy: see ``EngineConfig``. ``gpu_memory_utilization`` is ``memory`` as a
+            share. With ``seed`` the i-th request since the start gets a seed of its own that
+            depends on both.
 
     Raises:
         ConfigError: an option is wrong.

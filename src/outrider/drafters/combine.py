@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 from ..sampling.draws import Noise
 from ..types import Draft, Request, Scheduled, Verdict
 from .base import Drafter
@@ -44,7 +44,7 @@ class Switch:
             return "prediction" if request.speculation.prediction else self.default
         if wanted not in self.drafters:
             known = ", ".join(sorted(self.drafters))
-            raise ConfigError(f"there is no drafter {wanted!r} here; give one of {known}.")
+            raise ConfigError(f"there is no drafter {shown(wanted)} here; give one of {known}.")
         return wanted
 
     def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
