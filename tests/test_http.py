@@ -6,13 +6,22 @@ import asyncio
 import contextlib
 import json
 import logging
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 import uvicorn
 
-from outrider.server.http import LARGEST_HEAD, MOST_FIELDS, MOST_PIECES, bounded
+from outrider.server.http import (
+    LARGEST_HEAD,
+    MOST_FIELDS,
+    MOST_PIECES,
+    RESERVED_FILES,
+    SPARE,
+    bounded,
+    files,
+)  # fmt: skip
 from outrider.server.security import Gate
 from outrider.server.settings import Settings
 
@@ -44,7 +53,8 @@ class App:
             return
         watch = asyncio.ensure_future(receive())
         while not watch.done():
-            await send({"type": "http.response.body", "body": b"x" * 5000, "more_body": True})
+            for _ in range(10):  # as a step of the engine brings several tokens at once
+                await send({"type": "http.response.body", "body": b"x" * 500, "more_body": True})
             await asyncio.sleep(0)
         self.gone.set()
 
@@ -216,6 +226,42 @@ def test_upgrades_are_declined_and_their_bodies_kept() -> None:
             assert app.bodies == [3, 3]
 
     asyncio.run(work())
+
+
+def test_a_body_may_wait_for_leave() -> None:
+    async def work() -> None:
+        async with serving(body_timeout=PATIENCE) as (app, connect):
+            reader, writer = await connect()
+            writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"abc")
+            assert (await reader.readuntil(b"\r\n\r\n3")).startswith(b"HTTP/1.1 200")
+            expects = POST + b"Expect: 100-continue\r\nContent-Length: 5000000\r\n\r\n"
+            refused(await asked(connect, expects), 413)
+            assert app.bodies == [3]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "found"),
+    [
+        (1024, 4096, 1024, 1024),
+        (1024, 1024, 1024, 1024 - SPARE - RESERVED_FILES),
+        (1024, -1, 5000, 5000),
+        (-1, -1, 5000, 5000),
+        (4096, 4096, 1024, 1024),
+        (64, 64, 1024, 1),
+    ],
+)
+def test_connections_fit_the_limit_on_open_files(
+    soft: int, hard: int, wanted: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    assert files(wanted) == found
+    assert all(new <= hard or hard == -1 for new, _ in raised)
 
 
 def test_http_1_0_gets_a_stream_without_chunks() -> None:

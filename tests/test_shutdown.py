@@ -92,6 +92,9 @@ def test_metrics_may_have_a_port_of_their_own(tiny_llama: Path) -> None:
     with Served(tiny_llama, "--metrics-port", str(port)) as server:
         assert httpx.get(f"{server.url}/metrics").status_code == 404
         assert "vllm:num_requests_running" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 404
+        foreign = {"Host": "evil.example"}
+        assert httpx.get(f"http://127.0.0.1:{port}/metrics", headers=foreign).status_code == 403
         found = httpx.get(f"{server.url}/v1/models", headers={"Origin": "http://elsewhere"})
         assert not any(name.startswith("access-control") for name in found.headers)
 
@@ -114,5 +117,5 @@ def test_sigterm_while_it_loads_ends_it(tiny_llama: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
 def test_ports_that_are_none(tiny_llama: Path, flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"70000 cannot be listened on .* another {flag}"):
+    with pytest.raises(ConfigError, match=rf"{flag} is 70000; give .* to 65,535\."):
         Served(tiny_llama, flag, "70000")
