@@ -124,7 +124,7 @@ def _rope(file: GGUF, family: str, head_dim: int) -> dict[str, Any]:
     if factors is not None:
         if factors.kind != Kind.F32 or factors.shape != (head_dim // 2,):
             raise ModelError(f"{file.path}: tensor 'rope_freqs.weight' is not {head_dim // 2} F32.")
-        return _divided(np.array(factors.data).view(np.float32), base, head_dim)
+        return _divided(file.read(factors).view(np.float32), base, head_dim)
     kind = str(known.get(f"{family}.rope.scaling.type", "none"))
     factor = known.get(f"{family}.rope.scaling.factor") or known.get(f"{family}.rope.scale_linear")
     if kind not in SCALINGS:
