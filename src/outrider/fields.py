@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import Any, TypeGuard
 
 from .errors import ModelError
 
@@ -100,8 +100,8 @@ class Fields:
         if value is None and default is not None:
             return default
         if not is_number(value) or value < low or (positive and value <= 0):
-            least = "above 0" if positive else f"of at least {low:g}"
-            raise self.refuse(name, f"a finite number{'' if low < -1 else ' ' + least}")
+            least = " above 0" if positive else f" of at least {low:g}"
+            raise self.refuse(name, f"a finite number{'' if low < -1 else least}")
         return float(value)
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -113,6 +113,15 @@ class Fields:
             raise self.refuse(name, "a text")
         return value
 
+    def listed(self, name: str, kind: type) -> list[Any]:
+        """A list whose items are all of ``kind``, empty where it is missing."""
+        value = self._values.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple) or any(type(item) is not kind for item in value):
+            raise self.refuse(name, f"a list of {kind.__name__}")
+        return list(value)
+
     def section(self, name: str) -> Fields:
         """The object ``name``, empty where it is missing."""
         value = self._values.get(name)
@@ -120,8 +129,13 @@ class Fields:
             raise self.refuse(name, "an object")
         return Fields(value or {}, f"{self.where}: {name}")
 
+    def sections(self, name: str) -> list[Fields]:
+        """The objects that the object ``name`` holds."""
+        inner = self.section(name)
+        return [inner.section(each) for each in inner._values]
 
-def is_number(value: object) -> bool:
+
+def is_number(value: object) -> TypeGuard[int | float]:
     """True for a finite number that fp32 can hold, and no boolean."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

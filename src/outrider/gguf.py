@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -85,7 +86,7 @@ class GGUF:
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(tensor.begin + begin)
-                complete = read_into(file, memoryview(found))
+                complete = read_into(file, found)
         except OSError as error:
             raise ModelError(f"{self.path} cannot be read ({error.strerror}).") from None
         if not complete:
@@ -93,11 +94,11 @@ class GGUF:
         return found
 
 
-def read_into(file: BinaryIO, room: memoryview) -> bool:
+def read_into(file: FileIO, room: npt.NDArray[np.uint8]) -> bool:
     """Fill ``room`` from ``file``; False where the file ends before that."""
     at = 0
     while at < len(room):
-        count = file.readinto(room[at:])  # type: ignore[attr-defined]
+        count = file.readinto(room[at:].data)
         if not count:
             return False
         at += count
@@ -149,22 +150,25 @@ def _parsed(path: Path, header: _Header, size: int) -> GGUF:
         )
     unit = fields.whole("general.alignment", high=LARGEST_UNIT, default=32) or 32
     start = -(-header.at // unit) * unit
-    tensors = {name: _placed(path, name, *rest, start, size) for name, *rest in found}
+    tensors = {
+        name: _placed(path, name, shape, kind, start + offset, size)
+        for name, shape, kind, offset in found
+    }
     if sum(t.nbytes for t in tensors.values()) > size:
         raise ModelError(f"{path}: tensors overlap in the file; fetch it again.")
     return GGUF(path, metadata, tensors)
 
 
 def _placed(
-    path: Path, name: str, shape: tuple[int, ...], kind: int, offset: int, start: int, size: int
+    path: Path, name: str, shape: tuple[int, ...], kind: int, begin: int, size: int
 ) -> StoredTensor:
-    """The tensor ``name``, whose bytes lie inside a file of ``size`` bytes."""
+    """The tensor ``name`` at the byte ``begin``, which lies inside a file of ``size`` bytes."""
     try:
         known = GGMLQuantizationType(kind)
     except ValueError:
         raise ModelError(f"{path}: tensor {name!r} is of unknown type {kind}.") from None
     block, octets = GGML_QUANT_SIZES[known]
-    begin, length = start + offset, prod(shape) // block * octets
+    length = prod(shape) // block * octets
     if not shape or 0 in shape or shape[-1] % block or begin + length > size:
         raise ModelError(f"{path}: tensor {name!r} is damaged or cut off; fetch the file again.")
     return StoredTensor(shape, known, begin, length)

@@ -132,4 +132,3 @@ class GGUFTensors:
         if not self._interleaved or not re.search(r"\.[qk]_proj\.", name):
             return None
         return torch.arange(rows).view(-1, self._head_dim // 2, 2).transpose(1, 2).flatten()
-
