@@ -385,7 +385,10 @@ def test_other_activations_are_said_once(
         ),
         ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\]; a list of two whole"),
         ({**FP8, "weight_block_size": [0, 0]}, r"is \[0, 0\]; a list of two whole numbers from 1"),
-        ({**FP8, "weight_block_size": "wide"}, "weight_block_size is 'wide'; a list of int"),
+        (
+            {**FP8, "weight_block_size": "wide"},
+            "weight_block_size is 'wide'; a list of whole numbers",
+        ),
         (
             gptq_options(4, 16) | {"group_size": "abc"},
             "group_size is 'abc'; a whole number from -1",

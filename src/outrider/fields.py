@@ -14,6 +14,7 @@ LARGEST = 2**31 - 1
 """Counts, sizes and ids are int32 in the native step."""
 LARGEST_FLOAT = 3.4e38
 """Numbers must fit into fp32."""
+ITEMS = {int: "whole numbers", str: "texts"}
 
 _short = Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 40
@@ -119,7 +120,7 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list | tuple) or any(type(item) is not kind for item in value):
-            raise self.refuse(name, f"a list of {kind.__name__}")
+            raise self.refuse(name, f"a list of {ITEMS[kind]}")
         return list(value)
 
     def section(self, name: str) -> Fields:
