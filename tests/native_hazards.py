@@ -50,7 +50,9 @@ class Drafts:
         self.model = NativeTransformer(self.step, POCKET, "float32", 256)
         self.stores = [self.model.new_store(17, 16) for _ in range(2)]
         asked = Request("r", (1, 2, 3), SamplingParams(presence_penalty=0.5), 7)
-        self.law = NativeLaw(RequestLaw(asked, self.model.shape.vocab_size, CPU), None, 0, self.step)
+        self.law = NativeLaw(
+            RequestLaw(asked, self.model.shape.vocab_size, CPU), None, 0, self.step
+        )
         self.words = array("i", [3, 0, 0, 16, 1, 1, 2, 3, *range(1, 17)])
 
     def __call__(self, store: int = 0) -> list[list[int]]:

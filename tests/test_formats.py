@@ -375,15 +375,26 @@ def test_other_activations_are_said_once(
             ),
             "'transforms' are not read",
         ),
-        ({"quant_method": "compressed-tensors", "config_groups": {"a": 3}}, "damaged"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": 3}}, "a is 3; an object is"),
         (
             {
                 "quant_method": "compressed-tensors",
                 "config_groups": {"a": {"targets": ["re:("], "weights": {"group_size": 32}}},
             },
-            "damaged quantization_config",
+            r"targets has 're:\('; a regular expression without look-around",
         ),
-        ({**FP8, "weight_block_size": [128]}, "damaged quantization_config"),
+        ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\]; a list of two whole"),
+        ({**FP8, "weight_block_size": [0, 0]}, r"is \[0, 0\]; a list of two whole numbers from 1"),
+        (
+            {**FP8, "weight_block_size": "wide"},
+            "weight_block_size is 'wide'; a list of whole numbers",
+        ),
+        (
+            gptq_options(4, 16) | {"group_size": "abc"},
+            "group_size is 'abc'; a whole number from -1",
+        ),
+        ({**AWQ, "group_size": [1]}, r"group_size is \[1\]; a whole number from -1"),
+        (compressed_options("pack-quantized", 4, 1 << 40), "weights: group_size is 1099511627776"),
     ],
 )
 def test_what_cannot_be_read_is_refused(

@@ -455,7 +455,7 @@ def changed(**values: Any) -> Callable[[gguf.GGUFWriter], None]:
     [
         (changed(expert_count=8), "mixtures of experts are not read"),
         (changed(head_count_kv=[2, 4]), "layers that differ in 'llama.attention.head_count_kv'"),
-        (changed(head_count=0), "metadata cannot be used"),
+        (changed(head_count=0), "head_count is 0; a whole number from 1 to"),
         (changed(rope_dimension_count=8), "8 of 16 elements turn"),
         (changed(vocab_size=100), r"'token_embd.weight' is \[128, 64\], but.*says \[100, 64\]"),
         (changed(block_count=3), r"has no tensor 'blk.2.attn_q.weight'; its metadata promises"),

@@ -158,7 +158,8 @@ def test_sizes_that_wrap_are_refused_by_name(step: Library, model: NativeTransfo
 def test_models_of_sizes_whose_products_wrap_are_refused(step: Library) -> None:
     sizes = {
         **dict.fromkeys(("layers", "hidden", "inner", "heads", "kv_heads", "vocabulary"), 1),
-        **{"head_dim": 2, "max_length": 8},
+        "head_dim": 2,
+        "max_length": 8,
     }
     for name, value in (
         ("layers", 2**31 - 1),

@@ -10,16 +10,17 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from io import FileIO
 from math import prod
-from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from .errors import ModelError
+from .fields import Fields
 
 SUFFIX = ".gguf"
 VERSIONS = (2, 3)
@@ -38,6 +39,9 @@ NUMBERS = {
     12: "d",
 }
 """Metadata's types of fixed size, as ``struct`` spells them."""
+DIMENSIONS = 4
+LARGEST_UNIT = 1 << 20
+"""Tensors start at multiples of ``general.alignment``, 32 unless given; this is its limit."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -47,29 +51,62 @@ def is_gguf(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor: its ``shape`` in torch's order, its type, and its uint8 [bytes] in the file."""
+    """One tensor: its ``shape`` in torch's order, its type, and its bytes in the file."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
-    data: npt.NDArray[np.uint8]
+    begin: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
 class GGUF:
-    """A file's ``metadata`` by key, and its ``tensors`` by name, which lie in ``mapped``."""
+    """A file's ``metadata`` by key, and its ``tensors`` by name."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
-    mapped: mmap
 
-    def forget(self) -> None:
-        """Let go of what was read; the next reader gets it from the file again."""
-        self.mapped.madvise(MADV_DONTNEED)
+    @property
+    def fields(self) -> Fields:
+        """The metadata, typed."""
+        return Fields(self.metadata, str(self.path))
+
+    def read(
+        self, tensor: StoredTensor, begin: int = 0, nbytes: int | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """``nbytes`` of ``tensor`` from ``begin`` on, all of it by default: uint8 [nbytes].
+
+        The bytes are read, not mapped: a mapped file that shrinks ends the process.
+
+        Raises:
+            ModelError: the file is gone or has become shorter.
+        """
+        found = np.empty(tensor.nbytes - begin if nbytes is None else nbytes, np.uint8)
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(tensor.begin + begin)
+                complete = read_into(file, found)
+        except OSError as error:
+            raise ModelError(f"{self.path} cannot be read ({error.strerror}).") from None
+        if not complete:
+            raise ModelError(f"{self.path} became shorter while it was read; fetch it again.")
+        return found
+
+
+def read_into(file: FileIO, room: npt.NDArray[np.uint8]) -> bool:
+    """Fill ``room`` from ``file``; False where the file ends before that."""
+    at = 0
+    while at < len(room):
+        count = file.readinto(room[at:].data)
+        if not count:
+            return False
+        at += count
+    return True
 
 
 def open_gguf(path: Path) -> GGUF:
-    """The file at ``path``; its tensors are mapped, not read.
+    """The file at ``path``; its header is read, its tensors are not.
 
     Raises:
         ModelError: there is no such file, it is damaged, one of several parts, or holds what is not
@@ -86,12 +123,16 @@ def open_gguf(path: Path) -> GGUF:
 def _open(path: Path, changed: int, size: int) -> GGUF:
     if size < 24:
         raise ModelError(f"{path} is too short for a GGUF file; fetch it again.")
-    with path.open("rb") as file:
-        mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
-    data = np.frombuffer(mapped, np.uint8)
-    if bytes(data[:4]) != b"GGUF":
-        raise ModelError(f"{path} is no GGUF file; fetch it again.")
-    header = _Header(data)
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelError(f"{path} is no GGUF file; fetch it again.")
+            return _parsed(path, _Header(file, size), size)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}).") from None
+
+
+def _parsed(path: Path, header: _Header, size: int) -> GGUF:
     version, num_tensors, num_entries = header.take("IQQ")
     if version not in VERSIONS:
         raise ModelError(f"{path} is GGUF of version {version}; versions 2 and 3 are read.")
@@ -100,51 +141,62 @@ def _open(path: Path, changed: int, size: int) -> GGUF:
         found = [header.tensor() for _ in range(num_tensors)]
     except (struct.error, UnicodeDecodeError, KeyError, MemoryError, OverflowError):
         raise ModelError(f"{path}: the header is damaged; fetch the file again.") from None
-    if metadata.get("split.count", 1) > 1:
+    fields = Fields(metadata, str(path))
+    parts = fields.whole("split.count", default=1)
+    if parts > 1:
         raise ModelError(
-            f"{path} is one of {metadata['split.count']} parts; merge them into one file first "
+            f"{path} is one of {parts} parts; merge them into one file first "
             "(llama-gguf-split --merge)."
         )
-    unit = int(metadata.get("general.alignment", 32)) or 32
+    unit = fields.whole("general.alignment", high=LARGEST_UNIT, default=32) or 32
     start = -(-header.at // unit) * unit
-    tensors = {}
-    for name, shape, kind, offset in found:
-        try:
-            known = GGMLQuantizationType(kind)
-        except ValueError:
-            raise ModelError(f"{path}: tensor {name!r} is of unknown type {kind}.") from None
-        block, octets = GGML_QUANT_SIZES[known]
-        begin, length = start + offset, prod(shape) // block * octets
-        if not shape or shape[-1] % block or begin + length > size:
-            raise ModelError(
-                f"{path}: tensor {name!r} is damaged or cut off; fetch the file again."
-            )
-        tensors[name] = StoredTensor(shape, known, data[begin : begin + length])
-    return GGUF(path, metadata, tensors, mapped)
+    tensors = {
+        name: _placed(path, name, shape, kind, start + offset, size)
+        for name, shape, kind, offset in found
+    }
+    if sum(t.nbytes for t in tensors.values()) > size:
+        raise ModelError(f"{path}: tensors overlap in the file; fetch it again.")
+    return GGUF(path, metadata, tensors)
+
+
+def _placed(
+    path: Path, name: str, shape: tuple[int, ...], kind: int, begin: int, size: int
+) -> StoredTensor:
+    """The tensor ``name`` at the byte ``begin``, which lies inside a file of ``size`` bytes."""
+    try:
+        known = GGMLQuantizationType(kind)
+    except ValueError:
+        raise ModelError(f"{path}: tensor {name!r} is of unknown type {kind}.") from None
+    block, octets = GGML_QUANT_SIZES[known]
+    length = prod(shape) // block * octets
+    if not shape or 0 in shape or shape[-1] % block or begin + length > size:
+        raise ModelError(f"{path}: tensor {name!r} is damaged or cut off; fetch the file again.")
+    return StoredTensor(shape, known, begin, length)
 
 
 class _Header:
     """Reads a header from front to back; ``at`` is the next byte."""
 
-    def __init__(self, data: npt.NDArray[np.uint8]) -> None:
-        self._data = data.data
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._size = size
         self.at = 4
+
+    def _read(self, length: int) -> bytes:
+        found = self._file.read(length) if length <= self._size - self.at else b""
+        if len(found) != length:
+            raise struct.error("the file ends inside its header")
+        self.at += length
+        return found
 
     def take(self, form: str) -> tuple[Any, ...]:
         """The next numbers."""
-        found = struct.unpack_from("<" + form, self._data, self.at)
-        self.at += struct.calcsize("<" + form)
-        return found
+        return struct.unpack("<" + form, self._read(struct.calcsize("<" + form)))
 
     def text(self) -> str:
         """The next string."""
         (length,) = self.take("Q")
-        end = self.at + length
-        if end > len(self._data):
-            raise struct.error("a string beyond the end")
-        found = str(self._data[self.at : end], "utf-8")
-        self.at = end
-        return found
+        return str(self._read(length), "utf-8")
 
     def value(self) -> Any:
         """The next entry's value: a number, a string, or a list of one of these."""
@@ -162,6 +214,8 @@ class _Header:
         """The next tensor's name, shape, type and offset."""
         name = self.text()
         (dims,) = self.take("I")
+        if dims > DIMENSIONS:
+            raise struct.error("a tensor of too many dimensions")
         shape = self.take(f"{dims}Q")
         kind, offset = self.take("IQ")
         return name, tuple(reversed(shape)), kind, offset

@@ -132,7 +132,7 @@ def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
     """
     if is_gguf(folder):
         stored = open_gguf(folder).tensors.values()
-        return 8 * sum(t.data.nbytes for t in stored) / sum(math.prod(t.shape) for t in stored)
+        return 8 * sum(t.nbytes for t in stored) / sum(math.prod(t.shape) for t in stored)
     config = read_config(folder)
     architecture = read_architecture(config, folder)
     tied = architecture is not None and architecture.tied

@@ -26,6 +26,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ..errors import ModelError
 from ..gguf import is_gguf
 from .base import Output, Store
+from .claims import check_model
 from .families import read_config, read_shape
 from .formats.base import REMEDY
 from .rope import BY_LENGTH
@@ -288,9 +289,10 @@ class Fallback:
 def _load(folder: Path, dtype: torch.dtype) -> Any:
     """The model as transformers has it, from safetensors, without any code of the checkpoint's."""
     Checkpoint(folder)  # says what is wrong with the files, if anything is
+    config = read_config(folder)
+    check_model(config, folder)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False, "use_safetensors": True}
     try:
-        config = read_config(folder)
         config._experts_implementation = "eager"  # expert by expert, see ``FixedProducts``
         load: Any = AutoModelForCausalLM.from_pretrained
         model, found = load(

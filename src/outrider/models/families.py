@@ -5,15 +5,15 @@ Names of tensors and options are those of Hugging Face's models of the same name
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -21,18 +21,21 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from ..errors import ModelError
+from ..fields import LARGEST, Fields, one_line, read_object, shown
 from ..gguf import is_gguf
+from .claims import check_claims
+from .formats.base import PLAIN
 from .formats.gguf_config import read_gguf_config
 from .formats.registry import find_format
-from .rope import ROPE_TYPES, head_dim, rope_parameters, rotary_dim
+from .rope import ROPE_TYPES, check_rope, head_dim, rope_parameters, rotary_dim
 
 logger = logging.getLogger("outrider")
 
 Folder = str | Path  # of a checkpoint; a GGUF file will do as well
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OSError)
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 UNBOUNDED = 32768
 """The context of a model that names none: tokens that such a model is let run to."""
+MOST_EXPERTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -161,17 +164,18 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise ModelError(
             f"{folder} has no config.json; give a Hugging Face checkpoint's folder or a .gguf file."
         )
+    file = folder / "config.json"
+    claimed = read_object(file)
+    check_claims(claimed, file)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (*UNREADABLE, StrictDataclassError) as error:
-        if "auto_map" in (folder / "config.json").read_text(encoding="utf-8", errors="replace"):
+    except Exception as error:  # of whatever kind transformers' checks raise
+        if "auto_map" in claimed:
             raise ModelError(
                 f"{folder} needs Python code of its own (auto_map in config.json), which is never "
                 "run; give a checkpoint that transformers has code for."
             ) from None
-        # Of several paragraphs the first says what is wrong, over a line or two.
-        reason = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
-        raise ModelError(f"{folder / 'config.json'} cannot be used: {reason}") from None
+        raise ModelError(f"{file} cannot be used: {one_line(error)}.") from None
     if getattr(config, "auto_map", None):
         logger.info("%s: its own code (auto_map) is ignored; transformers' is run.", folder)
     return config
@@ -198,13 +202,37 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
             "that read left to right can be decoded."
         )
     find_format(getattr(config, "quantization_config", None), folder)
+    values = fields_of(text, folder)
     return Shape(
         family=kind,
-        vocab_size=text.vocab_size,
-        context=context_length(text),
-        dtype=getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32,
-        eos_token_ids=end_token_ids(text, folder) | end_token_ids(config, folder),
+        vocab_size=values.whole("vocab_size", 1),
+        context=context_length(text, values),
+        dtype=_dtype(config, text, values),
+        eos_token_ids=end_token_ids(config, text, folder),
     )
+
+
+def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
+    """The options of ``config``, typed; those that go by another name in a family among them."""
+    file = folder if is_gguf(folder) else folder / "config.json"
+    known = dict(vars(config))
+    known |= {name: known.get(real) for name, real in config.attribute_map.items()}
+    return Fields(known, str(file))
+
+
+def _dtype(config: PretrainedConfig, text: PretrainedConfig, values: Fields) -> torch.dtype:
+    """The checkpoint's dtype, float32 where it names none.
+
+    Raises:
+        ModelError: it is not one of the dtypes that weights are read in.
+    """
+    found = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
+    if found not in PLAIN:
+        raise ModelError(
+            f"{values.where}: dtype is {shown(found)}; float32, bfloat16, float16 or float64 is "
+            "needed."
+        )
+    return found
 
 
 def read_architecture(
@@ -219,30 +247,38 @@ def read_architecture(
     """
     shape = read_shape(config, folder)
     family = FAMILIES.get(config.model_type)
-    if family is None or not _options_fit(config, family):
+    if family is None:
         return None
-    kv_heads = config.num_key_value_heads or config.num_attention_heads
-    if config.num_attention_heads % kv_heads:
+    _check_heads(config, folder)
+    if not _options_fit(config, family):
+        return None
+    values = fields_of(config, folder)
+    heads = values.whole("num_attention_heads", 1)
+    kv_heads = values.whole("num_key_value_heads", 1, default=heads)
+    if heads % kv_heads:
         raise ModelError(
             f"{folder}: num_key_value_heads is {kv_heads}, which does not divide "
-            f"num_attention_heads ({config.num_attention_heads}); correct its config.json."
+            f"num_attention_heads ({heads}); correct its config.json."
         )
     bias = bool(getattr(config, "attention_bias", False))
-    layers, kinds = config.num_hidden_layers, _kinds(config)
+    kinds = _kinds(config)
     windowed = [family.windowed or kind == "sliding_attention" for kind in kinds]
-    own = getattr(config, "sliding_window", None)
+    own = (
+        values.whole("sliding_window", 1) if any(windowed) and "sliding_window" in values else None
+    )
     limits = [own if w else None for w in windowed]
-    sized = float(getattr(config, "query_pre_attn_scalar", None) or head_dim(config)) ** -0.5
+    width, size = values.whole("hidden_size", 1), head_dim(config)
+    scalar = values.number("query_pre_attn_scalar", float(size), positive=True)
     return Architecture(
         **{field.name: getattr(shape, field.name) for field in fields(shape)},
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=layers,
-        num_heads=config.num_attention_heads,
+        hidden_size=width,
+        intermediate_size=values.whole("intermediate_size", 1),
+        num_layers=len(kinds),
+        num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=head_dim(config),
+        head_dim=size,
         rotary_dim=rotary_dim(config),
-        norm_eps=config.rms_norm_eps,
+        norm_eps=values.number("rms_norm_eps", low=0),
         activation=_activation(config),
         tied=bool(config.tie_word_embeddings),
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
@@ -254,20 +290,57 @@ def read_architecture(
         # One rope for all layers, unless the config lists them by kind.
         kinds=tuple(k if k in (config.rope_parameters or {}) else None for k in kinds),
         windows=tuple(min(filter(None, (limit, window)), default=None) for limit in limits),
-        scale=float(getattr(config, "attention_multiplier", sized)),
-        attention_cap=config.attn_logit_softcapping if family.attention_cap else None,
-        logits_cap=getattr(config, "final_logit_softcapping", None),
-        embedding_scale=float(
-            config.hidden_size**0.5 if family.gemma else getattr(config, "embedding_multiplier", 1)
-        ),
-        residual_scale=float(getattr(config, "residual_multiplier", 1)),
-        logits_scale=float(getattr(config, "logits_scaling", 1)),
-        sparse=tuple(family.experts and _is_sparse(config, i) for i in range(layers)),
-        num_experts=getattr(config, "num_experts", 0),
-        top_experts=getattr(config, "num_experts_per_tok", 0),
-        expert_size=getattr(config, "moe_intermediate_size", 0),
-        renormalised=bool(getattr(config, "norm_topk_prob", False)),
+        scale=values.number("attention_multiplier", scalar**-0.5),
+        attention_cap=_cap(values, "attn_logit_softcapping") if family.attention_cap else None,
+        logits_cap=_cap(values, "final_logit_softcapping"),
+        embedding_scale=width**0.5 if family.gemma else values.number("embedding_multiplier", 1),
+        residual_scale=values.number("residual_multiplier", 1),
+        logits_scale=values.number("logits_scaling", 1, positive=True),
+        **_experts(values, family, config, len(kinds)),
     )
+
+
+def _experts(
+    values: Fields, family: Family, config: PretrainedConfig, layers: int
+) -> dict[str, Any]:
+    """Which layers have experts, and their sizes."""
+    if not family.experts:
+        none: dict[str, Any] = dict.fromkeys(("num_experts", "top_experts", "expert_size"), 0)
+        return none | {"sparse": (False,) * layers, "renormalised": False}
+    values.whole("decoder_sparse_step", 1)
+    values.listed("mlp_only_layers", int)
+    sparse = tuple(_is_sparse(config, i) for i in range(layers))
+    count = values.whole("num_experts", 1 if any(sparse) else 0, MOST_EXPERTS)
+    return {
+        "sparse": sparse,
+        "num_experts": count,
+        "top_experts": values.whole("num_experts_per_tok", 1, max(1, count)),
+        "expert_size": values.whole("moe_intermediate_size", 1),
+        "renormalised": bool(getattr(config, "norm_topk_prob", False)),
+    }
+
+
+def _cap(values: Fields, name: str) -> float | None:
+    """The bound ``name`` on logits; None where there is none."""
+    return values.number(name, positive=True) if name in values else None
+
+
+def _check_heads(config: PretrainedConfig, folder: Path) -> None:
+    """Refuse sizes of heads and options of rope that are no such numbers.
+
+    Raises:
+        ModelError: one of them is missing or out of range.
+    """
+    values = fields_of(config, folder)
+    width, heads = values.whole("hidden_size", 1), values.whole("num_attention_heads", 1)
+    size = values.whole("head_dim", 1, default=width // heads)
+    kinds = _kinds(config)
+    if len(kinds) != values.whole("num_hidden_layers", 1):
+        raise values.refuse("layer_types", "a kind for each of num_hidden_layers")
+    if not isinstance(config.rope_parameters, dict):
+        raise values.refuse("rope_parameters", "an object")
+    for kind in {kind if kind in config.rope_parameters else None for kind in kinds}:
+        check_rope(rope_parameters(config, kind), size, f"{values.where}: rope_parameters")
 
 
 def _options_fit(config: PretrainedConfig, family: Family) -> bool:
@@ -300,30 +373,40 @@ def _is_sparse(config: PretrainedConfig, layer: int) -> bool:
     return not dense and (layer + 1) % config.decoder_sparse_step == 0
 
 
-def end_token_ids(config: PretrainedConfig, folder: Path) -> frozenset[int]:
+def end_token_ids(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> frozenset[int]:
     """EOS of config.json and of generation_config.json, where chat models list more of them.
 
     Raises:
-        ModelError: generation_config.json is damaged.
+        ModelError: one is no token id, or generation_config.json is damaged.
     """
-    listed = [getattr(config, "eos_token_id", None)]
-    file = folder / "generation_config.json"
+    file, where = folder / "generation_config.json", fields_of(config, folder).where
+    given = [(getattr(c, "eos_token_id", None), where) for c in (text, config)]
     if file.is_file():
-        try:
-            listed.append(json.loads(file.read_text(encoding="utf-8")).get("eos_token_id"))
-        except (ValueError, AttributeError):
-            raise ModelError(f"{file} is damaged; fetch the checkpoint again.") from None
-    return frozenset(i for ids in listed for i in ([ids] if isinstance(ids, int) else ids or ()))
+        given.append((read_object(file).get("eos_token_id"), str(file)))
+    found: set[int] = set()
+    for ids, place in given:
+        if ids is not None:
+            one = Fields({"eos_token_id": ids if isinstance(ids, list) else [ids]}, place)
+            found.update(one.listed("eos_token_id", int))
+    return frozenset(id for id in found if id >= 0)  # some checkpoints write -1 for none
 
 
-def context_length(config: PretrainedConfig) -> int:
-    """Tokens the model can attend to, its rope scaling included; ``UNBOUNDED`` if it names none."""
+def context_length(config: PretrainedConfig, values: Fields) -> int:
+    """Tokens the model can attend to, its rope scaling included; ``UNBOUNDED`` if it names none.
+
+    Raises:
+        ModelError: the number of tokens, or what rope makes of it, is out of range.
+    """
     names = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
-    named = [n for n in (getattr(config, name, None) for name in names) if n]
-    if not named:
+    named = next((name for name in names if name in values), None)
+    if named is None:
         return UNBOUNDED
-    trained, parameters = int(named[0]), rope_parameters(config)
-    if parameters.get("rope_type") in ("linear", "dynamic", "yarn"):
-        original = parameters.get("original_max_position_embeddings") or trained
-        return max(trained, int(original * float(parameters.get("factor") or 1.0)))
-    return trained
+    trained, parameters = values.whole(named, 1), rope_parameters(config)
+    if parameters.get("rope_type") not in ("linear", "dynamic", "yarn"):
+        return trained
+    rope = Fields(parameters, f"{values.where}: rope_parameters")
+    original = rope.whole("original_max_position_embeddings", 1, default=trained)
+    scaled = original * rope.number("factor", 1.0, positive=True)
+    if scaled > LARGEST:
+        raise rope.refuse("factor", f"a context of at most {LARGEST} tokens")
+    return max(trained, int(scaled))

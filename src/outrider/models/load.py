@@ -7,18 +7,22 @@ from pathlib import Path
 
 import torch
 
-from ..config import NO_RECIPES, Recipe
-from ..errors import ConfigError, ModelError
+from ..config import NO_RECIPES, Recipe, free_memory
+from ..errors import ConfigError, MemoryBudgetError, ModelError
 from ..gguf import is_gguf
 from ..native.choice import library
+from ..text.guard import readable
 from .base import Model
 from .fallback import Fallback
-from .families import read_architecture, read_config
+from .families import Architecture, read_architecture, read_config
+from .files import weight_files
 from .native import NativeTransformer, covers, native_dtype
 from .transformer import Transformer
 
 logger = logging.getLogger("outrider")
 
+TABLES = 1 << 30
+"""Bytes of rotary tables that any checkpoint may have: a million positions of 128 elements."""
 ROUNDED = (torch.float16, torch.bfloat16)
 HALF = (
     "%s: a float16 checkpoint, computed in bfloat16: what is not quantised loses 3 of 11 bits. "
@@ -43,9 +47,25 @@ def load_model(
     models have in common with ``beside`` is held once.
 
     Raises:
-        ConfigError: ``quantization`` is no recipe, or given for a checkpoint that is quantised.
-        ModelError: transformers runs the model, and it is to be quantised or given a window.
+        ConfigError: ``quantization`` is no recipe, or given for a checkpoint that is quantised, or
+            ``max_length`` needs rotary tables out of proportion.
+        MemoryBudgetError: there is no memory for the rotary tables.
+        ModelError: the checkpoint cannot be read; or transformers runs the model, and it is to be
+            quantised or given a window.
     """
+    with readable(f"{folder} cannot be loaded", "fetch the checkpoint again."):
+        return _load(folder, dtype, device, max_length, quantization, window, beside)
+
+
+def _load(
+    folder: Path,
+    dtype: str,
+    device: torch.device,
+    max_length: int,
+    quantization: str | None,
+    window: int | None,
+    beside: Model | None,
+) -> Model:
     config = read_config(folder)
     architecture = read_architecture(config, folder)
     recipe = None if quantization in (None, *NO_RECIPES) else Recipe.parse(quantization)
@@ -68,6 +88,7 @@ def load_model(
             )
         return Fallback(folder, dtype, device)
     chosen = native_dtype(dtype, architecture.dtype)
+    _check_tables(folder, architecture, max_length)
     if device.type == "cpu" and covers(config, architecture, chosen):
         step = library()
         if step is not None:
@@ -78,3 +99,21 @@ def load_model(
             near = beside if isinstance(beside, NativeTransformer) else None
             return NativeTransformer(step, folder, dtype, max_length, recipe, window, near)
     return Transformer(folder, dtype, device, max_length, recipe, window)
+
+
+def _check_tables(folder: Path, architecture: Architecture, max_length: int) -> None:
+    """Refuse a ``max_length`` whose rotary tables are out of proportion to the checkpoint.
+
+    Raises:
+        ConfigError: they take more than its files do, and more than ``TABLES``.
+        MemoryBudgetError: they take more than the memory that is free.
+    """
+    kinds = len(set(architecture.kinds))
+    wanted = 2 * kinds * max_length * architecture.head_dim * torch.float32.itemsize
+    files = [folder] if folder.is_file() else weight_files(folder)
+    held, free = sum(file.stat().st_size for file in files), free_memory()
+    what = f"max_model_len is {max_length}, whose rotary tables take {wanted >> 20} MiB"
+    if wanted > max(TABLES, held):
+        raise ConfigError(f"{what}, out of proportion to {folder} ({held >> 20} MiB); give less.")
+    if wanted > free:
+        raise MemoryBudgetError(f"{what}, but only {free >> 20} MiB are free; give less.")

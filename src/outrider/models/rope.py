@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,10 +13,14 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ModelError
+from ..fields import Fields, is_number
+from ..text.guard import readable
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 BY_LENGTH = ("dynamic", "longrope")
 """Those whose frequencies depend on how long the sequence is."""
+PART = 1 << 14
+"""Positions whose tables are made at a time."""
 
 
 def rope_parameters(config: PretrainedConfig, kind: str | None = None) -> dict[str, Any]:
@@ -35,6 +42,32 @@ def head_dim(config: PretrainedConfig) -> int:
 def rotary_dim(config: PretrainedConfig, kind: str | None = None) -> int:
     """Elements of a head that turn."""
     return int(head_dim(config) * rope_parameters(config, kind).get("partial_rotary_factor", 1.0))
+
+
+def check_rope(parameters: Mapping[str, Any], size: int, where: str) -> None:
+    """Refuse options of rope that make no rotary table for heads of ``size``.
+
+    Raises:
+        ModelError: an option is missing, of another type or out of range.
+    """
+    rope = Fields(parameters, where)
+    kind = rope.text("rope_type", "default")
+    rope.number("rope_theta", positive=True)
+    share = rope.number("partial_rotary_factor", 1.0, positive=True)
+    if share > 1:
+        raise rope.refuse("partial_rotary_factor", "a share of at most 1")
+    if kind in ("linear", "dynamic", "llama3", "yarn"):
+        rope.number("factor", positive=True)
+    if kind == "longrope" or "original_max_position_embeddings" in rope:
+        rope.whole("original_max_position_embeddings", 1)
+    for name, value in parameters.items():
+        if isinstance(value, float) and not is_number(value):
+            raise rope.refuse(name, "a finite number")
+    for name in ("short_factor", "long_factor") if kind == "longrope" else ():
+        given, wanted = parameters.get(name), int(size * share) // 2
+        found = [n for n in given if is_number(n) and n > 0] if isinstance(given, list) else []
+        if not isinstance(given, list) or not len(found) == len(given) == wanted:
+            raise rope.refuse(name, f"a list of {wanted} numbers above 0")
 
 
 def half_split(size: int, turning: int) -> list[int]:
@@ -88,11 +121,17 @@ class Rope:
             trained = parameters["original_max_position_embeddings"]
         self._trained = int(trained)
         self._base = float(parameters["rope_theta"])
-        inverse, self._factor = self._frequencies(None)
+        self._max_length = max_length
+        self._dtype = dtype
+        with readable("rope_parameters make no frequencies", "correct the checkpoint's config."):
+            inverse, self._factor = self._frequencies(None)
+        if not inverse.isfinite().all() or not math.isfinite(self._factor):
+            raise ModelError(
+                f"rope_parameters of type {self.type!r} make frequencies that are no finite "
+                "numbers; correct the checkpoint's config."
+            )
         self._short = inverse
-        angles = torch.arange(max_length, device=device).float()[:, None] * inverse[None, :]
-        self._table = self._tables(angles).to(dtype)
-        self._unturned = torch.zeros(2, self._table.shape[-1], dtype=dtype, device=device)
+        self._unturned = torch.zeros(2, self._dim + self._still, dtype=dtype, device=device)
         self._unturned[0] = 1
 
     def _frequencies(self, length: int | None) -> tuple[torch.Tensor, float]:
@@ -103,6 +142,22 @@ class Rope:
         compute = ROPE_INIT_FUNCTIONS[self.type]
         inverse, factor = compute(self._config, self._device, seq_len=length, **more)
         return inverse.float(), float(factor)
+
+    def _parts(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The tables of ``PART`` positions after another: what is made on the way stays small."""
+        for begin in range(0, self._max_length, PART):
+            part = slice(begin, min(begin + PART, self._max_length))
+            positions = torch.arange(part.start, part.stop, device=self._device).float()
+            yield part, self._tables(positions[:, None] * self._short[None, :])
+
+    @cached_property
+    def _table(self) -> torch.Tensor:
+        """The tables of all positions, [max_length, 2, head_dim]."""
+        size = (self._max_length, 2, self._dim + self._still)
+        whole = torch.empty(size, dtype=self._dtype, device=self._device)
+        for part, table in self._parts():
+            whole[part] = table.to(self._dtype)
+        return whole
 
     def _tables(self, angles: torch.Tensor) -> torch.Tensor:
         """cos, and sin with the sign that x1 wants, side by side: [rows, 2, head_dim]."""
@@ -118,10 +173,18 @@ class Rope:
             sin = torch.cat([sin, sin.new_zeros(more)], -1)
         return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)
 
+    def fill(self) -> None:
+        """Make the tables that ``rows`` reads; without it the first call makes them."""
+        _ = self._table
+
     def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of every position, [max_length, head_dim / 2] each: of x1 with x2."""
-        half = self._table.shape[-1] // 2
-        return self._table[:, 0, half:].contiguous(), self._table[:, 1, half:].contiguous()
+        half = (self._dim + self._still) // 2
+        size = (self._max_length, half)
+        cos, sin = (torch.empty(size, dtype=self._dtype, device=self._device) for _ in range(2))
+        for part, table in self._parts():
+            cos[part], sin[part] = table[:, 0, half:], table[:, 1, half:]
+        return cos, sin
 
     def rows(
         self, positions: torch.Tensor, lengths: list[int], turned: int, kept: int

@@ -152,6 +152,8 @@ class Transformer:
             self._unit = TILE if self.dtype == torch.float32 else row_unit(self.weights)
         kinds = set(architecture.kinds)
         self._ropes = {k: Rope(config, max_length, self.dtype, device, k) for k in kinds}
+        for rope in self._ropes.values():
+            rope.fill()  # before the memory for the cache is counted
         # Keys that are turned by the prompt's length are of use to that prompt alone.
         self.paged = not any(rope.type in BY_LENGTH for rope in self._ropes.values())
         self._activation = ACTIVATIONS[architecture.activation]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -11,13 +10,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from ..config import Recipe
 from ..errors import ModelError
 from ..gguf import is_gguf
+from ..text.guard import readable
 from .families import Architecture, read_config
+from .files import find_tensors
 from .formats.base import PLAIN, REMEDY, say
 from .formats.gguf import GGUFTensors
 from .formats.registry import find_format
@@ -128,57 +128,37 @@ class Checkpoint:
         self._format = find_format(options, folder)
         if self._format is not None and self._format.note:
             say(self._format.note)
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            try:
-                names = set(json.loads(index.read_text())["weight_map"].values())
-                files = sorted(folder / name for name in names)
-            except (ValueError, KeyError, AttributeError, TypeError):
-                raise ModelError(f"{index} is damaged; fetch the checkpoint again.") from None
-        else:
-            files = sorted(folder.glob("*.safetensors"))
-        if not files:
+        self._entries = find_tensors(folder)
+        if not self._entries:
             raise ModelError(
                 f"{folder} has no .safetensors file; convert the checkpoint with "
                 "save_pretrained() (pickled weights are not read)."
             )
-        self._where: dict[str, Path] = {}
-        for file in files:
-            if not file.is_file():
-                raise ModelError(f"{file} is missing; fetch the checkpoint again.")
-            try:
-                with safe_open(file, framework="pt") as handle:
-                    self._where |= dict.fromkeys(handle.keys(), file)
-            except SafetensorError as error:
-                raise ModelError(f"{file} is damaged ({error}); fetch it again.") from None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._where
+        return name in self._entries
 
     def names(self) -> list[str]:
         """Of all tensors, in order."""
-        return sorted(self._where)
+        return sorted(self._entries)
 
     def described(self, name: str) -> tuple[list[int], int]:
         """Shape of the tensor ``name``, which must be there, and bits of an element; not read."""
-        with safe_open(self._where[name], framework="pt") as handle:
-            found = handle.get_slice(name)
-        width = re.search(r"\d+", found.get_dtype())  # BF16, F8_E4M3, I64, BOOL
-        return found.get_shape(), int(width.group()) if width else 8
+        entry = self._entries[name]
+        width = re.search(r"\d+", entry.type)  # BF16, F8_E4M3, I64, BOOL
+        return list(entry.shape), int(width.group()) if width else 8
 
     def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """The tensor ``name`` as it is stored, of ``shape`` if given."""
-        if name not in self._where:
+        entry = self._entries.get(name)
+        if entry is None:
             raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
-        # Opened anew for each: a handle keeps all that was read through it in memory.
-        with safe_open(self._where[name], framework="pt") as handle:
-            tensor: torch.Tensor = handle.get_tensor(name)
-        if shape is not None and tuple(tensor.shape) != shape:
+        if shape is not None and entry.shape != shape:
             raise ModelError(
-                f"{self.folder}: tensor {name!r} is {list(tensor.shape)}, but its config.json "
+                f"{self.folder}: tensor {name!r} is {list(entry.shape)}, but its config.json "
                 f"says {list(shape)}."
             )
-        return tensor
+        return entry.read()
 
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
@@ -196,7 +176,8 @@ class Checkpoint:
         """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
         if self._format is None:
             return self.get(name, shape, dtype)
-        return self._format.matrix(self, name, shape, dtype)
+        with readable(f"{self.folder}: tensor {name!r} cannot be read", f"{REMEDY}."):
+            return self._format.matrix(self, name, shape, dtype)
 
 
 def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:

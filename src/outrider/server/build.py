@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..async_llm import AsyncLLM
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelError
+from ..fields import Fields
 from ..params import SamplingParams
 from .hosts import bare
 from .metrics import Slo
@@ -25,6 +26,7 @@ SAMPLING = (
     "frequency_penalty",
 )  # fmt: skip
 """What a generation_config.json may set, beside max_new_tokens."""
+WHOLE = ("top_k", "max_tokens")
 SECONDS = {"ms": 0.001, "s": 1.0}
 
 
@@ -173,12 +175,15 @@ def read_defaults(source: str, folder: Path) -> dict[str, Any]:
         found = {n: given[n] for n in SAMPLING if given.get(n) is not None}
         if given.get("max_new_tokens") is not None:
             found["max_tokens"] = given["max_new_tokens"]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise ConfigError(f"generation_config: {file} is no JSON object.") from None
+    fields = Fields(found, str(file))
     try:
+        for name in found:
+            fields.whole(name, -1) if name in WHOLE else fields.number(name)
         SamplingParams(**found)
-    except ConfigError as error:
-        raise ConfigError(f"generation_config: {file}: {error} Or give vllm for none.") from None
+    except (ConfigError, ModelError) as error:
+        raise ConfigError(f"generation_config: {error} Or give vllm for none.") from None
     return found
 
 

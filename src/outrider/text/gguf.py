@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
@@ -10,7 +11,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ..errors import ModelError
+from ..fields import Fields, shown
 from ..gguf import GGUF
+from .guard import readable
 
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are found in a text before anything else is."""
@@ -21,6 +24,10 @@ SPECIALS = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
+"""The lists of a tokenizer, and what their items are."""
+LONGEST_PIECE = 256
+"""Characters of a piece that is merged from others; only added tokens are longer."""
 
 # Where a text is cut before merges, by what llama.cpp calls it: the models' own expressions.
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -58,26 +65,39 @@ def gguf_tokenizer(file: GGUF) -> PreTrainedTokenizerFast | None:
         for key, value in file.metadata.items()
         if key.startswith("tokenizer.ggml.")
     }
-    kind = known.get("model", "none")
+    fields = Fields(known, f"{file.path}: tokenizer.ggml")
+    kind = fields.text("model", "none")
     if kind in ("none", "no_vocab"):
         return None
-    cut = known.get("pre", "")
+    cut = fields.text("pre", "")
     beside = "put the model's tokenizer.json beside the file"
     if kind not in ("gpt2", "llama") or (kind == "gpt2" and cut not in CUTS):
-        name = f"{kind!r} with cuts {cut!r}" if kind == "gpt2" else repr(kind)
+        name = f"{shown(kind)} with cuts {shown(cut)}" if kind == "gpt2" else shown(kind)
         raise ModelError(f"{file.path}: its tokenizer, {name}, is not known; {beside}.")
-    try:
+    _check(file.path, known)
+    with readable(f"{file.path}: its tokenizer is damaged", f"{beside}."):
         backend = _byte_level(known) if kind == "gpt2" else _pieces(known)
         _add_specials(backend, known, kind)
         names = {n: known["tokens"][known[i]] for n, i in SPECIALS.items() if i in known}
-    except Exception as error:  # the library raises whatever its parser raised
-        raise ModelError(f"{file.path}: its tokenizer is damaged ({error}); {beside}.") from None
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        chat_template=file.metadata.get("tokenizer.chat_template"),
-        clean_up_tokenization_spaces=False,
-        **{**dict.fromkeys(SPECIALS), **names},
-    )
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            chat_template=file.fields.text("tokenizer.chat_template", "") or None,
+            clean_up_tokenization_spaces=False,
+            **{**dict.fromkeys(SPECIALS), **names},
+        )
+
+
+def _check(path: Path, known: dict[str, Any]) -> None:
+    """Refuse lists of other items than they should have, and ids of no token."""
+    for name, kind in LISTS.items():
+        found = known.get(name, [])
+        if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+            raise ModelError(f"{path}: tokenizer.ggml.{name} is damaged; fetch the file again.")
+    count = len(known.get("tokens", []))
+    fields = Fields(known, f"{path}: tokenizer.ggml")
+    for name in SPECIALS.values():
+        if name in known:
+            fields.whole(name, high=max(0, count - 1))
 
 
 def _byte_level(known: dict[str, Any]) -> Tokenizer:
@@ -106,9 +126,12 @@ def _pieces(known: dict[str, Any]) -> Tokenizer:
     """SentencePiece's BPE, whose merges follow from the pieces' scores."""
     tokens: list[str] = known["tokens"]
     vocab = {token: i for i, token in enumerate(tokens)}
+    lengths = {len(token) for token in tokens}
     merges = []
     for token, score in zip(tokens, known["scores"], strict=True):
-        for at in range(1, len(token)):
+        for at in range(1, len(token) if len(token) <= LONGEST_PIECE else 0):
+            if at not in lengths or len(token) - at not in lengths:
+                continue
             left, right = token[:at], token[at:]
             if left in vocab and right in vocab:
                 merges.append((-score, vocab[left], vocab[right], left, right))

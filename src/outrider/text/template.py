@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ModelError, RequestError
+from ..fields import one_line
 from ..gguf import is_gguf, open_gguf
+from .chat import render
 from .gguf import gguf_tokenizer
+from .guard import readable
 
 Message = dict[str, Any]
-LONGEST_REASON = 200
-"""Characters of a template's own error that are told; it may hold the whole conversation."""
 
 
 class TextCodec:
@@ -30,19 +30,15 @@ class TextCodec:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        try:
-            tokenizer = (
+        with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
+            tokenizer: PreTrainedTokenizerBase = (
                 _of_gguf(folder)
                 if is_gguf(folder)
                 else AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             )
-        except ModelError:
-            raise
-        except Exception as error:  # the library raises whatever its parser raised
-            reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-            raise ModelError(f"the tokenizer in {folder} cannot be read: {reason}") from None
-        self._tokenizer: PreTrainedTokenizerBase = tokenizer
-        self.backend: Tokenizer = tokenizer.backend_tokenizer
+            self._tokenizer = tokenizer
+            self.backend: Tokenizer = _backend(tokenizer, folder)
+            _try(tokenizer)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of a prompt, with the ``special`` tokens that the checkpoint's tokenizer adds."""
@@ -77,30 +73,54 @@ class TextCodec:
             raise RequestError(
                 f"{self._folder} has no chat template; use generate() with a plain prompt."
             )
-        try:
-            text = str(
-                self._tokenizer.apply_chat_template(
-                    messages,
-                    tools=tools or None,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **given,
-                )
-            )
-        except RecursionError:
-            raise RequestError("the messages nest too deeply; flatten them.") from None
-        except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
-            line = str(error).partition("\n")[0]
-            said = line[:LONGEST_REASON].rstrip(".").encode(errors="replace").decode()
-            raise RequestError(f"the chat template refused the messages: {said}.") from None
+        if not messages:
+            raise RequestError("the conversation is empty; give at least one message.")
+        text = render(
+            self._chosen(tools),
+            messages,
+            **{"documents": None, **self._tokenizer.special_tokens_map, **given},
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+        )
         if has_lone_surrogates(text):
             raise RequestError("the messages have lone surrogates; send UTF-8.")
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
+    def _chosen(self, tools: list[Any] | None) -> str:
+        """The template for a conversation, of several by name that for ``tools``."""
+        try:
+            found = self._tokenizer.get_chat_template(tools=tools or None)
+        except ValueError as error:
+            raise RequestError(f"{self._folder}: {one_line(error)}.") from None
+        if not isinstance(found, str):
+            raise RequestError(f"{self._folder} has a chat template that is no text; correct it.")
+        return found
+
     def vocabulary(self) -> dict[str, int]:
         """Every entry and its id, added ones included."""
         return self.backend.get_vocab(with_added_tokens=True)
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Tokenizer:
+    """The tokenizer as the tokenizers library has it.
+
+    Raises:
+        ModelError: it is one of Python's, which have none.
+    """
+    found = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(found, Tokenizer):
+        raise ModelError(
+            f"the tokenizer in {folder} is written in Python and has no tokenizer.json; convert it "
+            "to one."
+        )
+    return found
+
+
+def _try(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Encode and decode a few words: damage that only shows then is found at load."""
+    ids = tokenizer("a tokenizer's try: 1, 2\n")["input_ids"]
+    tokenizer.decode(ids)
 
 
 def _of_gguf(path: Path) -> PreTrainedTokenizerBase:

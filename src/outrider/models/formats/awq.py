@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from ...errors import ModelError
+from ...fields import Fields, shown
 from ..quantize import Matrix, Quantized
 from .base import (
     REMEDY,
     Tensors,
     group_size,
     misshapen,
+    stated_group,
     unpack,
     without_symmetry,
     words,
@@ -45,15 +47,16 @@ class Awq:
         layout = str(options.get("version") or options.get("format") or "gemm").lower()
         if layout not in LAYOUTS or options.get("backend") == "llm-awq":
             raise ModelError(
-                f"{where}: AWQ weights laid out as {layout!r} are not read; save them with "
+                f"{where}: AWQ weights laid out as {shown(layout)} are not read; save them with "
                 f"version 'gemm', or {REMEDY}."
             )
         bits = options.get("bits", options.get("w_bit", BITS))
         if bits != BITS:
             raise ModelError(
-                f"{where}: AWQ weights of {bits!r} bits are not read, only of 4; {REMEDY}."
+                f"{where}: AWQ weights of {shown(bits)} bits are not read, only of 4; {REMEDY}."
             )
-        self._group = int(options.get("group_size", options.get("q_group_size")) or -1)
+        name = "group_size" if "group_size" in options else "q_group_size"
+        self._group = stated_group(Fields(options, str(where)), name)
 
     def matrix(
         self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
@@ -66,7 +69,7 @@ class Awq:
         wide = words_for(outputs, BITS)
         codes = _outputs(words(source, f"{base}qweight", (inputs, wide)), outputs)
         scales = source.raw(f"{base}scales")
-        groups = scales.shape[0]
+        groups = scales.shape[0] if scales.dim() else 0
         group = group_size(groups, inputs, [self._group])
         if tuple(scales.shape) != (groups, outputs) or group is None:
             raise misshapen(source, f"{base}scales", scales, shape)

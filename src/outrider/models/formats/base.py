@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from ...errors import ModelError
+from ...fields import LARGEST, Fields
 from ..quantize import Matrix, Quantized
 
 logger = logging.getLogger("outrider")
@@ -104,6 +105,29 @@ def group_size(groups: int, inputs: int, sizes: Iterable[int]) -> int | None:
     return inputs // groups if groups and inputs % groups == 0 else None
 
 
+def block_size(fields: Fields, name: str) -> tuple[int, int] | None:
+    """The block ``name``, [outputs, inputs], of a quantisation config; None where it has none.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    if name not in fields:
+        return None
+    found = fields.listed(name, int)
+    if len(found) != 2 or not all(1 <= size <= LARGEST for size in found):
+        raise fields.refuse(name, f"a list of two whole numbers from 1 to {LARGEST}")
+    return found[0], found[1]
+
+
+def stated_group(fields: Fields, name: str) -> int:
+    """The group size ``name`` of a quantisation config; -1 stands for a whole row.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    return fields.whole(name, -1, default=-1) or -1
+
+
 def read_scales(
     source: Tensors,
     name: str,
@@ -133,7 +157,9 @@ def read_scales(
     if scales.dim() == 2 and block is not None:
         blocks = (-(-outputs // block[0]), -(-inputs // block[1]))
         if tuple(scales.shape) == blocks:
-            return scales.repeat_interleave(block[0], 0)[:outputs], min(block[1], inputs)
+            return scales.repeat_interleave(min(block[0], outputs), 0)[:outputs], min(
+                block[1], inputs
+            )
     if scales.dim() == 2 and scales.shape[0] == outputs:
         group = group_size(scales.shape[1], inputs, sizes)
         if group is not None:

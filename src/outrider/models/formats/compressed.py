@@ -9,7 +9,6 @@ and ``weight_zero_point`` int8. Only weights are quantised here, whatever is ask
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,27 @@ from typing import Any
 import torch
 
 from ...errors import ModelError
+from ...fields import Fields, shown
 from ..quantize import BITS, Matrix, Quantized
 from .base import (
     FLOAT8,
     PLAIN,
     REMEDY,
     Tensors,
+    block_size,
     in_order,
     misshapen,
     read_scales,
     say,
     scaled,
+    stated_group,
     unpack,
     unread,
     without_symmetry,
     words,
     words_for,
 )
+from .patterns import matches, patterns
 
 FORMATS = (
     "pack-quantized",
@@ -53,34 +56,29 @@ class Compressed:
     """
 
     def __init__(self, options: Mapping[str, Any], where: Path) -> None:
-        try:
-            groups = list(dict(options.get("config_groups") or {}).values())
-            formats = [options.get("format"), *(group.get("format") for group in groups)]
-            weights = [dict(group["weights"]) for group in groups if group.get("weights")]
-            activations = any(group.get("input_activations") for group in groups)
-            sparsity = dict(options.get("sparsity_config") or {}).get("format", "dense")
-            transforms = dict(options.get("transform_config") or {}).get("config_groups")
-            self._sizes = [
-                ([_expression(str(target)) for target in group.get("targets") or ()], int(size))
-                for group in groups
-                if (size := (group.get("weights") or {}).get("group_size"))
-            ]
-            blocks = [w["block_structure"] for w in weights if w.get("block_structure")]
-            self._block = (int(blocks[0][0]), int(blocks[0][1])) if blocks else None
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, re.error):
-            raise ModelError(
-                f"{where}: its config.json has a damaged quantization_config; fetch it again."
-            ) from None
-        found = sorted({str(f) for f in formats if f} - set(FORMATS))
-        if transforms:
-            found.append("transforms")
+        fields = Fields(options, f"{where}: quantization_config")
+        groups = fields.sections("config_groups")
+        weights = [group.section("weights") for group in groups]
+        self._sizes = [
+            (patterns(group, "targets"), size)
+            for group, scheme in zip(groups, weights, strict=True)
+            if (size := stated_group(scheme, "group_size")) > 0
+        ]
+        blocks = [block_size(scheme, "block_structure") for scheme in weights]
+        self._block = next(filter(None, blocks), None)
+        formats = {f.text("format", "") for f in (fields, *groups)} - {"", *FORMATS}
+        sparsity = fields.section("sparsity_config").text("format", "dense")
+        found = [shown(form) for form in sorted(formats)]
+        if fields.section("transform_config").sections("config_groups"):
+            found.append("'transforms'")
         if sparsity != "dense":
-            found.append(str(sparsity))
+            found.append(shown(sparsity))
         if found:
             raise ModelError(
-                f"{where}: compressed-tensors with {found[0]!r} are not read; {REMEDY}, or "
+                f"{where}: compressed-tensors with {found[0]} are not read; {REMEDY}, or "
                 "compressed as pack-quantized, int-quantized or float-quantized."
             )
+        activations = any("input_activations" in group for group in groups)
         self.note = None
         if activations or options.get("kv_cache_scheme"):
             self.note = (
@@ -109,8 +107,10 @@ class Compressed:
 
     def _sizes_of(self, name: str) -> list[int]:
         """Group sizes that the matrix ``name`` may have, that of a scheme that names it first."""
+        if len({size for _, size in self._sizes}) < 2:
+            return [size for _, size in self._sizes]
         module = name.removesuffix(".weight")
-        ordered = sorted(self._sizes, key=lambda e: not any(t.match(module) for t in e[0]))
+        ordered = sorted(self._sizes, key=lambda e: not any(matches(t, module) for t in e[0]))
         return [size for _, size in ordered]
 
     def _packed(
@@ -152,8 +152,3 @@ class Compressed:
         if tuple(signed.shape) != (outputs, groups):
             raise misshapen(source, full, found, (outputs, groups))
         return without_symmetry((signed.int() + (1 << bits - 1)).to(torch.uint8), bits)
-
-
-def _expression(target: str) -> re.Pattern[str]:
-    """What finds the modules that ``target`` names: an expression behind "re:", else a name."""
-    return re.compile(target[3:] if target.startswith("re:") else re.escape(target) + r"\Z")

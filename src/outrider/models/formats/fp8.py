@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ...errors import ModelError
+from ...fields import Fields
 from ..quantize import Matrix
-from .base import FLOAT8, PLAIN, Tensors, read_scales, scaled, unread
+from .base import FLOAT8, PLAIN, Tensors, block_size, read_scales, scaled, unread
 
 BLOCK = (128, 128)
 
@@ -30,13 +30,7 @@ class Fp8:
         self.note = (
             f"{where}: FP8 weights are dequantised at load, and activations are not quantised."
         )
-        try:
-            rows, columns = options.get("weight_block_size") or BLOCK
-            self._block = (int(rows), int(columns))
-        except (TypeError, ValueError):
-            raise ModelError(
-                f"{where}: its config.json has a damaged quantization_config; fetch it again."
-            ) from None
+        self._block = block_size(Fields(options, str(where)), "weight_block_size") or BLOCK
 
     def matrix(
         self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
@@ -76,7 +75,7 @@ class GGUFTensors:
         stored = self._find(name, shape)
         if stored.kind not in EXACT:
             return self.get(name, shape, dtype)
-        blocks = torch.from_numpy(np.array(stored.data)).view(*shape[:1], shape[1] // GROUP, -1)
+        blocks = torch.from_numpy(self._file.read(stored)).view(shape[0], shape[1] // GROUP, -1)
         scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
         octets = blocks[..., 2:]
         if stored.kind == Kind.Q8_0:
@@ -91,7 +90,6 @@ class GGUFTensors:
         module, _, part = name.rpartition(".")
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
         here = f"blk.{layer[1]}.{IN_LAYER.get(layer[2])}" if layer else TOP.get(module)
-        self._file.forget()  # the tensor before
         stored = self._file.tensors.get(f"{here}.{part}")
         if stored is None:
             raise ModelError(
@@ -107,17 +105,17 @@ class GGUFTensors:
     def _plain(self, stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
         shape = stored.shape
         if stored.kind in PLAIN:
-            held = torch.from_numpy(np.array(stored.data)).view(PLAIN[stored.kind])
+            held = torch.from_numpy(self._file.read(stored)).view(PLAIN[stored.kind])
             return held.view(shape).to(dtype)
         found = torch.empty(shape, dtype=dtype)
-        flat, rows = (
-            found.view(-1, shape[-1]),
-            stored.data.reshape(-1, stored.data.size // _rows(shape)),
-        )
+        flat = found.view(-1, shape[-1])
+        width = stored.nbytes // len(flat)  # bytes of a row
         step = max(1, CHUNK // shape[-1])
-        for at in range(0, len(rows), step):
+        for at in range(0, len(flat), step):
+            count = min(step, len(flat) - at)
+            octets = self._file.read(stored, at * width, count * width)
             try:
-                values = dequantize(rows[at : at + step], stored.kind)
+                values = dequantize(octets.reshape(count, width), stored.kind)
             except NotImplementedError:
                 raise ModelError(
                     f"{self.folder}: weights of type {stored.kind.name} are not read; give a file "
@@ -134,7 +132,3 @@ class GGUFTensors:
         if not self._interleaved or not re.search(r"\.[qk]_proj\.", name):
             return None
         return torch.arange(rows).view(-1, self._head_dim // 2, 2).transpose(1, 2).flatten()
-
-
-def _rows(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape[:-1], dtype=np.int64))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
 from ...errors import ModelError
+from ...fields import LARGEST, Fields, one_line, shown
 from ...gguf import GGUF, open_gguf
 
 FAMILIES = ("llama", "qwen2", "qwen3", "granite")
@@ -22,6 +22,13 @@ SCALINGS = ("none", "linear", "yarn")
 TRAINED = [1 << power for power in range(4, 21)]
 """Contexts that Llama 3's scaling may have been made for; 8192 in those of Meta."""
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+GRANITE = (
+    ("attention_multiplier", "attention.scale", None),
+    ("embedding_multiplier", "embedding_scale", 1.0),
+    ("residual_multiplier", "residual_scale", 1.0),
+    ("logits_scaling", "logit_scale", 1.0),
+)
+"""Options of Granite, their names in files, and their defaults; None is that of the head's size."""
 
 
 def interleaves(metadata: Mapping[str, Any]) -> bool:
@@ -36,77 +43,84 @@ def read_gguf_config(path: Path) -> PretrainedConfig:
         ModelError: the file is damaged, its architecture is not read, or metadata are missing.
     """
     file = open_gguf(path)
-    family = file.metadata.get("general.architecture")
+    family = file.fields.text("general.architecture", "")
     if family not in FAMILIES:
         raise ModelError(
-            f"{path}: GGUF files of architecture {family!r} are not read, only of "
+            f"{path}: GGUF files of architecture {shown(family)} are not read, only of "
             f"{', '.join(FAMILIES)}; give the model as a Hugging Face checkpoint."
         )
+    options = _options(file, family)
     try:
-        config: PretrainedConfig = AutoConfig.for_model(family, **_options(file, family))
-    except (ValueError, TypeError, ArithmeticError, StrictDataclassError) as error:
-        reason = " ".join(str(error).strip().split("\n\n")[0].split())
-        raise ModelError(f"{path}: its metadata cannot be used: {reason}") from None
+        config: PretrainedConfig = AutoConfig.for_model(family, **options)
+    except Exception as error:  # of whatever kind transformers' checks raise
+        raise ModelError(f"{path}: its metadata cannot be used: {one_line(error)}.") from None
     return config
 
 
 def _options(file: GGUF, family: str) -> dict[str, Any]:
-    known, tensors = file.metadata, file.tensors
-
-    def need(name: str, otherwise: Any = None) -> Any:
-        found = known.get(f"{family}.{name}", otherwise)
-        if isinstance(found, list):  # one for each layer
-            if len(set(found)) != 1:
-                raise ModelError(
-                    f"{file.path}: layers that differ in '{family}.{name}' are not read; give the "
-                    "model as a Hugging Face checkpoint."
-                )
-            found = found[0]
-        if found is None:
-            raise ModelError(f"{file.path}: its metadata have no '{family}.{name}'.")
-        return found
-
-    if known.get(f"{family}.expert_count"):
+    known, tensors, fields = file.metadata, file.tensors, _per_model(file, family)
+    if f"{family}.expert_count" in fields and fields.whole(f"{family}.expert_count"):
         raise ModelError(
             f"{file.path}: GGUF files of mixtures of experts are not read; give the model as a "
             "Hugging Face checkpoint."
         )
-    heads, width = need("attention.head_count"), need("embedding_length")
-    head_dim = known.get(f"{family}.attention.key_length") or width // max(1, heads)
-    turning = known.get(f"{family}.rope.dimension_count", head_dim)
-    values = known.get(f"{family}.attention.value_length", head_dim)
+
+    def size(name: str, default: int | None = None, high: int = LARGEST) -> int:
+        return fields.whole(f"{family}.{name}", 1, high, default)
+
+    heads, width = size("attention.head_count"), size("embedding_length")
+    head_dim = size("attention.key_length", max(1, width // heads))
+    turning = size("rope.dimension_count", head_dim)
+    values = size("attention.value_length", head_dim)
     if not head_dim == turning == values or head_dim % 2:
         raise ModelError(
             f"{file.path}: heads of which {turning} of {head_dim} elements turn and values have "
             f"{values} are not read; give the model as a Hugging Face checkpoint."
         )
-    ends = [known[f"tokenizer.ggml.{n}"] for n in ENDS if f"tokenizer.ggml.{n}" in known]
+    ends = {fields.whole(f"tokenizer.ggml.{n}") for n in ENDS if f"tokenizer.ggml.{n}" in fields}
     tokens = known.get("tokenizer.ggml.tokens")
+    begins = "tokenizer.ggml.bos_token_id"
     options: dict[str, Any] = {
-        "vocab_size": len(tokens) if tokens else need("vocab_size"),
+        "vocab_size": len(tokens) if isinstance(tokens, list) and tokens else size("vocab_size"),
         "hidden_size": width,
-        "intermediate_size": need("feed_forward_length"),
-        "num_hidden_layers": need("block_count"),
+        "intermediate_size": size("feed_forward_length"),
+        "num_hidden_layers": size("block_count", high=max(1, len(tensors))),
         "num_attention_heads": heads,
-        "num_key_value_heads": need("attention.head_count_kv", heads),
+        "num_key_value_heads": size("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "max_position_embeddings": need("context_length"),
-        "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(file, family, head_dim),
+        "max_position_embeddings": size("context_length"),
+        "rms_norm_eps": fields.number(f"{family}.attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(file, fields, family, head_dim),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "bos_token_id": known.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": sorted(set(ends)) or None,
+        "bos_token_id": fields.whole(begins) if begins in fields else None,
+        "eos_token_id": sorted(ends) or None,
         "pad_token_id": None,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "dtype": _dtype({t.kind for t in tensors.values()}),
     }
     if family == "granite":
-        options["attention_multiplier"] = known.get("granite.attention.scale", head_dim**-0.5)
-        options["embedding_multiplier"] = known.get("granite.embedding_scale", 1.0)
-        options["residual_multiplier"] = known.get("granite.residual_scale", 1.0)
-        options["logits_scaling"] = known.get("granite.logit_scale", 1.0)
+        for option, name, default in GRANITE:
+            options[option] = fields.number(f"granite.{name}", default or head_dim**-0.5)
     return options
+
+
+def _per_model(file: GGUF, family: str) -> Fields:
+    """The metadata, where a value that stands once for each layer is one for all.
+
+    Raises:
+        ModelError: the layers differ in a value.
+    """
+    known = dict(file.metadata)
+    for name, value in known.items():
+        if name.startswith(f"{family}.") and isinstance(value, list) and value:
+            if any(each != value[0] for each in value):
+                raise ModelError(
+                    f"{file.path}: layers that differ in {name!r} are not read; give the model as "
+                    "a Hugging Face checkpoint."
+                )
+            known[name] = value[0]
+    return Fields(known, str(file.path))
 
 
 def _dtype(kinds: set[Kind]) -> torch.dtype:
@@ -116,23 +130,23 @@ def _dtype(kinds: set[Kind]) -> torch.dtype:
     return torch.float16 if kinds <= {Kind.F32, Kind.F16} else torch.bfloat16
 
 
-def _rope(file: GGUF, family: str, head_dim: int) -> dict[str, Any]:
+def _rope(file: GGUF, fields: Fields, family: str, head_dim: int) -> dict[str, Any]:
     """Rope's options as transformers has them."""
-    known = file.metadata
-    base = float(known.get(f"{family}.rope.freq_base", 10000.0))
+    base = fields.number(f"{family}.rope.freq_base", 10000.0, positive=True)
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
         if factors.kind != Kind.F32 or factors.shape != (head_dim // 2,):
             raise ModelError(f"{file.path}: tensor 'rope_freqs.weight' is not {head_dim // 2} F32.")
-        return _divided(np.array(factors.data).view(np.float32), base, head_dim)
-    kind = str(known.get(f"{family}.rope.scaling.type", "none"))
-    factor = known.get(f"{family}.rope.scaling.factor") or known.get(f"{family}.rope.scale_linear")
+        return _divided(file.read(factors).view(np.float32), base, head_dim)
+    kind = fields.text(f"{family}.rope.scaling.type", "none")
+    factor = fields.number(f"{family}.rope.scaling.factor", 0.0, 0.0)
+    factor = factor or fields.number(f"{family}.rope.scale_linear", 0.0, 0.0)
     if kind not in SCALINGS:
-        raise ModelError(f"{file.path}: rope scaling {kind!r} is not read from GGUF files.")
+        raise ModelError(f"{file.path}: rope scaling {shown(kind)} is not read from GGUF files.")
     if kind == "none" or not factor:
         return {"rope_type": "default", "rope_theta": base}
-    found: dict[str, Any] = {"rope_type": kind, "rope_theta": base, "factor": float(factor)}
-    trained = known.get(f"{family}.rope.scaling.original_context_length")
+    found: dict[str, Any] = {"rope_type": kind, "rope_theta": base, "factor": factor}
+    trained = fields.whole(f"{family}.rope.scaling.original_context_length", default=0)
     if kind == "yarn" and trained:
         found["original_max_position_embeddings"] = trained
     return found
@@ -146,6 +160,8 @@ def _divided(
     Llama 3's scaling where they are that (``llama.cpp`` stores nothing else in this place), else
     one that names each factor.
     """
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise ModelError("tensor 'rope_freqs.weight' holds what divides no frequency.")
     largest = float(factors.max())
     waves = 2 * np.pi * base ** (np.arange(0, size, 2) / size)
     for trained in sorted(TRAINED, key=lambda n: n != 8192):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import ModelError
+from ...fields import Fields, shown
 from ..quantize import BITS, Matrix, Quantized
 from .base import (
     REMEDY,
@@ -22,6 +23,7 @@ from .base import (
     group_size,
     in_order,
     misshapen,
+    stated_group,
     unpack,
     without_symmetry,
     words,
@@ -46,16 +48,17 @@ class Gptq:
         layout = str(options.get("checkpoint_format") or options.get("format") or "gptq").lower()
         if layout not in STORED_LESS:
             raise ModelError(
-                f"{where}: GPTQ weights laid out as {layout!r} are not read; save them in the "
+                f"{where}: GPTQ weights laid out as {shown(layout)} are not read; save them in the "
                 f"format 'gptq' or 'gptq_v2', or {REMEDY}."
             )
         bits = options.get("bits")
         if bits not in BITS:
             raise ModelError(
-                f"{where}: GPTQ weights of {bits!r} bits are not read, only of 4 and 8; {REMEDY}."
+                f"{where}: GPTQ weights of {shown(bits)} bits are not read, only of 4 and 8; "
+                f"{REMEDY}."
             )
         self._less = STORED_LESS[layout]
-        self._group = int(options.get("group_size") or -1)
+        self._group = stated_group(Fields(options, str(where)), "group_size")
 
     def matrix(
         self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype

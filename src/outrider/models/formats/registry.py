@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError
+from ...fields import shown
 from .awq import Awq
 from .base import REMEDY, Format
 from .compressed import Compressed
@@ -22,7 +23,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any], Path], Format]] = {
 }
 
 
-def find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None:
+def find_format(options: object, where: Path) -> Format | None:
     """The format of the checkpoint in ``where``; None for one that is not quantised.
 
     Args:
@@ -34,10 +35,12 @@ def find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None
     """
     if not options:
         return None
+    if not isinstance(options, Mapping):
+        raise ModelError(f"{where}: quantization_config is {shown(options)}; an object is needed.")
     method = str(options.get("quant_method", "an unnamed method"))
     if method not in FORMATS:
         raise ModelError(
-            f"{where}: weights quantised by {method!r} (quantization_config) are not read, only by "
-            f"{', '.join(FORMATS)}; {REMEDY}."
+            f"{where}: weights quantised by {shown(method)} (quantization_config) are not read, "
+            f"only by {', '.join(FORMATS)}; {REMEDY}."
         )
     return FORMATS[method](options, where)

@@ -1,0 +1,61 @@
+"""Names of modules as compressed-tensors' configs give them: whole, or as a regular expression.
+
+Expressions are matched by llguidance, whose engine takes time in proportion to the name: an
+expression from a file cannot make it go back and forth.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from ...errors import ModelError
+from ...fields import Fields, shown
+
+EXPRESSION = "re:"
+LONGEST = 1000
+"""Characters of an expression."""
+MOST = 1000
+"""Targets of a scheme."""
+
+
+def patterns(fields: Fields, name: str) -> list[str]:
+    """The targets in the list ``name``.
+
+    Raises:
+        ModelError: one is no text, or an expression that is not read.
+    """
+    found: list[str] = fields.listed(name, str)
+    if len(found) > MOST:
+        raise ModelError(f"{fields.where}: {name} has {len(found)} items; {MOST} are read.")
+    for target in found:
+        if target.startswith(EXPRESSION):
+            matcher = _matcher(target.removeprefix(EXPRESSION))
+            if len(target) > LONGEST or matcher.is_error():
+                raise ModelError(
+                    f"{fields.where}: {name} has {shown(target)}; a regular expression without "
+                    f"look-around, of at most {LONGEST} characters, is needed."
+                )
+    return found
+
+
+@lru_cache(maxsize=4096)
+def matches(target: str, module: str) -> bool:
+    """True where ``target`` names ``module``: an expression matches from its beginning on."""
+    if not target.startswith(EXPRESSION):
+        return target == module
+    matcher = _matcher(target.removeprefix(EXPRESSION))
+    octets = list(module.encode())
+    return matcher.try_consume_tokens(octets) == len(octets) and matcher.is_accepting()
+
+
+def _matcher(expression: str) -> LLMatcher:
+    grammar = grammar_from("regex", f"(?:{expression[:LONGEST]})(?s:.*)")
+    return LLMatcher(_octets(), grammar, limits=LLParserLimits(), log_level=0)
+
+
+@lru_cache(maxsize=1)
+def _octets() -> LLTokenizer:
+    """A tokenizer of single bytes."""
+    return LLTokenizer("byte")
