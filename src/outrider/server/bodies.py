@@ -45,6 +45,8 @@ def parse(raw: bytes) -> Any:
     Raises:
         Refusal: it is no JSON, or has too many parts.
     """
+    if not raw.strip():
+        raise Refusal("the body is empty; send a JSON object.")
     _check_size(raw)
     try:
         return from_json(raw, allow_inf_nan=False)
@@ -146,8 +148,7 @@ async def _made(model: type[Model], call: Request) -> Model:
         raw = b"".join([part async for part in call.stream()])
     except ClientDisconnect:
         raise Refusal("the body is not complete; send it again.") from None
-    if not raw.strip():
-        raise Refusal("the body is empty; send a JSON object.")
+    call.state.body_bytes = len(raw)
     if len(raw) < LONG_BODY:
         return read(model, raw)
     return await asyncio.get_running_loop().run_in_executor(READER, read, model, raw)

@@ -15,6 +15,7 @@ from .answer import (
     step_of,
 )  # fmt: skip
 from .generate import Service
+from .making import Maker
 from .protocol import ChatRequest, Refusal
 from .tools import Call, choice_of, constraint, read
 from .work import Work
@@ -48,18 +49,25 @@ class Chat(Work[ChatRequest]):
             raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
         more |= self._constraint()
         tools = [t.model_dump(exclude_none=True) for t in body.tools or []]
+        self.lease = self.service.admit(body.n)
+        maker = await Maker.make(self.service, body, self.salt, 1, **more)
         ids = await self.service.chat_ids(
             body.messages, tools if self.choice != "none" else [], body.add_generation_prompt,
-            body.chat_template_kwargs,
+            body.chat_template_kwargs, self.long,
         )  # fmt: skip
-        request = await self.service.request(body, ids, self.salt, **more)
+        body.messages = []  # which may be long, and are not needed any more
+        request = maker.request(ids)
         self.answers = [Pending(None, request)]
-        self.service.admit([request])
+        self.lease.add_tokens(len(ids))
 
     async def whole(self) -> dict[str, Any]:
         """Run it and show everything at once."""
         (answer,) = self.answers
-        await self.service.finish(answer, self.body.timeout)
+        await self.service.finish(answer, self.body.timeout, self.lease)
+        return await self.built()
+
+    def build(self) -> dict[str, Any]:
+        (answer,) = self.answers
         choices = []
         for i, sample in enumerate(answer.samples):
             content, calls = self._read(sample, True)
@@ -83,7 +91,7 @@ class Chat(Work[ChatRequest]):
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The same step by step."""
         (answer,) = self.answers
-        async for events in self.service.run(answer, self.body.timeout):
+        async for events in self.service.run(answer, self.body.timeout, self.lease):
             for i, new in by_sample(events).items():
                 if not self.begun[i]:
                     self.begun[i] = True
