@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from .protocol import Refusal, shortened
+from .shapes import Refusal, shortened
 
 LONG_BODY = 1 << 16
 """Bytes from which on a body is read in a thread."""

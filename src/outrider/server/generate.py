@@ -23,8 +23,9 @@ from .admission import Lease, Queue
 from .errors import ServerError
 from .messages import readable
 from .metrics import Metrics
-from .protocol import ChatRequest, CompletionRequest, Refusal, shortened
+from .protocol import ChatRequest, CompletionRequest, Refusal
 from .settings import Settings
+from .shapes import shortened
 from .stats import Stats
 
 T = TypeVar("T")

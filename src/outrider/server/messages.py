@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .bodies import parse
-from .protocol import Refusal, shortened
+from .shapes import Refusal, shortened
 
 MESSAGE_PARTS = ("text", "input_text")
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..params import LARGEST_GRAMMAR
-from .protocol import ChatRequest, NamedTool, Refusal, Tool, check_schema, shortened
+from .protocol import ChatRequest, NamedTool, Refusal, Tool
+from .shapes import check_schema, shortened
 
 Form = Literal["hermes", "llama3"]
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
