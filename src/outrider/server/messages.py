@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import shown
 from .bodies import parse
-from .protocol import Refusal, Templated
+from .protocol import Templated
+from .shapes import Refusal
 
 MESSAGE_PARTS = ("text", "input_text")
 OTHER_FIELDS = {"audio": "send text", "function_call": "send tool_calls"}

@@ -2,136 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..errors import RequestError, shown
-from ..limits import (
-    BIAS,
-    LARGEST_DRAFT,
-    LARGEST_INT,
-    MOST_IDS,
-    MOST_WORDS,
-    REQUEST,
-    SAMPLING,
-)  # fmt: skip
+from ..errors import shown
+from ..limits import LARGEST_INT, REQUEST, SAMPLING
 from ..params import DEFAULT_MAX_TOKENS, LONGEST_NUMBER, SamplingParams
 from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
+from .shapes import (
+    MOST_MESSAGES,
+    MOST_PROMPTS,
+    MOST_TOOLS,
+    Biases,
+    Choices,
+    DraftLength,
+    Ids,
+    Messages,
+    OptionIds,
+    Parts,
+    Prompts,
+    Real,
+    Samples,
+    Timeout,
+    Whole,
+    Words,
+    check_schema,
+)  # fmt: skip
+from .shapes import Refusal as Refusal
 
-MOST_PROMPTS = 128
-MOST_MESSAGES = 4096
-MOST_TOOLS = 128
 MOST_SAMPLES = 256
-MOST_BIASES = 1024
-MOST_CHOICES = 1 << 14
-MOST_PARTS = 1 << 12
-LONGEST_TIMEOUT = 10**7
-"""Seconds."""
-DEEPEST_SCHEMA = 64
-LARGEST_SCHEMA = 1 << 16
 FORM = "structured_outputs"
 
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """What a client may call its request; nothing that could break a line of the log."""
-
-
-def no_switch(given: Any) -> Any:
-    """The value as it is, unless it is true or false, which pydantic takes for 1 and 0.
-
-    Raises:
-        ValueError: it is.
-    """
-    if isinstance(given, bool):
-        raise ValueError("give a number, not true or false")
-    return given
-
-
-def _few(given: Any) -> Any:
-    """An object with few fields; otherwise each field that is wrong would be an error."""
-    if isinstance(given, dict) and len(given) > MOST_BIASES:
-        raise ValueError(f"it has {len(given)} ids; give at most {MOST_BIASES}")
-    return given
-
-
-def _counted(given: Any) -> Any:
-    """The prompts of a call, not too many; each kind of prompt would count them anew."""
-    many = isinstance(given, list) and len(given) > MOST_PROMPTS
-    if many and not isinstance(given[0], int):
-        raise ValueError(f"there are {len(given)} prompts; give 1 to {MOST_PROMPTS}")
-    return given
-
-
-Number = BeforeValidator(no_switch)
-Whole = Annotated[int, Number]
-Real = Annotated[float, Number]
-# Bounds stand before the validator, or they are not published.
-Samples = Annotated[int, Field(ge=1, le=SAMPLING["n"].most), Number]
-DraftLength = Annotated[int, Field(ge=0, le=LARGEST_DRAFT), Number]
-Timeout = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT), Number]
-TokenId = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_INT})]
-Ids = Annotated[list[TokenId], Field(fail_fast=True)]
-OptionIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_IDS)]
-Words = Annotated[list[str], Field(fail_fast=True, max_length=MOST_WORDS)]
-Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
-IdLists = Annotated[list[Ids], Field(fail_fast=True, max_length=MOST_PROMPTS)]
-Choices = Annotated[list[str], Field(fail_fast=True, max_length=MOST_CHOICES)]
-Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MOST_PARTS)]
-Messages = Annotated[
-    list[dict[str, Any]], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
-]
-Bias = Annotated[
-    float, Strict(), Field(json_schema_extra={"minimum": BIAS.least, "maximum": BIAS.most})
-]
-Biases = Annotated[dict[str, Bias], Field(max_length=MOST_BIASES), BeforeValidator(_few)]
-
-
-class Refusal(RequestError):
-    """A request that cannot be served, and the field at fault."""
-
-    def __init__(self, message: str, param: str | None = None, code: int = 400) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
-
-
-def check_schema(schema: str | dict[str, Any] | None, name: str) -> int:
-    """Refuse a JSON schema that is too large or too deep.
-
-    Returns:
-        Characters of its text.
-
-    Raises:
-        Refusal: it is.
-    """
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    if len(text) > LARGEST_SCHEMA:
-        raise Refusal(
-            f"the schema has {len(text)} characters; give at most {LARGEST_SCHEMA}.", name
-        )
-    try:
-        deep = _nests_below(from_json(text), DEEPEST_SCHEMA)
-    except ValueError as error:  # other mistakes are StructuredOutputsParams' to explain
-        deep = "recursion limit" in str(error)
-    if deep:
-        raise Refusal(f"the schema nests more than {DEEPEST_SCHEMA} deep; flatten it.", name)
-    return len(text)
-
-
-def _nests_below(value: Any, most: int) -> bool:
-    """True when lists and objects nest more than ``most`` deep."""
-    level = [value]
-    for _ in range(most + 1):
-        level = [part for part in level if isinstance(part, dict | list)]
-        if not level:
-            return False
-        parts = [part.values() if isinstance(part, dict) else part for part in level]
-        level = [inner for part in parts for inner in part]
-    return True
 
 
 def ranged(
@@ -385,7 +291,7 @@ def read_seed(seed: int | str | None) -> int | None:
 class CompletionRequest(Generation, NotInCompletions):
     """``POST /v1/completions``."""
 
-    prompt: Annotated[str | Ids | Texts | IdLists, BeforeValidator(_counted)]
+    prompt: Prompts
     max_tokens: Whole | None = ranged(0, LARGEST_INT, default=DEFAULT_MAX_TOKENS)
     logprobs: Whole | None = sampled("logprobs")
     echo: bool = False

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import RETRY_SECONDS, TYPES, ServerError, body
 from .hosts import host_is_ours, origin_is_ours
+from .room import Held, Room
 from .settings import Settings
 from .shown import short
 
@@ -50,23 +51,35 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self.settings = settings
+        self.room = Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        held = Held(self.room)
+        try:
+            received = await self.received(scope, receive, send, held)
+            if received is not None:
+                await self.app(scope, received, send)
+        finally:
+            held.release()
+
+    async def received(
+        self, scope: Scope, receive: Receive, send: Send, held: Held
+    ) -> Receive | None:
+        """A ``receive`` that gives the whole body; None for a call that was refused."""
         headers = Headers(scope=scope)
         try:
             self.admit(scope, headers)
-            if self.has_body(scope, headers):
-                whole = await self.read(receive)
-                if whole is None:
-                    return
-                receive = once(whole, receive)
+            scope["state"]["held"] = held
+            if not self.has_body(scope, headers):
+                return receive
+            whole = await self.read(receive, held)
         except ServerError as error:
             await refuse(send, error.status, str(error), error.code)
-            return
-        await self.app(scope, receive, send)
+            return None
+        return None if whole is None else once(whole, receive)
 
     def admit(self, scope: Scope, headers: Headers) -> None:
         """Check who calls what, and from where.
@@ -124,7 +137,7 @@ class Gate:
             raise ServerError(400, f"{scope['method']} {short(scope['path'])} takes no body.")
         return given
 
-    async def read(self, receive: Receive) -> bytes | None:
+    async def read(self, receive: Receive, held: Held) -> bytes | None:
         """A call's body, None where the client has gone.
 
         Raises:
@@ -132,7 +145,8 @@ class Gate:
         """
         most = self.settings.max_body
         try:
-            whole = await asyncio.wait_for(read(receive, most), self.settings.body_timeout)
+            found = read(receive, most, held)
+            whole = await asyncio.wait_for(found, self.settings.body_timeout)
         except TimeoutError:
             text = "the body took too long to come in; send it again."
             raise ServerError(408, text) from None
@@ -141,7 +155,7 @@ class Gate:
         return whole
 
 
-async def read(receive: Receive, most: int) -> bytes | None:
+async def read(receive: Receive, most: int, held: Held) -> bytes | None:
     """A call's body, cut soon after ``most`` bytes; None where the client has gone."""
     parts: list[bytes] = []
     size, more = 0, True
@@ -151,20 +165,19 @@ async def read(receive: Receive, most: int) -> bytes | None:
             return None
         parts.append(message.get("body", b""))
         size += len(parts[-1])
+        await held.add(len(parts[-1]))
         more = message.get("more_body", False)
     return b"".join(parts)
 
 
 def once(whole: bytes, receive: Receive) -> Receive:
     """A ``receive`` that gives the whole body first."""
-    given = False
+    left = [whole]
 
     async def found() -> Message:
-        nonlocal given
-        if given:
+        if not left:
             return await receive()
-        given = True
-        return {"type": "http.request", "body": whole, "more_body": False}
+        return {"type": "http.request", "body": left.pop(), "more_body": False}
 
     return found
 

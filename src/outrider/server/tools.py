@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from ..errors import shown
 from ..params import LARGEST_GRAMMAR
-from .protocol import ChatRequest, NamedTool, Refusal, Tool, check_schema
+from .protocol import ChatRequest, NamedTool, Refusal, Tool
+from .shapes import check_schema
 
 Form = Literal["hermes", "llama3"]
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
