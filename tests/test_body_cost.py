@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from hostile_bodies import HOSTILE
 
 from outrider.bench.served import Served
-from outrider.params import LARGEST_LOGPROBS
+from outrider.limits import SAMPLING
 from outrider.server.admission import Queue
 from outrider.server.bodies import MOST_BRACKETS, parse, read
 from outrider.server.errors import LONGEST_SENTENCE, ServerError, body, sentence
@@ -219,7 +219,7 @@ def test_tokens_of_a_long_text_are_counted_piece_by_piece(tiny_llama: Path) -> N
 
 
 def test_an_answer_lists_no_more_than_it_may(strict: Served) -> None:
-    body = {"prompt": "a", "max_tokens": 200, "n": 128, "logprobs": LARGEST_LOGPROBS}
+    body = {"prompt": "a", "max_tokens": 200, "n": 128, "logprobs": int(SAMPLING["logprobs"].most)}
     found = httpx.post(f"{strict.url}/v1/completions", json=body)
     assert found.status_code == 400
     assert "at most 262144 are listed" in found.json()["error"]["message"]
