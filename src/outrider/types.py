@@ -7,14 +7,14 @@ or token of a step is no frozen dataclass, which takes three times as long to ma
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from .errors import RequestError, shown
-from .limits import REQUEST, SPECULATION, TOKEN_ID, check_ids, check_numbers, refuse
+from .limits import REQUEST, SPECULATION, TOKEN_ID, check_ids, check_numbers, refuse, wrong_ids
 from .params import SamplingParams as SamplingParams
 
 
@@ -139,16 +139,16 @@ class Request:
         return eos | frozenset(self.params.stop_token_ids or ())
 
 
-def check_vocabulary(name: str, ids: Iterable[int], vocabulary: int) -> None:
+def check_vocabulary(name: str, ids: Collection[int], vocabulary: int) -> None:
     """Refuse ids that are not in a vocabulary of so many.
 
     Raises:
         RequestError: one of them is not.
     """
-    wrong = next((id for id in ids if type(id) is not int or not 0 <= id < vocabulary), None)
-    if wrong is not None:
+    wrong = wrong_ids(ids, vocabulary)
+    if wrong:
         raise RequestError(
-            f"{name} has token id {shown(wrong)}, but the vocabulary ends at {vocabulary - 1}."
+            f"{name} has token id {shown(wrong[0])}, but the vocabulary ends at {vocabulary - 1}."
         )
 
 

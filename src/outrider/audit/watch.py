@@ -162,7 +162,8 @@ def watch_step(
         NumericalError: the model's logits are not finite.
     """
     last, engine = step or SEARCHED, llm.engine
-    longest = (last + 1) * (llm.config.num_speculative_tokens + 1)
+    steps = (last + 1) * (llm.config.num_speculative_tokens + 1)
+    longest = min(steps, engine.max_model_len)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=longest)
     watch = Watch(engine.drafter, step)
     engine.drafter = watch

@@ -350,9 +350,15 @@ class Engine:
         return [self._closed(e) if e.finish_reason is not None else e for e in events]
 
     def _proposed(self, plan: Plan) -> Draft:
-        """The drafter's draft; none where it raises, since no output depends on it."""
+        """The drafter's draft; none where it raises, since no output depends on it.
+
+        Raises:
+            RequestError: a drafter that watches (see ``audit``) refuses what it sees.
+        """
         try:
             return self.drafter.propose(plan.batch, plan.lengths, self.draft_noise)
+        except RequestError:
+            raise
         except Exception:
             logger.exception("drafter %s failed, so that this step has no draft", self.drafter.name)
         for item in plan.batch:

@@ -81,13 +81,13 @@ def no_switch(given: Any) -> Any:
     return given
 
 
-Number = BeforeValidator(no_switch)
-Whole = Annotated[int, Number]
-Real = Annotated[float, Number]
+NoSwitch = BeforeValidator(no_switch)
+Whole = Annotated[int, NoSwitch]
+Real = Annotated[float, NoSwitch]
 # Bounds stand before the validator, or they are not published.
-Samples = Annotated[int, Field(ge=1, le=SAMPLING["n"].most), Number]
-DraftLength = Annotated[int, Field(ge=0, le=LARGEST_DRAFT), Number]
-Timeout = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT), Number]
+Samples = Annotated[int, Field(ge=1, le=SAMPLING["n"].most), NoSwitch]
+DraftLength = Annotated[int, Field(ge=0, le=LARGEST_DRAFT), NoSwitch]
+Timeout = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT), NoSwitch]
 TokenId = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_INT})]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 OptionIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_IDS)]
