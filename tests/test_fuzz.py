@@ -12,7 +12,7 @@ import pytest
 
 from outrider.bench.fuzz import hostile, values
 from outrider.bench.fuzz.bodies import CHAT, COMPLETIONS, KNOWN, Bodies, Case
-from outrider.bench.fuzz.hostile import LARGEST, Hostile, large_bodies, small_bodies
+from outrider.bench.fuzz.hostile import SIZES, Hostile, large_bodies, small_bodies
 from outrider.bench.fuzz.judge import faults
 from outrider.bench.fuzz.run import OPTIONS, Fuzzer, Seen, published
 from outrider.bench.fuzz.wire import Answer, Connection
@@ -151,9 +151,10 @@ def test_faults_are_kept_by_their_class() -> None:
 def test_hostile_bodies_are_what_they_say() -> None:
     assert any(b"2147483648" in body for _, body in small_bodies())
     assert {path for path, _ in large_bodies()} == {COMPLETIONS, CHAT}
-    sizes = [len(body) for _, body in large_bodies()]
-    assert max(sizes) <= LARGEST + 1024
-    assert max(sizes) > LARGEST - 1024
+    for size in SIZES:
+        sizes = [len(make(size)) for _, make in large_bodies()]
+        assert max(sizes) <= size
+        assert min(sizes) > 0.7 * size
 
 
 def test_random_bodies_do_no_harm(fuzzed: Served) -> None:

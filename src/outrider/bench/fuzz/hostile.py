@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import cache
+from functools import partial
 from typing import Any
 
 from .bodies import CHAT, COMPLETIONS
@@ -22,8 +22,8 @@ from .values import deep_list, deep_object, dumps
 from .wire import Answer, Connection, NoAnswer
 
 MIB = 1 << 20
-LARGEST = 4 * MIB - 1024
-"""Just below what the server takes by default."""
+SIZES = (300_000, 4 * MIB)
+"""Of large bodies; the server takes no larger one by default."""
 ATTACK_SECONDS, HELD_SECONDS, PAUSE_SECONDS = 20.0, 2.0, 0.02
 PATIENT = ("slow headers", "slow bodies", "an unread stream", "idle connections")
 """Attacks that wait most of their time."""
@@ -63,27 +63,33 @@ def small_bodies() -> Iterator[tuple[str, bytes]]:
     yield CHAT, b'{"messages": ' + b"[" * 100_000
 
 
-@cache
-def large_bodies() -> tuple[tuple[str, bytes], ...]:
-    """Bodies of 300 kB and of 4 MiB, almost all of which is one list, object or value."""
-    found = []
-    for size in (300_000, LARGEST):
-        for field in ("prompt", "stop", "bad_words", "stop_token_ids", "guided_choice", "user"):
-            start = '{"max_tokens": 1, "prompt": "x", ' if field != "prompt" else "{"
-            for member in ("{}", "1", "0.5", "null", '""'):
-                found.append((COMPLETIONS, filled(f'{start}"{field}": [', member, "]}", size)))
-        for member in ("{}", '{"role":"user","content":""}', '{"role":"user","content":[{}]}'):
-            found.append((CHAT, filled('{"messages": [', member, "]}", size)))
-        found.append(
-            (CHAT, filled('{"messages": [{"role": "user"}], "tools": [', "{}", "]}", size))
-        )
-        found.append((COMPLETIONS, b'{"prompt": "' + b"a" * size + b'"}'))
-        found.append((COMPLETIONS, b'{"prompt": ' + b"[" * size))
-        found.append((COMPLETIONS, b'{"prompt": "x", "max_tokens": ' + b"9" * size + b"}"))
-        found.append((COMPLETIONS, b'{"model": "' + b"a" * size + b'", "prompt": "x"}'))
-        keys = ",".join(f'"{i}":1' for i in range(size // 12))
-        found.append((COMPLETIONS, f'{{"prompt": "x", "logit_bias": {{{keys}}}}}'.encode()))
-    return tuple(found)
+def keyed(size: int) -> bytes:
+    """A body whose logit_bias has as many keys as make it so many bytes."""
+    keys = ",".join(f'"{i}":1' for i in range(size // 12))
+    return f'{{"prompt": "x", "logit_bias": {{{keys}}}}}'.encode()
+
+
+def large_bodies() -> list[tuple[str, Callable[[int], bytes]]]:
+    """Makers of bodies of a size, almost all of which is one list, object or value."""
+    found: list[tuple[str, Callable[[int], bytes]]] = [
+        (COMPLETIONS, keyed),
+        (COMPLETIONS, lambda size: b'{"prompt": "' + b"a" * (size - 14) + b'"}'),
+        (COMPLETIONS, lambda size: b'{"prompt": ' + b"[" * (size - 11)),
+        (COMPLETIONS, lambda size: b'{"prompt": "x", "max_tokens": ' + b"9" * (size - 31) + b"}"),
+        (COMPLETIONS, lambda size: b'{"model": "' + b"a" * (size - 28) + b'", "prompt": "x"}'),
+    ]
+    for field in ("prompt", "stop", "bad_words", "stop_token_ids", "guided_choice", "metadata"):
+        start = '{"max_tokens": 1, "prompt": "x", ' if field != "prompt" else "{"
+        for member in ("{}", "1", "0.5", "null", '""', "[[[[1]]]]"):
+            make = partial(filled, f'{start}"{field}": [', member, "]}")
+            found.append((COMPLETIONS, make))
+    for content in ('""', "[{}]", '[{"type":"text","text":"a"},{"type":"text","text":"b"}]'):
+        member = f'{{"role":"user","content":{content}}}'
+        found.append((CHAT, partial(filled, '{"messages": [', member, "]}")))
+    for member in ("{}", '{"type":"function","function":{"name":"f","parameters":{}}}'):
+        start = '{"messages": [{"role": "user", "content": "a"}], "tools": ['
+        found.append((CHAT, partial(filled, start, member, "]}")))
+    return found
 
 
 class Hostile:
@@ -99,7 +105,7 @@ class Hostile:
         self.draw = random.Random(seed)
         self.answers: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.small = list(small_bodies())
+        self.small, self.large = list(small_bodies()), large_bodies()
         self.attacks: dict[str, Callable[[], Awaitable[None]]] = {
             "small bodies": self.small_body, "large bodies": self.large_body,
             "chunks of a byte": self.byte_chunks, "slow headers": self.slow_headers,
@@ -153,7 +159,8 @@ class Hostile:
     async def large_body(self) -> None:
         """A body that costs much to check."""
         async with Connection(self.url) as connection:
-            path, body = self.draw.choice(large_bodies())
+            path, make = self.draw.choice(self.large)
+            body = make(self.draw.choice(SIZES))
             self.note("large bodies", await connection.post(path, body))
 
     async def byte_chunks(self) -> None:
@@ -276,7 +283,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    large_bodies()
     print(json.dumps(asyncio.run(Hostile(args.url, args.seed).run(args.seconds))))
 
 
