@@ -223,7 +223,11 @@ class AsyncLLM:
                 if isinstance(found, OutriderError):
                     stream.left = 0
                     raise found
-                yield [stream.show(event) for event in found]
+                if any(event.prompt_logprobs is not None for event in found):
+                    found = await asyncio.to_thread(lambda new: [*map(stream.show, new)], found)
+                    yield found
+                else:
+                    yield [stream.show(event) for event in found]
         finally:
             del self._streams[request.id]
             if stream.left:

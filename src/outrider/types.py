@@ -55,7 +55,7 @@ class Lawgiving(Protocol):
     ) -> tuple[list[int], list[int]]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Logprob:
     """The log probability of a token and its rank, 1 for the likeliest; names follow vLLM."""
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from fastapi.responses import (
 )  # fmt: skip
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
 
 from .. import __version__
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError, OutriderError
 from .access import Access
+from .bodies import LONG_BODY, BodyRoute
 from .chat import Chat
 from .completions import Completion
 from .errors import RESPONSES, body, error_body, install, response
@@ -41,6 +44,7 @@ from .protocol import (
 from .security import Gate
 from .settings import Settings
 from .speculation import change, state
+from .tools import check_tools
 from .traces import Tracer
 
 logger = logging.getLogger("outrider")
@@ -74,6 +78,7 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
     )  # fmt: skip
     service = Service(llm, settings, Metrics(llm, settings.names[0], settings.slo))
     app.state.service = service
+    app.router.route_class = BodyRoute
     install(app)
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(Access, failed=service.metrics.failed, tracer=tracer)
@@ -130,13 +135,25 @@ async def answered(work: Completion | Chat, stream: bool, call: Request) -> Resp
     try:
         await work.prepare()
         if not stream:
-            return JSONResponse(await unless_gone(call, work.whole()))
+            whole = await unless_gone(call, work.whole())
+            return await rendered(work, whole)
         chunks = work.chunks()
         first = await unless_gone(call, anext(chunks))
-    except ConfigError as error:
-        raise check_best(error) from None
+    except BaseException as error:
+        work.lease.leave()
+        if isinstance(error, ConfigError):
+            raise check_best(error) from None
+        raise
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(events(work, first, chunks), 200, headers, "text/event-stream")
+
+
+async def rendered(work: Completion | Chat, whole: dict[str, Any]) -> Response:
+    """A whole answer as JSON, written in a thread where that takes long."""
+    if not work.lists_much:
+        return JSONResponse(whole)
+    text = await work.service.slow(partial(to_json, whole))
+    return Response(text, media_type="application/json")
 
 
 async def events(
@@ -165,7 +182,7 @@ def event(content: dict[str, Any]) -> bytes:
 
 def _texts(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest, call: Request) -> Response:
         """A text's or a conversation's token ids."""
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -173,19 +190,23 @@ def _texts(app: FastAPI, service: Service) -> None:
         if body.prompt is not None:
             ids = await service.ids(body.prompt, body.add_special_tokens)
         else:
-            ids = await service.chat_ids(body.messages or [], body.tools or [], body)
+            check_tools(body.tools or [])
+            long = call.state.body_bytes >= LONG_BODY
+            ids = await service.chat_ids(body.messages or [], body.tools or [], body, long)
         found: dict[str, Any] = {
             "count": len(ids), "max_model_len": service.llm.intake.max_model_len, "tokens": ids,
         }  # fmt: skip
         if body.return_token_strs:
-            found["token_strs"] = [service.llm.intake.word(id) for id in ids]
-        return found
+            found["token_strs"] = await service.slow(
+                lambda: [service.llm.intake.word(id) for id in ids]
+            )
+        return JSONResponse(found)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
         """The text of token ids."""
         service.check_model(body.model)
-        return {"prompt": service.decode(body.tokens)}
+        return {"prompt": await service.decode(body.tokens)}
 
 
 def _health(app: FastAPI, service: Service) -> None:

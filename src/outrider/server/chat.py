@@ -15,6 +15,7 @@ from .answer import (
     step_of,
 )  # fmt: skip
 from .generate import Service
+from .making import Maker
 from .protocol import ChatRequest, Refusal
 from .tools import Call, choice_of, constraint, read
 from .work import Work
@@ -46,17 +47,25 @@ class Chat(Work[ChatRequest]):
             more["logprobs"] = body.top_logprobs or 0
         elif body.top_logprobs:
             raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
+        more |= self._constraint()
+        self.lease = self.service.admit(body.n)
+        maker = await Maker.make(self.service, body, self.salt, 1, **more)
         tools = (body.tools or []) if self.choice != "none" else []
-        ids = self.truncated(await self.service.chat_ids(body.messages, tools, body))
-        more |= self._constraint()  # after the schemas of tools are found to be of a fair size
-        request = await self.service.request(body, ids, self.salt, **more)
+        ids = await self.service.chat_ids(body.messages, tools, body, self.long)
+        body.messages = []  # which may be long, and are not needed any more
+        ids = self.truncated(ids)
+        request = maker.request(ids)
         self.answers = [Pending(None, request)]
-        self.service.admit([request])
+        self.lease.add_tokens(len(ids))
 
     async def whole(self) -> dict[str, Any]:
         """Run it and show everything at once."""
         (answer,) = self.answers
-        await self.service.finish(answer, self.body.timeout)
+        await self.service.finish(answer, self.body.timeout, self.lease)
+        return await self.built()
+
+    def build(self) -> dict[str, Any]:
+        (answer,) = self.answers
         choices = []
         for i, sample in enumerate(answer.samples):
             content, calls = self._read(sample, True)
@@ -85,7 +94,7 @@ class Chat(Work[ChatRequest]):
         (answer,) = self.answers
         prompt = {"prompt_token_ids": list(answer.request.prompt_token_ids)}
         more = prompt if self.body.return_token_ids else {}
-        async for events in self.service.run(answer, self.body.timeout):
+        async for events in self.service.run(answer, self.body.timeout, self.lease):
             for i, new in by_sample(events).items():
                 if not self.begun[i]:
                     self.begun[i] = True

@@ -15,6 +15,7 @@ from .answer import (
     step_of,
 )  # fmt: skip
 from .generate import merged
+from .making import Maker
 from .protocol import CompletionRequest, Refusal
 from .work import Work
 
@@ -74,21 +75,29 @@ class Completion(Work[CompletionRequest]):
             wanted["max_tokens"] = 1  # which is not shown: the prompt is what was asked for
         if body.echo and body.logprobs is not None:
             wanted["prompt_logprobs"] = body.logprobs
-        for prompt in body.prompts():
+        prompts = body.prompts()
+        self.lease = self.service.admit(body.n * len(prompts))
+        maker = await Maker.make(self.service, body, self.salt, len(prompts), **wanted)
+        for prompt in prompts:
             await asyncio.sleep(0)  # other calls go on while many are tokenised
             ids = await self.service.ids(prompt, body.add_special_tokens)
             kept = self.truncated(ids)
             whole = prompt if isinstance(prompt, str) and kept is ids else None
-            request = await self.service.request(body, kept, self.salt, **wanted)
+            request = maker.request(kept)
             echoed = self.service.llm.intake.decode(kept) if body.echo and whole is None else whole
             self.answers.append(Pending(echoed, request))
-        self.service.admit([a.request for a in self.answers])
+        body.prompt = ""  # which may be long, and is not needed any more
+        self.lease.add_tokens(sum(len(a.request.prompt_token_ids) for a in self.answers))
 
     async def whole(self) -> dict[str, Any]:
         """Run everything and show it at once."""
-        streams = [self.service.run(a, self.body.timeout) for a in self.answers]
+        timeout, lease = self.body.timeout, self.lease
+        streams = [self.service.run(a, timeout, lease) for a in self.answers]
         async for _ in merged(streams):
             pass
+        return await self.built()
+
+    def build(self) -> dict[str, Any]:
         choices = []
         for i, answer in enumerate(self.answers):
             for j, sample in enumerate(answer.samples):
@@ -111,7 +120,7 @@ class Completion(Work[CompletionRequest]):
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The same step by step."""
         body = self.body
-        streams = [self.service.run(a, body.timeout) for a in self.answers]
+        streams = [self.service.run(a, body.timeout, self.lease) for a in self.answers]
         ends: dict[int, int] = {}  # by choice: answers may be ahead of what is shown
         async for i, events in merged(streams):
             answer = self.answers[i]

@@ -23,6 +23,10 @@ TYPES = {
     503: "service_unavailable_error",
 }  # fmt: skip
 RETRY_SECONDS = 1
+LONGEST_SENTENCE = 300
+LONGEST_END = 100
+CUT = " ... "
+"""Characters of a sentence that is too long: its end says what to do."""
 
 
 class ErrorFields(BaseModel):
@@ -75,6 +79,9 @@ def body(
 ) -> dict[str, Any]:
     """The JSON of an error."""
     kind = TYPES.get(status, "server_error")
+    if len(message) > LONGEST_SENTENCE:
+        start = LONGEST_SENTENCE - LONGEST_END - len(CUT)
+        message = f"{message[:start]}{CUT}{message[-LONGEST_END:]}"
     return {"error": {"message": message, "type": kind, "param": param, "code": code or status}}
 
 
@@ -103,9 +110,19 @@ def response(status: int, content: dict[str, Any]) -> JSONResponse:
     return JSONResponse(content, status, headers)
 
 
+def _depth(problem: Mapping[str, Any]) -> tuple[int, int]:
+    """How far into a body a problem lies, and at which index."""
+    place = problem.get("loc", ())
+    last = place[-1] if place else 0
+    return len(place), last if isinstance(last, int) else 0
+
+
 def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
-    """One sentence for what a body's check found first, and the field at fault."""
-    first = problems[0]
+    """One sentence for the first field that a body's check found wrong, and that field."""
+    # Of a union each kind has a problem; the one that was read furthest was meant.
+    field_of = [problem.get("loc", ())[:1] for problem in problems]
+    same = [p for p, name in zip(problems, field_of, strict=True) if name == field_of[0]]
+    first = max(same, key=_depth)
     place = [str(part) for part in first.get("loc", ()) if part != "body"]
     if first.get("type") == "json_invalid":
         return (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,20 +17,24 @@ from ..async_llm import AsyncLLM
 from ..errors import ConfigError
 from ..outputs import Pending
 from ..sampling.acceptance import NOT_FINITE
-from ..text.template import has_lone_surrogates
-from ..types import Event, Request, SamplingParams, Speculation
+from ..text.template import TextCodec, has_lone_surrogates
+from ..types import Event
+from .admission import Lease, Queue
 from .errors import ServerError
 from .messages import readable, template_options, wants_generation_prompt
 from .metrics import Metrics
-from .protocol import ChatRequest, CompletionRequest, Generation, Refusal, Templated, Tool
+from .protocol import ChatRequest, CompletionRequest, Refusal, Templated, Tool
 from .settings import Settings
+from .shapes import shortened
 from .stats import Stats
 
 T = TypeVar("T")
 LONG_TEXT = 1 << 14
 """Characters from which on a text is tokenised in a thread, so that other calls go on."""
-LETTERS = 16
-"""More than a token has, on average, of any text that is expected."""
+SURE_TEXT = 1 << 18
+"""Bytes from which on a text's tokens are counted before it is tokenised as a whole."""
+SLOW_THREADS = 2
+"""Threads for long texts; more of them would take more memory at a time."""
 GONE = 499
 """What the log says of a client that went away."""
 
@@ -44,8 +48,13 @@ class Service:
     metrics: Metrics
     stats: Stats = field(default_factory=Stats)
     draining: bool = False
-    waiting: int = 0
-    waiting_tokens: int = 0
+    queue: Queue = field(init=False)
+    threads: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.settings
+        self.queue = Queue(limits.max_queued_requests, limits.max_queued_tokens)
+        self.threads = ThreadPoolExecutor(SLOW_THREADS, "outrider-texts")
 
     @property
     def name(self) -> str:
@@ -60,33 +69,25 @@ class Service:
         """
         if given is not None and given not in self.settings.names:
             raise ServerError(
-                404, f"there is no model {given!r} here; this server has {self.name!r}.",
+                404, f"there is no model {shortened(given)} here; this server has {self.name!r}.",
                 "model", "model_not_found",
             )  # fmt: skip
 
-    def admit(self, requests: list[Request]) -> None:
-        """Refuse what would have to wait behind too much.
+    def admit(self, sequences: int) -> Lease:
+        """Have a call's sequences wait, before anything of it is computed.
 
         Raises:
-            ServerError: 429 for a full queue, 503 while the server drains.
+            ServerError: 429 for a full queue, 503 while the server drains or the engine starts.
         """
         if self.draining:
             raise ServerError(503, "the server is shutting down; send the call elsewhere.")
         if self.llm.ready is None:
             raise ServerError(503, "the engine is starting; send the call again.")
-        limit = self.settings
-        count = sum(r.params.n for r in requests)
-        if self.waiting and self.waiting + count > limit.max_queued_requests:
-            raise ServerError(
-                429, f"{self.waiting} sequences wait already, and the queue holds "
-                f"{limit.max_queued_requests}; try again later.", code="queue_full",
-            )  # fmt: skip
-        tokens = sum(len(r.prompt_token_ids) for r in requests)
-        if self.waiting_tokens and self.waiting_tokens + tokens > limit.max_queued_tokens:
-            raise ServerError(
-                429, f"requests of {self.waiting_tokens} prompt tokens wait already, and the "
-                f"limit is {limit.max_queued_tokens}; try again later.", code="queue_full",
-            )  # fmt: skip
+        return self.queue.enter(sequences)
+
+    async def slow(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns, in one of a few threads: many at once take little memory."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     async def ids(self, prompt: str | list[int], special: bool = True) -> list[int]:
         """A prompt's token ids.
@@ -103,7 +104,21 @@ class Service:
             raise Refusal("the prompt has lone surrogates; send UTF-8.", "prompt")
         if len(prompt) < LONG_TEXT:
             return codec.encode(prompt, special)
-        return await asyncio.to_thread(codec.encode, prompt, special)
+        return await self.slow(partial(self._encode, codec, prompt, special))
+
+    def _encode(self, codec: TextCodec, text: str, special: bool) -> list[int]:
+        """The ids of a text that may be long.
+
+        Raises:
+            Refusal: it has more than the context holds.
+        """
+        most = self.llm.intake.max_model_len
+        if len(text.encode()) > SURE_TEXT and codec.exceeds(text, most):
+            raise Refusal(
+                f"the text has {len(text)} characters, more than a context of {most} tokens holds; "
+                "shorten it.", "prompt",
+            )  # fmt: skip
+        return codec.encode(text, special)
 
     def salt(self, given: str | None, call: Call) -> str:
         """What stands before a request's cached prefix: its own salt, and its key's where asked."""
@@ -115,8 +130,9 @@ class Service:
         messages: list[dict[str, Any]],
         tools: list[Tool],
         body: Templated,
+        long: bool,
     ) -> list[int]:
-        """A conversation's token ids, by the chat template, in a thread where it is long.
+        """A conversation's token ids, by the chat template, in a thread where it is ``long``.
 
         Raises:
             RequestError: there is no template, or it refuses the messages.
@@ -126,62 +142,35 @@ class Service:
             raise Refusal("this model has no tokenizer, so it cannot chat.", "messages")
         given = template_options(body, str(codec.template))
         prompted = wants_generation_prompt(body)
-        read, shown = readable(messages), [tool.as_json() for tool in tools]
-        work = partial(codec.chat, read, prompted, shown, **given)
-        size = sum(len(message["content"]) for message in read)
-        return work() if size < LONG_TEXT else await asyncio.to_thread(work)
+        shown = [tool.model_dump(exclude_none=True) for tool in tools]
 
-    def decode(self, ids: list[int]) -> str:
+        def work() -> list[int]:
+            text = codec.render(readable(messages), prompted, shown, **given)
+            return self._encode(codec, text, False)
+
+        return await self.slow(work) if long else work()
+
+    async def decode(self, ids: list[int]) -> str:
         """The text of token ids.
 
         Raises:
-            Refusal: one of them is not in the vocabulary.
+            Refusal: one of them is not in the vocabulary, or there are more than the context holds.
         """
-        size = self.llm.intake.vocab_size
+        size, most = self.llm.intake.vocab_size, self.llm.intake.max_model_len
+        if len(ids) > most:
+            raise Refusal(f"there are {len(ids)} tokens; give at most {most}.", "tokens")
         wrong = next((id for id in ids if not 0 <= id < size), None)
         if wrong is not None:
-            raise Refusal(f"token id {wrong} is not in the vocabulary of {size}.", "tokens")
-        return self.llm.intake.decode(ids)
+            shown = shortened(wrong)
+            raise Refusal(f"token id {shown} is not in the vocabulary of {size}.", "tokens")
+        return await self.slow(partial(self.llm.intake.decode, ids))
 
-    async def request(self, body: Generation, ids: list[int], salt: str, **more: Any) -> Request:
-        """The engine's request for one prompt of a call.
-
-        ``salt`` keeps its cached prefix from others, and ``more`` goes to ``SamplingParams``.
-
-        Raises:
-            OutriderError: it cannot be served.
-        """
-        room = self.llm.intake.max_model_len - len(ids)
-        if body.limit is None and self.llm.ready is not None:
-            room = min(room, max(1, self.llm.ready.num_tokens - len(ids)))
-        if room < 1:
-            raise Refusal(
-                f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
-                f"{self.llm.intake.max_model_len}; shorten it.", "prompt",
-            )  # fmt: skip
-        params: SamplingParams = body.sampling(room, self.settings.defaults, **more)
-        request, _ = self.llm.request(ids, params, uuid.uuid4().hex)
-        return replace(
-            request,
-            speculation=await self._speculation(body),
-            priority=body.priority,
-            cache_salt=salt,
-        )
-
-    async def _speculation(self, body: Generation) -> Speculation:
-        given = body.speculation
-        expected: tuple[int, ...] = ()
-        if body.prediction is not None:
-            # No output is longer; what an output does not reach costs every step that looks for it.
-            most = self.llm.intake.max_model_len
-            text = body.prediction.text[: most * LETTERS]
-            expected = tuple((await self.ids(text, special=False))[:most])
-        if given is None:
-            return Speculation(prediction=expected)
-        return Speculation(given.enabled, given.drafter, given.num_speculative_tokens, expected)
-
-    async def run(self, answer: Pending, timeout: float | None) -> AsyncIterator[list[Event]]:
+    async def run(
+        self, answer: Pending, timeout: float | None, lease: Lease
+    ) -> AsyncIterator[list[Event]]:
         """The events of one prompt, collected in ``answer`` on the way.
+
+        Its sequences leave ``lease`` with their first tokens.
 
         Raises:
             OutriderError: it cannot be served, or failed.
@@ -191,7 +180,6 @@ class Service:
         limits = [t for t in (timeout, self.settings.request_timeout) if t is not None]
         timeout = min(limits, default=None)
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._wait(count, tokens)
         self.metrics.begin(answer.request)
         try:
             async with contextlib.aclosing(self.llm.stream(answer.request)) as stream:
@@ -210,7 +198,7 @@ class Service:
                     for event in events:
                         answer.take(event)
                         if event.start is not None:
-                            self._wait(-1, -tokens)
+                            lease.give_back(1, tokens)
                             count, tokens = count - 1, 0
                     if answer.error is not None:
                         # All but broken logits comes of options that contradict each other.
@@ -218,21 +206,16 @@ class Service:
                         raise ServerError(code, f"the request failed: {answer.error}")
                     yield events
         finally:
-            self._wait(-count, -tokens)
+            lease.give_back(count, tokens)
             self.metrics.end(answer.request.id)
 
-    def _wait(self, sequences: int, tokens: int) -> None:
-        """So many more wait for their first token."""
-        self.waiting += sequences
-        self.waiting_tokens += tokens
-
-    async def finish(self, answer: Pending, timeout: float | None) -> None:
+    async def finish(self, answer: Pending, timeout: float | None, lease: Lease) -> None:
         """Run one prompt to its end.
 
         Raises:
             OutriderError: see ``run``.
         """
-        async for _ in self.run(answer, timeout):
+        async for _ in self.run(answer, timeout, lease):
             pass
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
-import reprlib
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from .protocol import Refusal, Templated
+from .bodies import parse
+from .protocol import Templated
+from .shapes import Refusal, shortened
 
 MESSAGE_PARTS = ("text", "input_text")
 OTHER_FIELDS = {"audio": "send text", "function_call": "send tool_calls"}
@@ -104,9 +104,9 @@ def _text(content: Any, i: int) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in MESSAGE_PARTS or not isinstance(part.get("text"), str):
-            shown = reprlib.repr(kind)
             raise Refusal(
-                f"messages.{i}.content has a part of type {shown}; only text is served.", "messages"
+                f"messages.{i}.content has a part of type {shortened(kind)}; only text is served.",
+                "messages",
             )
         texts.append(part["text"])
     return "\n".join(texts)
@@ -118,6 +118,9 @@ def _call(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-    except (ValueError, RecursionError):
+        return {
+            **call,
+            "function": {**function, "arguments": parse(function["arguments"].encode())},
+        }
+    except (Refusal, UnicodeEncodeError):
         return call

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import reprlib
 from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..errors import RequestError
 from ..params import (
     LARGEST_LOGPROBS,
     LARGEST_N,
@@ -21,48 +18,27 @@ from ..params import (
     SamplingParams,
 )  # fmt: skip
 from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
+from .shapes import (
+    MOST_PROMPTS,
+    MOST_TOOLS,
+    Biases,
+    Choices,
+    Ids,
+    Messages,
+    OptionIds,
+    Parts,
+    Prompts,
+    Words,
+    check_schema,
+    shortened,
+)  # fmt: skip
+from .shapes import Refusal as Refusal
 
-MOST_PROMPTS = 128
-MOST_MESSAGES = 4096
-MOST_TOOLS = 128
 MOST_SAMPLES = 256
-MOST_BIASES = 1024
-DEEPEST_SCHEMA = 64
-LARGEST_SCHEMA = 1 << 16
 FORM = "structured_outputs"
 
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """What a client may call its request; nothing that could break a line of the log."""
-
-Ids = list[int]
-
-
-class Refusal(RequestError):
-    """A request that cannot be served, and the field at fault."""
-
-    def __init__(self, message: str, param: str | None = None, code: int = 400) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
-
-
-def check_schema(schema: str | dict[str, Any] | None, name: str) -> None:
-    """Refuse a JSON schema that is too large or too deep.
-
-    Raises:
-        Refusal: it is.
-    """
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    if len(text) > LARGEST_SCHEMA:
-        raise Refusal(
-            f"the schema has {len(text)} characters; give at most {LARGEST_SCHEMA}.", name
-        )
-    depth = deepest = 0
-    for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
-        deepest = max(deepest, depth)
-    if deepest > DEEPEST_SCHEMA:
-        raise Refusal(f"the schema nests {deepest} deep; at most {DEEPEST_SCHEMA} is served.", name)
 
 
 def ranged(
@@ -117,7 +93,7 @@ class StructuredOutputs(Wire):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: Annotated[Any, Unless((False,), BLANKS)] = None
@@ -145,7 +121,7 @@ class Prediction(Wire):
     """OpenAI's ``prediction``: text that the output is expected to resemble."""
 
     type: Literal["content"] = "content"
-    content: str | list[dict[str, Any]]
+    content: str | Parts
 
     @property
     def text(self) -> str:
@@ -161,7 +137,7 @@ class Templated(Wire):
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    documents: list[dict[str, Any]] | None = Field(None, max_length=MOST_MESSAGES)
+    documents: Parts | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
@@ -180,8 +156,8 @@ class Generation(Wire, Unsupported):
     top_k: int | None = ranged(-1)
     min_p: float | None = ranged(0, 1)
     seed: int | str | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: Ids | None = None
+    stop: str | Words | None = None
+    stop_token_ids: OptionIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -193,9 +169,9 @@ class Generation(Wire, Unsupported):
     presence_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
     frequency_penalty: float | None = ranged(-LARGEST_PENALTY, LARGEST_PENALTY)
     repetition_penalty: float | None = ranged(*REPETITION)
-    logit_bias: dict[str, float] | None = Field(None, max_length=MOST_BIASES)
-    bad_words: list[str] | None = None
-    allowed_token_ids: Ids | None = None
+    logit_bias: Biases | None = None
+    bad_words: Words | None = None
+    allowed_token_ids: OptionIds | None = None
     prompt_logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
     return_token_ids: bool = False
     return_speculation: bool = False
@@ -203,7 +179,7 @@ class Generation(Wire, Unsupported):
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     speculation: SpeculationOptions | None = None
     prediction: Prediction | None = None
@@ -302,8 +278,9 @@ def read_seed(seed: int | str | None) -> int | None:
         return None
     if isinstance(seed, str):
         if not (seed.isascii() and seed.isdecimal() and len(seed) <= LONGEST_NUMBER):
-            shown = reprlib.repr(seed)
-            raise Refusal(f"seed is {shown}; give a whole number from 0 to 2^64 - 1.", "seed")
+            raise Refusal(
+                f"seed is {shortened(seed)}; give a whole number from 0 to 2^64 - 1.", "seed"
+            )
         return int(seed)
     return seed
 
@@ -311,7 +288,7 @@ def read_seed(seed: int | str | None) -> int | None:
 class CompletionRequest(Generation, NotInCompletions):
     """``POST /v1/completions``."""
 
-    prompt: str | Ids | list[str] | list[Ids]
+    prompt: Prompts
     max_tokens: int | None = 16
     logprobs: int | None = ranged(0, LARGEST_LOGPROBS)
     echo: bool = False
@@ -351,14 +328,8 @@ class Tool(Wire):
     type: Literal["function"] = "function"
     function: Function
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the tool as chat templates read it.
 
-        Raises:
-            Refusal: its schema is too large or too deep.
-        """
-        check_schema(self.function.parameters or {}, "tools")
-        return self.model_dump(exclude_none=True)
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)]
 
 
 class NamedFunction(Wire):
@@ -377,10 +348,10 @@ class NamedTool(Wire):
 class ChatRequest(Generation, Templated, NotInChats):
     """``POST /v1/chat/completions``."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Messages
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=LARGEST_LOGPROBS)
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
 
@@ -390,10 +361,10 @@ class TokenizeRequest(Templated):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = Field(None, max_length=MOST_MESSAGES)
+    messages: Messages | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: Tools | None = None
 
 
 class DetokenizeRequest(Wire):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 import uuid
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..params import LARGEST_GRAMMAR
 from .protocol import ChatRequest, NamedTool, Refusal, Tool
+from .shapes import check_schema, shortened
 
 Form = Literal["hermes", "llama3"]
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -49,16 +50,31 @@ def form_of(template: str | None) -> Form:
     return "llama3" if template and PYTHON_TAG in template else "hermes"
 
 
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Refuse schemas that are too large or too deep, alone or together.
+
+    Raises:
+        Refusal: they are.
+    """
+    size = sum(check_schema(tool.function.parameters or {}, "tools") for tool in tools)
+    if size > LARGEST_GRAMMAR:
+        raise Refusal(
+            f"the schemas of all tools have {size} characters; give at most {LARGEST_GRAMMAR}.",
+            "tools",
+        )
+
+
 def choice_of(body: ChatRequest) -> str:
     """none, auto, required, or the name of the one tool behind a "=".
 
     Raises:
-        Refusal: a choice without tools, or an unknown name.
+        Refusal: a choice without tools, an unknown name, or a schema that is too large.
     """
     tools, choice = body.tools or [], body.tool_choice
+    check_tools(tools)
     if isinstance(choice, NamedTool):
         if choice.function.name not in {t.function.name for t in tools}:
-            shown = reprlib.repr(choice.function.name)
+            shown = shortened(choice.function.name)
             raise Refusal(f"tool_choice names {shown}, which is not among tools.", "tool_choice")
         return f"={choice.function.name}"
     if choice in ("auto", "required") and not tools:

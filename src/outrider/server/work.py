@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 import time
 from typing import Any, Generic, TypeVar
 
@@ -10,9 +9,15 @@ from fastapi import Request as Call
 
 from ..outputs import Pending
 from ..types import Counts
+from .admission import Lease
 from .answer import metrics, seed_of, usage
+from .bodies import LONG_BODY
 from .generate import Service
 from .protocol import Generation, Refusal
+from .shapes import shortened
+
+LONG_LIST = 1 << 9
+"""Positions with log probabilities from which on an answer is made in a thread."""
 
 Body = TypeVar("Body", bound=Generation)
 
@@ -36,6 +41,22 @@ class Work(Generic[Body]):
         self.created = int(time.time())
         self.answers: list[Pending] = []
         self.shown_to_end = 0  # choices of a stream
+        self.long: bool = call.state.body_bytes >= LONG_BODY
+        self.lease = Lease(service.queue, 0)
+
+    @property
+    def lists_much(self) -> bool:
+        """True when the whole answer takes long to make, for what it lists beside its text."""
+        listed = sum(len(s.logprobs) for a in self.answers for s in a.samples)
+        return listed + sum(len(a.prompt_logprobs or ()) for a in self.answers) > LONG_LIST
+
+    async def built(self) -> dict[str, Any]:
+        """The whole answer, made in a thread where that takes long."""
+        return await self.service.slow(self.build) if self.lists_much else self.build()
+
+    def build(self) -> dict[str, Any]:
+        """The whole answer, once everything has run."""
+        raise NotImplementedError
 
     def truncated(self, ids: list[int]) -> list[int]:
         """Return the end of a prompt, or its beginning, as ``truncate_prompt_tokens`` asks.
@@ -48,7 +69,7 @@ class Work(Generic[Body]):
             return ids
         if most == 0 or not -1 <= most <= context:
             raise Refusal(
-                f"truncate_prompt_tokens is {reprlib.repr(most)}; give 1 to {context}, or -1 for "
+                f"truncate_prompt_tokens is {shortened(most)}; give 1 to {context}, or -1 for "
                 "all that the context holds.", "truncate_prompt_tokens",
             )  # fmt: skip
         if most == -1:

@@ -16,6 +16,10 @@ from .gguf import gguf_tokenizer
 Message = dict[str, Any]
 LONGEST_REASON = 200
 """Characters of a template's own error that are told; it may hold the whole conversation."""
+PIECE = 1 << 15
+"""Characters that are tokenised at a time where only their number of tokens is wanted."""
+SLACK = 64
+"""More tokens than a cut through a text makes."""
 
 
 class TextCodec:
@@ -49,6 +53,20 @@ class TextCodec:
         ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
+    def exceeds(self, text: str, most: int) -> bool:
+        """True when a text has more than ``most`` tokens, found at the memory of a short one.
+
+        A text that has hardly more may pass.
+        """
+        count = 0
+        for start in range(0, len(text), PIECE):
+            piece = text[start : start + PIECE]
+            (found,) = self.backend.encode_batch_fast([piece], add_special_tokens=False)
+            count += len(found) - SLACK
+            if count > most:
+                return True
+        return False
+
     @property
     def template(self) -> str | None:
         """The checkpoint's chat template."""
@@ -59,14 +77,18 @@ class TextCodec:
     def template(self, text: str) -> None:
         self._tokenizer.chat_template = text
 
-    def chat(
+    def chat(self, messages: list[Message], *options: Any, **given: Any) -> list[int]:
+        """Ids of a conversation by the checkpoint's chat template, see ``render``."""
+        return self.encode(self.render(messages, *options, **given), special=False)
+
+    def render(
         self,
         messages: list[Message],
         add_generation_prompt: bool = True,
         tools: list[Any] | None = None,
         **given: Any,
-    ) -> list[int]:
-        """Ids of a conversation by the checkpoint's chat template.
+    ) -> str:
+        """The text of a conversation by the checkpoint's chat template.
 
         ``tools`` are what the model may call, and ``given`` goes to the template as it is.
 
@@ -95,8 +117,7 @@ class TextCodec:
             raise RequestError(f"the chat template refused the messages: {said}.") from None
         if has_lone_surrogates(text):
             raise RequestError("the messages have lone surrogates; send UTF-8.")
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return text
 
     def vocabulary(self) -> dict[str, int]:
         """Every entry and its id, added ones included."""

@@ -1,0 +1,154 @@
+"""Bodies of calls: JSON that is read at a bounded cost, outside the event loop where it is long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from .shapes import Refusal, shortened
+
+LONG_BODY = 1 << 16
+"""Bytes from which on a body is read in a thread."""
+MOST_BRACKETS = 1 << 16
+"""Lists and objects in a body: each takes twenty times the memory of its text."""
+MOST_FIELDS = 1 << 17
+"""Fields of all objects in a body together."""
+READER = ThreadPoolExecutor(1, "outrider-bodies")
+"""One thread: several long bodies at once take no more memory than one."""
+REASONS = {
+    "recursion limit": "it nests too deeply",
+    "hex escape": "a text has lone surrogates; send UTF-8",
+    "out of range": "a number has too many digits",
+    "unicode": "it is not UTF-8",
+}
+"""By a word of the parser's: a clearer one."""
+
+Model = TypeVar("Model", bound=BaseModel)
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def parse(raw: bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        Refusal: it is no JSON, or has too many parts.
+    """
+    if not raw.strip():
+        raise Refusal("the body is empty; send a JSON object.")
+    _check_size(raw)
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        said = str(error)
+        reason = next((text for word, text in REASONS.items() if word in said), said)
+        raise Refusal(f"the body is no JSON: {reason}.") from None
+
+
+def _check_size(raw: bytes) -> None:
+    """Refuse a text with too many lists, objects or fields.
+
+    Raises:
+        Refusal: it has too many.
+    """
+    if _fits(raw) or _fits(_without_texts(raw)):
+        return
+    raise Refusal(
+        f"the body has more than {MOST_BRACKETS} lists and objects or {MOST_FIELDS} fields; "
+        "send less in one call."
+    )
+
+
+def _fits(raw: bytes) -> bool:
+    brackets = raw.count(b"{") + raw.count(b"[")
+    return brackets <= MOST_BRACKETS and raw.count(b":") <= MOST_FIELDS
+
+
+def _without_texts(raw: bytes) -> bytes:
+    """A JSON text without what stands in quotes."""
+    bare = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    return b"".join(bare.split(b'"')[::2])
+
+
+def read(model: type[Model], raw: bytes) -> Model:
+    """The fields of a body.
+
+    Raises:
+        Refusal: the body is no JSON object.
+        RequestValidationError: a field is wrong.
+    """
+    given = parse(raw)
+    if not isinstance(given, dict):
+        raise Refusal("the body is no JSON object; send one.")
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+    raise RequestValidationError(found)
+
+
+def check_type(header: str | None) -> None:
+    """Refuse a body that is not declared as JSON: pages of other sites can send those.
+
+    Raises:
+        Refusal: it is not.
+    """
+    message = Message()
+    message["content-type"] = header or "none"
+    kind = message.get_content_type()
+    if header is None or not (kind == "application/json" or kind.endswith("+json")):
+        shown = "no content type" if header is None else f"content type {shortened(header)}"
+        raise Refusal(f"the body has {shown}; send it as application/json.")
+
+
+class _Given(Request):
+    """A call whose body was read already."""
+
+    def __init__(self, scope: Scope, receive: Receive, made: BaseModel) -> None:
+        super().__init__(scope, receive)
+        self._made = made
+
+    async def body(self) -> bytes:
+        return b"{}"
+
+    async def json(self) -> Any:
+        return self._made
+
+
+class BodyRoute(APIRoute):
+    """A path whose body is read here, and reaches its function as a model."""
+
+    def get_route_handler(self) -> Handler:
+        handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler
+        model: Any = self.body_field.field_info.annotation
+
+        async def handle(call: Request) -> Response:
+            return await handler(_Given(call.scope, call.receive, await _made(model, call)))
+
+        return handle
+
+
+async def _made(model: type[Model], call: Request) -> Model:
+    """The fields of a call's body; the bytes are let go."""
+    check_type(call.headers.get("content-type"))
+    try:
+        raw = b"".join([part async for part in call.stream()])
+    except ClientDisconnect:
+        raise Refusal("the body is not complete; send it again.") from None
+    call.state.body_bytes = len(raw)
+    if len(raw) < LONG_BODY:
+        return read(model, raw)
+    return await asyncio.get_running_loop().run_in_executor(READER, read, model, raw)
