@@ -1,4 +1,4 @@
-"""Bodies of at most 4 MiB that would cost a server more than their size, each made by a function."""
+"""Bodies of at most 4 MiB that would cost a server more than their size; each has a function."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     ),
     "128 long texts": (
         COMPLETION,
-        lambda: field("prompt", repeated(f'"{"ab " * (SIZE // 390)}"'), '"n":1'),
+        lambda: field("prompt", repeated(f'"{"ab " * 10_000}"', size=128 * 30_003), '"n":1'),
     ),
     "stop of numbers": (COMPLETION, lambda: field("stop", repeated("1"))),
     "stop of texts": (COMPLETION, lambda: field("stop", repeated('"a"'))),
@@ -85,7 +85,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a long cache_salt": (COMPLETION, lambda: field("cache_salt", f'"{"s" * SIZE}"')),
     "a long seed": (COMPLETION, lambda: field("seed", f'"{"9" * SIZE}"')),
     "a long number": (COMPLETION, lambda: field("seed", "9" * SIZE)),
-    "a long unknown object": (COMPLETION, lambda: field("unknown", members("1", 400_000))),
+    "a long unknown object": (COMPLETION, lambda: field("unknown", members("1", 380_000))),
     "unknown objects": (COMPLETION, lambda: field("unknown", repeated('{"":0}'))),
     "deep lists": (COMPLETION, lambda: field("unknown", nested(100_000))),
     "deep objects": (COMPLETION, lambda: field("unknown", nested(100_000, '{"a":', "}"))),
@@ -124,7 +124,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
             "prediction",
             f'{{"content":"{"ab " * (SIZE // 3)}"}}',
             f'"prompt":{repeated("[]", size=384)}',
-        ),  # fmt: skip
+        ),
     ),
     "messages of numbers": (CHAT, lambda: field("messages", repeated("1"), '"n":1')),
     "messages, empty": (CHAT, lambda: field("messages", repeated("{}"), '"n":1')),
@@ -165,11 +165,11 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
             "tool_choice",
             f'{{"function":{{"name":"{"f" * SIZE}"}}}}',
             f'"tools":{tools("{}", 1)},{SAID}',
-        ),  # fmt: skip
+        ),
     ),
     "chat_template_kwargs": (
         CHAT,
-        lambda: field("chat_template_kwargs", members("1", 400_000), SAID),
+        lambda: field("chat_template_kwargs", members("1", 380_000), SAID),
     ),
     "tokenize": ("/tokenize", lambda: field("prompt", f'"{"ab " * (SIZE // 3)}"', '"n":1')),
     "tokenize messages": ("/tokenize", lambda: field("messages", repeated("{}"), '"n":1')),

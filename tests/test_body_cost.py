@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +13,17 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.exceptions import RequestValidationError
 from hostile_bodies import HOSTILE
 
 from outrider.bench.served import Served
+from outrider.params import LARGEST_LOGPROBS
+from outrider.server.admission import Queue
+from outrider.server.bodies import MOST_BRACKETS, parse, read
+from outrider.server.errors import LONGEST_SENTENCE, ServerError, body, sentence
+from outrider.server.protocol import ChatRequest, CompletionRequest, Refusal
+from outrider.server.room import Held, Room
+from outrider.text.template import TextCodec
 
 MIB = 1 << 20
 MOST_MEMORY = 200 * MIB
@@ -75,10 +85,141 @@ def test_no_hostile_body_takes_much_time_or_memory(strict: Served) -> None:
             with Pulse(strict.url) as pulse:
                 found = client.post(strict.url + path, content=raw, headers=JSON)
             told = found.json().get("error", {})
-            if found.status_code != 400 or len(told.get("message", "x" * 999)) > 300:
+            if found.status_code not in (400, 404) or len(told.get("message", "x" * 999)) > 300:
                 wrong[name] = (found.status_code, found.text[:400])
             if pulse.longest > LONGEST_WAIT:
                 slow[name] = pulse.longest
             assert peak(strict) - before < MOST_MEMORY, name
     assert not wrong
     assert not slow
+
+
+def test_a_full_queue_takes_exactly_what_fits(strict: Served) -> None:
+    """Calls that come at once count before anything of them is computed."""
+    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
+
+    def code(_: int) -> int:
+        found = httpx.post(f"{strict.url}/v1/completions", json=body, timeout=120)
+        return found.status_code
+
+    for _ in range(2):  # what was held is given back
+        with ThreadPoolExecutor(40) as pool:
+            codes = list(pool.map(code, range(40)))
+        assert set(codes) == {200, 429}
+        # One runs and four wait, and again as often as one ends while calls come in.
+        assert 4 <= codes.count(200) <= 12
+    text = "the lazy dog " * 400  # does not fit, and gives its place back
+    for _ in range(8):
+        found = httpx.post(f"{strict.url}/v1/completions", json={"prompt": text})
+        assert found.status_code == 400
+    assert code(0) == 200
+
+
+def test_whatever_cannot_be_read_is_a_sentence(strict: Served) -> None:
+    shapes: dict[str, bytes] = {
+        "is empty": b"",
+        "EOF while parsing": b'{"prompt":',
+        "not UTF-8": b'{"prompt":"\xff"}',
+        "expected value": b"\xef\xbb\xbf{}",
+        "lone surrogates": b'{"prompt":"\\ud800"}',
+        "too many digits": b'{"prompt":"a","seed":' + b"9" * 5000 + b"}",
+        "nests too deeply": b'{"x":' + b"[" * 500 + b"]" * 500 + b',"prompt":"a"}',
+        "no JSON object": b"[1]",
+        "no JSON: expected": b'{"prompt":"a","temperature":NaN}',
+        "trailing": b'{"prompt":"a"} {}',
+    }
+    with httpx.Client() as client:
+        for word, raw in shapes.items():
+            found = client.post(f"{strict.url}/v1/completions", content=raw, headers=JSON)
+            assert found.status_code == 400, word
+            assert word in found.json()["error"]["message"]
+        for kind in (None, "text/plain", "multipart/form-data; boundary=x", "nonsense"):
+            headers = {} if kind is None else {"Content-Type": kind}
+            url = f"{strict.url}/v1/completions"
+            found = client.post(url, content=b'{"prompt":"a"}', headers=headers)
+            assert found.status_code == 400
+            assert "send it as application/json" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_wrong_body_has_few_errors(name: str) -> None:
+    path, make = HOSTILE[name]
+    model = ChatRequest if "chat" in path else CompletionRequest
+    found: list[Any] = []
+    try:
+        read(model, make())
+    except RequestValidationError as error:
+        found = list(error.errors())
+    except Refusal:
+        pass
+    assert len(found) <= 5
+
+
+def test_brackets_in_texts_are_not_counted() -> None:
+    text = '{[:"\\' * MOST_BRACKETS
+    assert parse(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+    with pytest.raises(Refusal, match="lists and objects"):
+        parse(json.dumps({"prompt": text, "x": [[]] * MOST_BRACKETS}).encode())
+
+
+def test_an_error_says_which_kind_was_meant_and_stays_short() -> None:
+    def told(**fields: Any) -> tuple[str, str | None]:
+        with pytest.raises(RequestValidationError) as caught:
+            read(CompletionRequest, json.dumps({"prompt": "a", **fields}).encode())
+        return sentence(caught.value.errors())
+
+    assert told(prompt=[1, "a"])[0].startswith("prompt.1: input should be a valid integer")
+    assert told(prompt=["a", 1]) == ("prompt.1: input should be a valid string.", "prompt")
+    assert told(prompt=[[1], ["a"]])[0].startswith("prompt.1.0: input should be a valid integer")
+    assert told(stop=[1])[0] == "stop.0: input should be a valid string."
+    long = body(400, f"x is {'9' * 5000}; give less.")["error"]["message"]
+    assert len(long) <= LONGEST_SENTENCE
+    assert long.endswith("; give less.")
+
+
+def test_a_queue_counts_what_enters_at_once() -> None:
+    queue = Queue(4, 100)
+    first = queue.enter(9)  # alone a call may have more
+    with pytest.raises(ServerError, match="9 sequences wait already, and the queue holds 4"):
+        queue.enter(1)
+    first.give_back(7, 0)
+    second = queue.enter(2)
+    first.add_tokens(300)
+    with pytest.raises(ServerError, match="300 prompt tokens"):
+        second.add_tokens(1)
+    first.leave()
+    first.give_back(5, 5)  # nothing is given back twice
+    second.leave()
+    assert (queue.sequences, queue.tokens) == (0, 0)
+
+
+def test_bodies_wait_for_room() -> None:
+    async def work() -> None:
+        room = Room(10)
+        first, second = Held(room), Held(room)
+        await first.add(12)  # alone a body may have more
+        waiting = asyncio.ensure_future(second.add(1))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        first.release()
+        await asyncio.wait_for(waiting, 10)
+        second.release()
+        second.release()
+        assert room.held == 0
+
+    asyncio.run(work())
+
+
+def test_tokens_of_a_long_text_are_counted_piece_by_piece(tiny_llama: Path) -> None:
+    codec = TextCodec(tiny_llama)
+    for text in ("the quick brown fox " * 10_000, "a" * 100_000, "\n" * 70_000, "é" * 90_000):
+        tokens = len(codec.encode(text))
+        assert codec.exceeds(text, tokens - 1000)
+        assert not codec.exceeds(text, tokens)
+
+
+def test_an_answer_lists_no_more_than_it_may(strict: Served) -> None:
+    body = {"prompt": "a", "max_tokens": 200, "n": 128, "logprobs": LARGEST_LOGPROBS}
+    found = httpx.post(f"{strict.url}/v1/completions", json=body)
+    assert found.status_code == 400
+    assert "at most 262144 are listed" in found.json()["error"]["message"]

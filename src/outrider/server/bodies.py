@@ -25,6 +25,8 @@ MOST_BRACKETS = 1 << 16
 """Lists and objects in a body: each takes twenty times the memory of its text."""
 MOST_FIELDS = 1 << 17
 """Fields of all objects in a body together."""
+PIECE = 1 << 16
+"""Bytes that are looked through at a time."""
 READER = ThreadPoolExecutor(1, "outrider-bodies")
 """One thread: several long bodies at once take no more memory than one."""
 REASONS = {
@@ -62,23 +64,28 @@ def _check_size(raw: bytes) -> None:
     Raises:
         Refusal: it has too many.
     """
-    if _fits(raw) or _fits(_without_texts(raw)):
+    if _fits(*_count(raw)):
         return
-    raise Refusal(
-        f"the body has more than {MOST_BRACKETS} lists and objects or {MOST_FIELDS} fields; "
-        "send less in one call."
-    )
-
-
-def _fits(raw: bytes) -> bool:
-    brackets = raw.count(b"{") + raw.count(b"[")
-    return brackets <= MOST_BRACKETS and raw.count(b":") <= MOST_FIELDS
-
-
-def _without_texts(raw: bytes) -> bytes:
-    """A JSON text without what stands in quotes."""
     bare = raw.replace(rb"\\", b"").replace(rb"\"", b"")
-    return b"".join(bare.split(b'"')[::2])
+    brackets = fields = quotes = 0
+    for start in range(0, len(bare), PIECE):
+        parts = bare[start : start + PIECE].split(b'"')
+        more = _count(b"".join(parts[quotes % 2 :: 2]))  # what stands in no quotes
+        brackets, fields, quotes = brackets + more[0], fields + more[1], quotes + len(parts) - 1
+        if not _fits(brackets, fields):
+            raise Refusal(
+                f"the body has more than {MOST_BRACKETS} lists and objects or {MOST_FIELDS} "
+                "fields; send less in one call."
+            )
+
+
+def _count(text: bytes) -> tuple[int, int]:
+    """Lists and objects, and fields of objects, in a text without quotes."""
+    return text.count(b"{") + text.count(b"["), text.count(b":")
+
+
+def _fits(brackets: int, fields: int) -> bool:
+    return brackets <= MOST_BRACKETS and fields <= MOST_FIELDS
 
 
 def read(model: type[Model], raw: bytes) -> Model:
@@ -151,4 +158,6 @@ async def _made(model: type[Model], call: Request) -> Model:
     call.state.body_bytes = len(raw)
     if len(raw) < LONG_BODY:
         return read(model, raw)
-    return await asyncio.get_running_loop().run_in_executor(READER, read, model, raw)
+    made = await asyncio.get_running_loop().run_in_executor(READER, read, model, raw)
+    call.state.held.release()  # the text; the call may take long
+    return made

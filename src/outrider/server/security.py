@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import TYPES, body
+from .room import Held, Room
 from .settings import Settings
 
 OPEN = frozenset({"/health", "/ready", "/metrics", "/", "/favicon.ico"})
@@ -37,6 +38,7 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self.settings = settings
+        self.room = Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,18 +59,31 @@ class Gate:
         if scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
             await self.app(scope, receive, send)
             return
+        held = Held(self.room)
+        scope.setdefault("state", {})["held"] = held
         try:
-            whole = await asyncio.wait_for(read(receive, most), self.settings.body_timeout)
+            rest = await self._received(receive, send, held)
+            if rest is not None:
+                await self.app(scope, rest, send)
+        finally:
+            held.release()
+
+    async def _received(self, receive: Receive, send: Send, held: Held) -> Receive | None:
+        """A ``receive`` that gives the whole body, None where it was refused."""
+        most = self.settings.max_body
+        try:
+            found = read(receive, most, held)
+            whole = await asyncio.wait_for(found, self.settings.body_timeout)
         except TimeoutError:
             await refuse(send, 408, "the body took too long to come in; send it again.")
-            return
+            return None
         if whole is None:
             await refuse(send, 413, f"the body has more than {most} bytes.")
-            return
-        await self.app(scope, once(whole, receive), send)
+            return None
+        return once(whole, receive)
 
 
-async def read(receive: Receive, most: int) -> bytes | None:
+async def read(receive: Receive, most: int, held: Held) -> bytes | None:
     """A call's body, None where it is longer than ``most`` bytes."""
     parts: list[bytes] = []
     size = 0
@@ -78,6 +93,7 @@ async def read(receive: Receive, most: int) -> bytes | None:
             return b"".join(parts)
         parts.append(message.get("body", b""))
         size += len(parts[-1])
+        await held.add(len(parts[-1]))
         if size > most:
             return None
         if not message.get("more_body", False):
@@ -86,14 +102,12 @@ async def read(receive: Receive, most: int) -> bytes | None:
 
 def once(whole: bytes, receive: Receive) -> Receive:
     """A ``receive`` that gives the whole body first."""
-    given = False
+    left = [whole]
 
     async def found() -> Message:
-        nonlocal given
-        if given:
+        if not left:
             return await receive()
-        given = True
-        return {"type": "http.request", "body": whole, "more_body": False}
+        return {"type": "http.request", "body": left.pop(), "more_body": False}
 
     return found
 

@@ -1,0 +1,38 @@
+"""Memory for bodies that come in: what all of them hold at a time is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+MOST_HELD = 256 << 20
+"""Bytes of all bodies that are being received or read."""
+LOOK_SECONDS = 0.02
+
+
+class Room:
+    """Room for so many bytes of bodies."""
+
+    def __init__(self, most: int = MOST_HELD) -> None:
+        self.most = most
+        self.held = 0
+
+
+class Held:
+    """The bytes that one body holds of a room; ``release`` gives them back."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._size = 0
+
+    async def add(self, size: int) -> None:
+        """Hold so many more, as soon as there is room."""
+        room = self._room
+        while room.held and room.held + size > room.most:
+            await asyncio.sleep(LOOK_SECONDS)
+        room.held += size
+        self._size += size
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self._room.held -= self._size
+        self._size = 0
