@@ -85,7 +85,7 @@ def test_a_refused_field_may_ask_for_nothing(front: TestClient, path: str) -> No
         for value in (None, *mark.neutral):
             found = front.post(path, json=PLAIN[path] | {name: value})
             assert found.status_code == 200, (name, value, found.text)
-        for value in ("x" * 10_000, 7, [7], {"a": 7}, json.loads("[" * 500 + "]" * 500)):
+        for value in ("x" * 10_000, 7, [7], {"a": 7}, json.loads("[" * 150 + "]" * 150)):
             if value not in mark.neutral:
                 check_error(front.post(path, json=PLAIN[path] | {name: value}), name)
 
@@ -93,9 +93,9 @@ def test_a_refused_field_may_ask_for_nothing(front: TestClient, path: str) -> No
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
 def test_an_ignored_or_unknown_field_changes_nothing(front: TestClient, path: str) -> None:
     plain = front.post(path, json=PLAIN[path] | {"seed": 1}).json()["choices"]
-    for name in (*IGNORED, "provider", "\ud800", "a" * 10_000):
+    for name in (*IGNORED, "provider", "a\0b", "a" * 10_000):
         assert name not in MODELS[path].model_fields
-        text = json.dumps(PLAIN[path] | {"seed": 1, name: {"any": [1, "\ud800"]}})
+        text = json.dumps(PLAIN[path] | {"seed": 1, name: {"any": [1, "a\0b"]}})
         found = front.post(path, content=text)
         assert found.status_code == 200, (name, found.text)
         assert found.json()["choices"] == plain
@@ -152,7 +152,7 @@ def test_what_the_template_reads_reaches_it(front: TestClient) -> None:
 def test_parts_and_fields_that_are_no_text_are_refused(front: TestClient) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
-    deep = json.loads("[" * 900 + "]" * 900)
+    deep = json.loads("[" * 150 + "]" * 150)
     for part in (image, sound, {"type": deep}, {"type": "file"}, "text", deep):
         message = {"role": "user", "content": [{"type": "text", "text": "x"}, part]}
         check_error(front.post(CHATS, json={"messages": [message]}), "messages")

@@ -45,6 +45,7 @@ from .protocol import (
 from .security import Gate
 from .settings import Settings
 from .speculation import change, state
+from .tools import check_tools
 from .traces import Tracer
 
 logger = logging.getLogger("outrider")
@@ -189,6 +190,7 @@ def _texts(app: FastAPI, service: Service) -> None:
         if body.prompt is not None:
             ids = await service.ids(body.prompt, body.add_special_tokens)
         else:
+            check_tools(body.tools or [])
             long = call.state.body_bytes >= LONG_BODY
             ids = await service.chat_ids(body.messages or [], body.tools or [], body, long)
         found: dict[str, Any] = {

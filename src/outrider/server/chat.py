@@ -47,12 +47,13 @@ class Chat(Work[ChatRequest]):
             more["logprobs"] = body.top_logprobs or 0
         elif body.top_logprobs:
             raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
+        more |= self._constraint()
         self.lease = self.service.admit(body.n)
-        tools = (body.tools or []) if self.choice != "none" else []
-        ids = self.truncated(await self.service.chat_ids(body.messages, tools, body, self.long))
-        more |= self._constraint()  # after the schemas of tools are found to be of a fair size
         maker = await Maker.make(self.service, body, self.salt, 1, **more)
+        tools = (body.tools or []) if self.choice != "none" else []
+        ids = await self.service.chat_ids(body.messages, tools, body, self.long)
         body.messages = []  # which may be long, and are not needed any more
+        ids = self.truncated(ids)
         self.answers = [Pending(None, maker.request(ids))]
         self.sign()
         self.lease.add_tokens(len(ids))

@@ -141,10 +141,10 @@ class Service:
             raise Refusal("this model has no tokenizer, so it cannot chat.", "messages")
         given = template_options(body, str(codec.template))
         prompted = wants_generation_prompt(body)
+        listed = [tool.model_dump(exclude_none=True) for tool in tools]
 
         def work() -> list[int]:
-            read, listed = readable(messages), [tool.as_json() for tool in tools]
-            text = codec.render(read, prompted, listed, **given)
+            text = codec.render(readable(messages), prompted, listed, **given)
             return self._encode(codec, text, False)
 
         return await self.slow(work) if long else work()

@@ -103,7 +103,7 @@ class Maker:
             given = body.sampling(room, self._service.settings.defaults, **self._more)
             self._params[room] = given
         params = self._params[room]
-        echoed = body.return_token_ids or getattr(body, "echo", False)
+        echoed = body.return_token_ids or bool(getattr(body, "echo", False))
         listed = prompt * (echoed + _entries(params.prompt_logprobs))
         each = _entries(params.logprobs)
         left = MOST_LISTED - self._listed - params.n * listed

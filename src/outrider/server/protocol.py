@@ -13,7 +13,6 @@ from ..limits import LARGEST_INT, REQUEST, SAMPLING
 from ..params import DEFAULT_MAX_TOKENS, LONGEST_NUMBER, SamplingParams
 from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 from .shapes import (
-    MOST_MESSAGES,
     MOST_PROMPTS,
     MOST_TOOLS,
     Biases,
@@ -142,7 +141,7 @@ class Templated(Wire):
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    documents: list[dict[str, Any]] | None = Field(None, max_length=MOST_MESSAGES)
+    documents: Parts | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
@@ -330,15 +329,6 @@ class Tool(Wire):
 
     type: Literal["function"] = "function"
     function: Function
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the tool as chat templates read it.
-
-        Raises:
-            Refusal: its schema is too large or too deep.
-        """
-        check_schema(self.function.parameters or {}, "tools")
-        return self.model_dump(exclude_none=True)
 
 
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)]

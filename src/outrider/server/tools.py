@@ -51,19 +51,28 @@ def form_of(template: str | None) -> Form:
     return "llama3" if template and PYTHON_TAG in template else "hermes"
 
 
-def choice_of(body: ChatRequest) -> str:
-    """none, auto, required, or the name of the one tool behind a "=".
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Refuse schemas that are too large or too deep, alone or together.
 
     Raises:
-        Refusal: a choice without tools, or an unknown name.
+        Refusal: they are.
     """
-    tools, choice = body.tools or [], body.tool_choice
     size = sum(check_schema(tool.function.parameters or {}, "tools") for tool in tools)
     if size > LARGEST_GRAMMAR:
         raise Refusal(
             f"the schemas of all tools have {size} characters; give at most {LARGEST_GRAMMAR}.",
             "tools",
         )
+
+
+def choice_of(body: ChatRequest) -> str:
+    """none, auto, required, or the name of the one tool behind a "=".
+
+    Raises:
+        Refusal: a choice without tools, an unknown name, or a schema that is too large.
+    """
+    tools, choice = body.tools or [], body.tool_choice
+    check_tools(tools)
     if isinstance(choice, NamedTool):
         if choice.function.name not in {t.function.name for t in tools}:
             raise Refusal(
