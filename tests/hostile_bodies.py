@@ -94,6 +94,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "quotes": (COMPLETION, lambda: b'"' * SIZE),
     "backslashes": (COMPLETION, lambda: b'{"prompt":"' + b"\\" * SIZE),
     "guided_json, deep": (COMPLETION, lambda: field("guided_json", schema(950))),
+    "guided_json, 950 deep": (COMPLETION, lambda: field("guided_json", schema(475))),
     "guided_json, a little too deep": (COMPLETION, lambda: field("guided_json", schema(40))),
     "guided_json as a deep text": (
         COMPLETION,
