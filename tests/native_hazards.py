@@ -26,9 +26,8 @@ from outrider.native.library import Library
 from outrider.sampling.law import RequestLaw
 from outrider.types import Request
 
-POCKET = Path(__file__).parent.parent / "src/outrider/pocket/model"
+POCKET = Path(__file__).resolve().parent.parent / "src/outrider/pocket/model"
 CPU = torch.device("cpu")
-LENGTH = 150
 
 
 def best() -> Library:
@@ -45,7 +44,8 @@ def unstarted() -> Library:
 class Drafts:
     """A model, a cache and a law of its own, and a long call that uses all three."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int = 150) -> None:
+        self.length = length
         self.step = best()
         self.model = NativeTransformer(self.step, POCKET, "float32", 256)
         self.stores = [self.model.new_store(17, 16) for _ in range(2)]
@@ -57,7 +57,7 @@ class Drafts:
 
     def __call__(self, store: int = 0) -> list[list[int]]:
         handles = self.model.handle, self.stores[store].handle
-        return self.step.draft(*handles, self.words, [self.law.handle], [LENGTH])
+        return self.step.draft(*handles, self.words, [self.law.handle], [self.length])
 
 
 def exits() -> None:
@@ -127,6 +127,33 @@ def forks() -> None:
     assert codes == [0] * 6, codes
 
 
+def together() -> None:
+    """Two models draft in two threads while others are made, run and released, and the pool starts."""
+    step = unstarted()
+    starts = [threading.Thread(target=step.start, args=(3,)) for _ in range(2)]
+    for start in starts:
+        start.start()
+    pairs = [Drafts(12) for _ in range(2)]  # short: the sanitizer of threads takes its time
+    expected = [drafts() for drafts in pairs]
+    wrong: list[int] = []
+
+    def keep_busy(number: int) -> None:
+        for _ in range(2):
+            if pairs[number](number) != expected[number]:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=keep_busy, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        passing = Drafts(12)
+        assert passing() == expected[0]
+        del passing
+    for thread in (*starts, *threads):
+        thread.join()
+    assert not wrong
+
+
 def address_space() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
@@ -174,5 +201,5 @@ def threads() -> None:
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (exits, released, forks, memory, threads)}[sys.argv[1]]()
+    {f.__name__: f for f in (exits, released, forks, together, memory, threads)}[sys.argv[1]]()
     print("unharmed", flush=True)

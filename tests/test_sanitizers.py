@@ -1,4 +1,4 @@
-"""The native step under the sanitizers of addresses and undefined behaviour (make slow)."""
+"""The native step under the sanitizers: addresses, undefined behaviour, data races (make slow)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from outrider.native import choice as native
+
 REPOSITORY = Path(__file__).parent.parent
-TESTS = ("native", "native_laws", "quantized", "rows", "shared", "exact_bits", "boundaries")
+TESTS = (
+    "native", "native_laws", "native_ranges", "quantized", "rows", "shared", "exact_bits",
+    "boundaries",
+)  # fmt: skip
 
 PLUGIN = """
 import outrider.native
@@ -22,30 +27,80 @@ def pytest_sessionfinish(session):
     with open("/proc/self/maps") as maps:
         assert {folder!r} + "/liboutrider" in maps.read(), "other libraries were tested"
 """
+HAZARD = """
+import runpy, sanitized, sys
+
+runpy.run_path(sys.argv[1], run_name="__main__", alter_sys=False)
+sanitized.pytest_sessionfinish(None)
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform != "linux" or not (shutil.which("cmake") and shutil.which("g++")),
+        reason="needs Linux, cmake and g++",
+    ),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux" or not (shutil.which("cmake") and shutil.which("g++")),
-    reason="needs Linux, cmake and g++",
-)
-def test_no_address_or_number_is_out_of_bounds(tmp_path: Path) -> None:
-    """Three minutes of compiling, shared by the cores, and about one of tests."""
-    configure = ["cmake", "-S", str(REPOSITORY), "-B", str(tmp_path), "-DSANITIZE=ON"]
+def runtime_of(name: str) -> str:
+    """The path of a sanitizer's runtime, or a skip where the compiler has none."""
+    asked = ["g++", f"-print-file-name={name}"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    if not os.path.isabs(found):
+        pytest.skip(f"the compiler has no {name}")
+    return found
+
+
+def sanitized(folder: Path, option: str, runtime: str, *targets: str) -> dict[str, str]:
+    """Build the libraries with a CMake option in ``folder``; the environment that runs them."""
+    preload = runtime_of(runtime)
+    configure = ["cmake", "-S", str(REPOSITORY), "-B", str(folder), f"-D{option}=ON"]
     subprocess.run(configure, check=True)
     cores = str(len(os.sched_getaffinity(0)))
-    subprocess.run(["cmake", "--build", str(tmp_path), "--parallel", cores], check=True)
-    (tmp_path / "sanitized.py").write_text(PLUGIN.format(folder=str(tmp_path)))
-    runtime = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    )
-    environment = os.environ | {
-        "LD_PRELOAD": runtime.stdout.strip(),
+    build = ["cmake", "--build", str(folder), "--parallel", cores]
+    subprocess.run([*build, *(f"--target={t}" for t in targets)], check=True)
+    (folder / "sanitized.py").write_text(PLUGIN.format(folder=str(folder)))
+    return os.environ | {
+        "LD_PRELOAD": preload,
         "ASAN_OPTIONS": "detect_leaks=0",  # Python and torch keep what they have
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        # Only what was compiled for it can tell the order of its accesses.
+        "TSAN_OPTIONS": "exitcode=66 ignore_noninstrumented_modules=1",
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
     }
+
+
+def run(command: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def run_hazard(name: str, environment: dict[str, str]) -> None:
+    """Run one of native_hazards.py with the sanitized libraries."""
+    file = str(REPOSITORY / "tests" / "native_hazards.py")
+    run([sys.executable, "-c", HAZARD.replace("sys.argv[1]", repr(file)), name], environment)
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Three minutes of compiling, shared by the cores."""
+    return sanitized(tmp_path_factory.mktemp("addresses"), "SANITIZE", "libasan.so")
+
+
+def test_no_address_or_number_is_out_of_bounds(addresses: dict[str, str]) -> None:
     tests = [str(REPOSITORY / "tests" / f"test_{name}.py") for name in TESTS]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "sanitized"]
     command += ["-k", "not loading_takes", *tests]  # what memory the sanitizer takes says nothing
-    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run(command, addresses)
+
+
+@pytest.mark.parametrize("hazard", ["exits", "released", "together"])
+def test_nothing_is_used_after_it_is_freed(hazard: str, addresses: dict[str, str]) -> None:
+    run_hazard(hazard, addresses)
+
+
+def test_no_two_threads_race(tmp_path: Path) -> None:
+    best = next(isa for isa in native.available()[::-1] if native._file(isa))
+    environment = sanitized(tmp_path, "SANITIZE_THREADS", "libtsan.so", f"outrider_{best}")
+    for hazard in ("together", "released"):
+        run_hazard(hazard, environment)
