@@ -101,8 +101,8 @@ class Fields:
         if value is None and default is not None:
             return default
         if not is_number(value) or value < low or (positive and value <= 0):
-            least = " above 0" if positive else f" of at least {low:g}"
-            raise self.refuse(name, f"a finite number{'' if low < -1 else least}")
+            least = " above 0" if positive else "" if low < 0 else f" of at least {low:g}"
+            raise self.refuse(name, f"a finite number{least}")
         return float(value)
 
     def text(self, name: str, default: str | None = None) -> str:

@@ -29,7 +29,7 @@ LAYERS = frozenset(
 MOST_LAYERS = 10_000
 """Layers of a config without weights beside it."""
 MOST_OF_HELD = 2
-SPARE = 1 << 26
+SPARE = 1 << 24
 """A model may have twice the elements of its files, for what is tied, and masks of this size."""
 
 
@@ -60,7 +60,7 @@ def _experts(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _experts(value)
-        elif "experts" in name and type(value) is int:
+        elif "experts" in str(name) and type(value) is int:
             yield name, value
 
 

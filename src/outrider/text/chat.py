@@ -25,7 +25,7 @@ from jinja2.utils import Namespace
 from ..errors import RequestError
 from ..fields import one_line
 
-STEPS = 2_000_000
+STEPS = 1_000_000
 """Iterations, calls and operations of one rendering."""
 LONGEST_TEXT = 1 << 24
 """Characters of a text that a template makes, the prompt included."""

@@ -23,4 +23,4 @@ def readable(what: str, remedy: str) -> Iterator[None]:
     except OURS:
         raise
     except BaseException as error:
-        raise ModelError(f"{what} ({one_line(error)}); {remedy}") from None
+        raise ModelError(f"{what} ({one_line(error)}); {remedy}") from error
