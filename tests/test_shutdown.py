@@ -1,11 +1,13 @@
 """The end of a server: what runs is finished, what comes is refused."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from outrider.bench.served import Served
+from outrider.bench.served import Served, engine_of
+from outrider.engine.stderr import Stderr
 from outrider.errors import ConfigError
 
 STREAMS = 24
@@ -99,20 +102,106 @@ def test_metrics_may_have_a_port_of_their_own(tiny_llama: Path) -> None:
         assert not any(name.startswith("access-control") for name in found.headers)
 
 
-def test_sigterm_while_it_loads_ends_it(tiny_llama: Path) -> None:
+def serve(model: Path, *options: str, **given: Any) -> tuple[str, subprocess.Popen[str]]:
+    """A server on a free port that may not be up yet, and its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "outrider", "serve", str(tiny_llama), "--port", str(port)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
-        for _ in range(600):
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                    break
-            time.sleep(0.1)
+    words = [sys.executable, "-m", "outrider", "serve", str(model), "--port", str(port), *options]
+    return f"http://127.0.0.1:{port}", subprocess.Popen(words, text=True, **given)
+
+
+def await_status(url: str, status: int = 200) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url).status_code == status:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer {status}")
+
+
+def test_sigterm_while_it_loads_ends_it(tiny_llama: Path) -> None:
+    url, process = serve(tiny_llama, stderr=subprocess.PIPE)
+    with process:
+        await_status(f"{url}/health")
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 0, said
     assert "Traceback" not in said
+
+
+@contextlib.contextmanager
+def nobodys_pipe() -> Iterator[int]:
+    """A pipe that is full, and that nobody reads."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    yield write
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("stderr", ["full", "closed", "unread"])
+def test_it_serves_and_ends_whatever_stderr_does(tiny_llama: Path, stderr: str) -> None:
+    """One SIGTERM is enough, also with a worker that is stopped."""
+    with contextlib.ExitStack() as stack:
+        given: dict[str, Any] = {}
+        if stderr == "full":
+            given["stderr"] = stack.enter_context(open("/dev/full", "w"))
+        elif stderr == "unread":
+            given["stderr"] = stack.enter_context(nobodys_pipe())
+        else:
+            given["preexec_fn"] = lambda: os.close(2)
+        url, process = serve(tiny_llama, "--shutdown-timeout", "0.5", **given)
+        stack.enter_context(process)
+        stack.callback(process.kill)
+        await_status(f"{url}/ready")
+        for _ in range(3):
+            body = {"prompt": "ab", "max_tokens": 2}
+            assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+            assert httpx.get(f"{url}/nowhere").status_code == 404
+        engine = engine_of(process.pid)
+        assert engine is not None
+        if stderr == "unread":
+            while process.poll() is None:  # the end after three deaths says why, to nobody
+                if (engine := engine_of(process.pid)) is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(engine, signal.SIGKILL)
+                time.sleep(0.05)
+            assert process.returncode == 1
+            return
+        os.kill(engine, signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(engine, 0)
+
+
+def test_stderr_never_blocks_and_tells_what_it_dropped() -> None:
+    read, write = os.pipe()
+    stream = Stderr(write)
+    line = "x" * 999 + "\n"
+    for _ in range(3000):
+        assert stream.write(line) == len(line)
+    stream.drain(0.01)
+    found = b""
+    while b"lines were dropped: stderr was too slow\n" not in found:
+        found += os.read(read, 1 << 16)
+    kept = found.count(b"x\n")
+    assert kept >= 1000
+    assert f"{3000 - kept} lines were dropped".encode() in found
+    stream.write("\ud800\n")
+    assert os.read(read, 99) == b"\\ud800\n"
+    with pytest.raises(TypeError):
+        stream.write(b"x")  # type: ignore[arg-type]
+    stream.drain()
+    os.close(read)
+    stream.write("nobody reads\n")
+    stream.drain()
+    os.close(write)
 
 
 @pytest.mark.parametrize("flag", ["--port", "--metrics-port"])

@@ -217,9 +217,7 @@ class AsyncLLM:
             RequestError, ConfigError: the request cannot be served.
             WorkerError: the engine died under it, or does not run.
         """
-        await self.start()
-        if request.id in self._streams:
-            raise RequestError(f"request id {request.id!r} is in use; give another.")
+        await self._free(request.id)
         body = request.body or fingerprint([request])
         self.suspects.check(body)
         stream = self._streams[request.id] = _Stream(request, self.intake)
@@ -241,6 +239,21 @@ class AsyncLLM:
             del self._streams[request.id]
             if stream.left:
                 self._abort(request.id)
+
+    async def _free(self, id: str) -> None:
+        """Wait until the engine runs, and until an earlier request of this id has left it.
+
+        Raises:
+            RequestError: the id is in use.
+            WorkerError: the engine does not run.
+        """
+        while True:
+            await self.start()
+            if id in self._streams:
+                raise RequestError(f"request id {id!r} is in use; give another.")
+            if id not in self._engaged:
+                return
+            await self._changed.wait()
 
     async def set_speculation(self, state: SpeculationState) -> None:
         """Draft in another way from the next step on.
@@ -353,6 +366,7 @@ class AsyncLLM:
             case Aborted(id, gauges):
                 self.gauges = gauges
                 self._engaged.pop(id, None)
+                self._tell()
             case Refused(id, error):
                 self._engaged.pop(id, None)
                 stream = self._streams.get(id)

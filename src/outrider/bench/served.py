@@ -61,14 +61,7 @@ class Served:
 
     def engine(self) -> int | None:
         """The process id of its engine, None while there is none."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        try:
-            for child in path.read_text().split():
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-        except OSError:
-            return None
-        return None
+        return engine_of(self.process.pid)
 
     def kill_engine(self) -> bool:
         """End its engine as the kernel does when memory is short; False while there is none."""
@@ -104,3 +97,14 @@ class Served:
         if self.process.stderr is not None:
             self.process.stderr.close()
         return code
+
+
+def engine_of(server: int) -> int | None:
+    """The process id of a server's engine, None while there is none."""
+    try:
+        for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    except OSError:
+        return None
+    return None

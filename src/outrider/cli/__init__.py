@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from .. import __version__
+from ..engine.stderr import guard
 from . import bench, demo, explain, generate, peers, quality, quantize, serve, verify
 from .common import Commands
 
@@ -50,4 +52,6 @@ def _options(
 
 def main() -> None:
     """Entry point of ``outrider`` and ``python -m outrider``."""
+    if sys.stderr is None:  # the caller closed it
+        guard()
     app(prog_name="outrider")

@@ -94,6 +94,8 @@ class Stderr(io.TextIOBase):
 
 def guard() -> None:
     """Put a ``Stderr`` in the place of ``sys.stderr`` for the rest of the process."""
+    if isinstance(sys.stderr, Stderr):
+        return
     try:
         fd = _reserved() if sys.stderr is None else sys.stderr.fileno()
     except (OSError, ValueError):  # a test's stream, which is no file

@@ -24,6 +24,7 @@ from .shown import short
 
 KEEP_ALIVE_SECONDS = 65
 LOOK_SECONDS = 0.05
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LONGEST_DRAIN = 1e6
 """Seconds: an endless --shutdown-timeout as a whole number."""
 END_SECONDS = 10.0
@@ -114,7 +115,7 @@ class Server:
 
     async def _run(self) -> OutriderError | None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled)
         tasks = [asyncio.create_task(self._watch())]
         metrics = self.service.metrics
@@ -127,6 +128,9 @@ class Server:
         self.llm.shutdown()
         failure = self.llm.failure or self.failure
         end_within(END_SECONDS, 0 if failure is None else 1)
+        for number in SIGNALS:  # the loop would restore handlers that end it with another code
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
         return failure
 
     async def _watch(self) -> None:
