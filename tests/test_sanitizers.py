@@ -30,7 +30,7 @@ def pytest_sessionfinish(session):
 HAZARD = """
 import runpy, sanitized, sys
 
-runpy.run_path(sys.argv[1], run_name="__main__", alter_sys=False)
+runpy.run_path(sys.argv[1], run_name="__main__")
 sanitized.pytest_sessionfinish(None)
 """
 
