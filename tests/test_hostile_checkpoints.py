@@ -229,6 +229,8 @@ def test_expressions_take_time_by_the_name() -> None:
     assert time.process_time() - started < 5
     assert matches(r"re:.*self_attn.*", "model.layers.0.self_attn.q_proj")
     assert matches(r"re:model\.layers\.\d+\.mlp", "model.layers.10.mlp.up_proj")
+    assert matches(r"re:^.*_proj$", "model.layers.10.mlp.up_proj")
+    assert not matches(r"re:.*mlp$", "model.layers.10.mlp.up_proj")
     assert matches("lm_head", "lm_head")
     assert not matches("Linear", "lm_head")
     for target in (r"re:(?=a)b", "re:(", "re:" + "a" * 2000, 3):

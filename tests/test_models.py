@@ -381,7 +381,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, copy: Path) -> None:
         read_config(tmp_path)
     for damage in ("{", "", "[]", "3", '{"model_type": 3}', '{"hidden_size": 8}'):
         (copy / "config.json").write_text(damage)
-        with pytest.raises(ModelError, match=r"config.json' cannot be used|config.json cannot be"):
+        with pytest.raises(ModelError, match=r"config.json (cannot be used|is damaged)"):
             read_config(copy)
 
 

@@ -43,9 +43,9 @@ def read_object(file: Path) -> dict[str, Any]:
         raise ModelError(f"{file} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError, MemoryError) as error:
         reason = one_line(error)
-        raise ModelError(f"{file} is damaged ({reason}); fetch the checkpoint again.") from None
+        raise ModelError(f"{file} is damaged; fetch the checkpoint again ({reason}).") from None
     if not isinstance(found, dict):
-        raise ModelError(f"{file} is damaged (no JSON object); fetch the checkpoint again.")
+        raise ModelError(f"{file} is damaged; fetch the checkpoint again (no JSON object).")
     return found
 
 

@@ -26,6 +26,8 @@ LAYERS = frozenset(
     }
 )  # fmt: skip
 """Options that transformers counts up to."""
+POSITIVE = ("num_attention_heads", "num_key_value_heads", "hidden_size")
+"""Options that transformers divides by."""
 MOST_LAYERS = 10_000
 """Layers of a config without weights beside it."""
 MOST_OF_HELD = 2
@@ -46,6 +48,9 @@ def check_claims(config: Mapping[str, Any], file: Path) -> None:
     if not isinstance(config.get("quantization_config") or {}, Mapping):
         said = shown(config["quantization_config"])
         raise ModelError(f"{file}: quantization_config is {said}; an object is needed.")
+    for name in POSITIVE:
+        if type(config.get(name)) is int and config[name] < 1:
+            raise ModelError(f"{file}: {name} is {config[name]}; a whole number from 1 is needed.")
     most = len(find_tensors(file.parent)) or MOST_LAYERS
     for name, value in _counts(config):
         if value > most:

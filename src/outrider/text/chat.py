@@ -241,7 +241,7 @@ def _compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
-def render(template: str, messages: list[dict[str, Any]], **given: Any) -> str:
+def render(template: str, messages: Iterable[object], **given: Any) -> str:
     """The text of a conversation by a chat template.
 
     As transformers' ``apply_chat_template`` does, values that are None are left out of messages,
@@ -271,8 +271,14 @@ def render(template: str, messages: list[dict[str, Any]], **given: Any) -> str:
     return _until_tag(text, ending) if continued else text
 
 
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``message`` without values that are None, its reasoning under all its names."""
+def _plain(message: object) -> dict[str, Any]:
+    """A copy of ``message`` without values that are None, its reasoning under all its names.
+
+    Raises:
+        RequestError: it is no mapping.
+    """
+    if not isinstance(message, Mapping):
+        raise RequestError("the chat template refused the messages: one of them is no object.")
     known = {name: value for name, value in message.items() if value is not None}
     reasoning = next((known[name] for name in REASONING if name in known), None)
     if reasoning is not None:

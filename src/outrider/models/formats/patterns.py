@@ -51,7 +51,10 @@ def matches(target: str, module: str) -> bool:
 
 
 def _matcher(expression: str) -> LLMatcher:
-    grammar = grammar_from("regex", f"(?:{expression[:LONGEST]})(?s:.*)")
+    text = expression[:LONGEST].removeprefix("^")
+    # The engine matches whole texts and knows no anchors.
+    ends = text.endswith("$") and not text.endswith("\\$")
+    grammar = grammar_from("regex", text.removesuffix("$") if ends else f"(?:{text})(?s:.*)")
     return LLMatcher(_octets(), grammar, limits=LLParserLimits(), log_level=0)
 
 
