@@ -7,7 +7,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
 import pytest
+from httpx import ASGITransport
 
 from outrider import SamplingParams, async_llm
 from outrider.async_llm import AsyncLLM
@@ -30,6 +32,9 @@ from outrider.engine.worker import (
     _Inbox,
 )  # fmt: skip
 from outrider.errors import RequestError, WorkerError
+from outrider.server.app import create_app
+from outrider.server.build import build
+from outrider.server.options import resolve
 from outrider.types import Event, Origin, Request, Speculation
 
 STATE = SpeculationState(True, "ngram", 4)
@@ -186,6 +191,44 @@ def test_a_part_of_a_body_does_not_clear_it(tiny_llama: Path, lives: list[Player
             lives[-1].ready()
         with pytest.raises(RequestError, match="ran alone"):
             await Caller(llm, 5, body="both").task
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("path", "asks"),
+    [
+        ("completions", {"prompt": ["ab", "cd"]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "ab"}]}),
+    ],
+)
+def test_a_call_that_kills_gets_400(
+    tiny_llama: Path, lives: list[Player], path: str, asks: dict[str, Any]
+) -> None:
+    async def work() -> None:
+        llm, settings = build(tiny_llama, "tiny", resolve({}, {}, None))
+        transport = ASGITransport(create_app(llm, settings))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+            async def call(**more: Any) -> httpx.Response:
+                return await client.post(f"/v1/{path}", json={"max_tokens": 9, **asks, **more})
+
+            llm.launch()
+            for number in range(2):
+                lives[-1].ready()
+                calling = asyncio.create_task(call(request_id=f"id-{number}"))
+                while not lives[-1].sent:
+                    await asyncio.sleep(0.01)
+                lives[-1].die()
+                assert (await calling).status_code == 503
+            lives[-1].ready()
+            refused = await call()
+            assert refused.status_code == 400
+            assert "ran alone" in refused.json()["error"]["message"]
+            other = asyncio.create_task(call(temperature=0.5))
+            while not lives[-1].sent:
+                await asyncio.sleep(0.01)
+            other.cancel()
 
     run(work())
 
