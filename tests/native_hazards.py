@@ -65,7 +65,7 @@ def exits() -> None:
 
     def telling(free: Callable[[Library, int], None]) -> Callable[[Library, int], None]:
         def told(self: Library, handle: int) -> None:
-            if ending:
+            if ending and threading.current_thread() is threading.main_thread():
                 print("freed at exit", flush=True)
             free(self, handle)
 
