@@ -277,6 +277,7 @@ def apply_law(
         step.free_law(law)
 
 
-def test_words_are_counted_in_64_bits(step: Library, model: NativeTransformer) -> None:
+def test_a_call_has_rows(step: Library, model: NativeTransformer) -> None:
+    store = model.new_store(1, 16)
     with pytest.raises(ModelError, match="no rows"):
-        step.decide(model.handle, model.new_store(1, 16).handle, array("i"), [], 0)
+        step.decide(model.handle, store.handle, array("i"), [], 0)
