@@ -115,7 +115,7 @@ def test_json_tells_it_all_and_drafting_changes_no_token(tiny_llama: Path) -> No
         assert set(output) == {"prompt", "prompt_token_ids", "outputs", "metrics"}
         assert output["prompt"] == PROMPT
         (sample,) = output["outputs"]
-        names = {"index", "text", "token_ids", "finish_reason", "seed", "origins"}
+        names = {"index", "text", "token_ids", "finish_reason", "stop_reason", "seed", "origins"}
         assert set(sample) == names | {"logprobs", "cumulative_logprob"}
         assert len(sample["token_ids"]) == len(sample["origins"]) == 12
         assert sample["seed"] == 3

@@ -57,7 +57,8 @@ def front(tiny_llama: Path) -> Iterator[TestClient]:
     """The server's front in this process, over a model that costs nothing."""
     app = create_app(Echo(tiny_llama, None), Settings(names=("tiny",)))
     headers = {"Content-Type": "application/json"}
-    with TestClient(app, raise_server_exceptions=False, headers=headers) as found:
+    url = "http://localhost"
+    with TestClient(app, url, raise_server_exceptions=False, headers=headers) as found:
         yield found
 
 

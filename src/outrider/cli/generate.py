@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 COLOURS = {Origin.ACCEPTED: "\x1b[32m", Origin.BONUS: "\x1b[36m", Origin.PLAIN: ""}
 RESET = "\x1b[0m"
 LONGEST_NAME = 4096
+USUAL_TOKENS = 128
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -269,7 +270,9 @@ def generate(
         int | None, typer.Option(help="The same seed gives the same tokens, with any drafter.")
     ] = None,
     n: Annotated[int, typer.Option("--n", help="Samples of the prompt.")] = 1,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens to generate at most; 128, or the context if shorter.")
+    ] = None,
     min_tokens: Annotated[int, typer.Option(help="Tokens before the output may end.")] = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="End at this string; may be given again.")
@@ -305,6 +308,8 @@ def generate(
         dtype=dtype, quantization=quantization, drafter_quantization=drafter_quantization,
         drafter_window=drafter_window, preset=preset, max_model_len=max_model_len, memory=memory,
     )  # fmt: skip
+    if max_tokens is None:
+        params = replace(params, max_tokens=min(USUAL_TOKENS, llm.engine.max_model_len))
     if json_:
         write(json.dumps(as_json(llm.generate(text, params)[0])) + "\n")
         return
