@@ -206,7 +206,7 @@ def test_a_group_that_wraps_reads_no_scales_beyond_their_end(model: NativeTransf
         )
 
 
-@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**32 + 3])
+@pytest.mark.parametrize("window", [64, 2**31 - 1])
 def test_a_window_beyond_every_sequence_hides_nothing(
     window: int, step: Library, make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:

@@ -187,7 +187,7 @@ def test_what_a_checkpoint_says_of_sampling(tmp_path: Path) -> None:
         ("{", "is no JSON object"),
         ('{"temperature": -1}', "temperature is -1.*give vllm for none"),
         ('{"max_new_tokens": "9"}', "max_tokens is '9'"),
-        ('{"top_k": 4294967296}', "top_k is 4294967296; give 1 to 2147483647"),
+        ('{"top_k": 4294967296}', "top_k is 4294967296; a whole number from -1 to 2147483647"),
     ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=said):
