@@ -38,6 +38,7 @@ from .engine import Engine
 from .pace import Gain
 from .pulse import Beat, Pulse
 from .stderr import guard
+from .trim import trim_regularly
 
 logger = logging.getLogger("outrider")
 
@@ -192,6 +193,7 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the front decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     guard()
+    trim_regularly()
     outlet = Outlet(link)
     logger.addHandler(_Forward(outlet))
     logger.propagate = False

@@ -14,6 +14,7 @@ from dataclasses import replace
 import uvicorn
 
 from ..async_llm import AsyncLLM
+from ..engine.trim import trim_regularly
 from ..errors import ConfigError, OutriderError
 from .app import create_app
 from .generate import Service
@@ -117,6 +118,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled)
+        trim_regularly()
         tasks = [asyncio.create_task(self._watch())]
         metrics = self.service.metrics
         if self.settings.log_interval:
