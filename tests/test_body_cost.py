@@ -198,7 +198,7 @@ def test_an_error_says_which_kind_was_meant_and_stays_short() -> None:
 
 def test_a_queue_counts_what_enters_at_once() -> None:
     queue = Queue(4, 100)
-    first = queue.enter(9)  # alone a call may have more
+    first = queue.enter(9)  # the queue is not full, so that it takes a whole call
     with pytest.raises(ServerError, match="9 sequences wait already, and the queue holds 4"):
         queue.enter(1)
     first.give_back(7, 0)

@@ -9,8 +9,7 @@ class Queue:
     """Sequences and prompt tokens that wait for a first token.
 
     Args:
-        most_sequences, most_tokens: that may wait; one call that finds nothing waiting may have
-            more.
+        most_sequences, most_tokens: that may wait; a queue that is not full takes a whole call.
     """
 
     def __init__(self, most_sequences: int, most_tokens: int) -> None:
@@ -25,7 +24,7 @@ class Queue:
         Raises:
             ServerError: 429, too many wait already.
         """
-        if self.sequences and self.sequences + sequences > self.most_sequences:
+        if self.sequences >= self.most_sequences:
             raise ServerError(
                 429, f"{self.sequences} sequences wait already, and the queue holds "
                 f"{self.most_sequences}; try again later.", code="queue_full",
@@ -48,7 +47,7 @@ class Lease:
             ServerError: 429, too many tokens wait already.
         """
         queue = self._queue
-        if queue.tokens and queue.tokens + tokens > queue.most_tokens:
+        if queue.tokens >= queue.most_tokens:
             raise ServerError(
                 429, f"requests of {queue.tokens} prompt tokens wait already, and the "
                 f"limit is {queue.most_tokens}; try again later.", code="queue_full",
