@@ -54,10 +54,7 @@ def int32s(name: str, values: Iterable[int]) -> array[int]:
     Raises:
         ModelError: one of them does not fit.
     """
-    try:
-        return array("i", values)
-    except (OverflowError, TypeError) as error:
-        raise ModelError(f"{name} has a number that is not of 32 bits ({error}).") from None
+    return _whole("i", name, values)
 
 
 def uint32s(name: str, values: Iterable[int]) -> array[int]:
@@ -66,8 +63,12 @@ def uint32s(name: str, values: Iterable[int]) -> array[int]:
     Raises:
         ModelError: one of them does not fit.
     """
+    return _whole("I", name, values)
+
+
+def _whole(code: str, name: str, values: Iterable[int]) -> array[int]:
     try:
-        return array("I", values)
+        return array(code, values)
     except (OverflowError, TypeError) as error:
         raise ModelError(f"{name} has a number that is not of 32 bits ({error}).") from None
 
