@@ -23,7 +23,7 @@ from outrider.server.admission import Queue
 from outrider.server.bodies import MOST_BRACKETS, parse, read
 from outrider.server.errors import LONGEST_SENTENCE, ServerError, body, sentence
 from outrider.server.protocol import ChatRequest, CompletionRequest, Refusal
-from outrider.server.room import Held, Room
+from outrider.server.room import ALWAYS, Held, Room
 from outrider.text.template import TextCodec
 
 MIB = 1 << 20
@@ -215,9 +215,11 @@ def test_a_queue_counts_what_enters_at_once() -> None:
 def test_bodies_wait_for_room() -> None:
     async def work() -> None:
         room = Room(10)
-        first, second = Held(room), Held(room)
-        await first.add(12)  # alone a body may have more
-        waiting = asyncio.ensure_future(second.add(1))
+        first, second, short = Held(room), Held(room), Held(room)
+        await first.add(12 + ALWAYS)  # alone a body may have more
+        await short.add(ALWAYS)  # and a short one never waits
+        short.release()
+        waiting = asyncio.ensure_future(second.add(1 + ALWAYS))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         first.release()

@@ -379,7 +379,10 @@ def test_other_activations_are_said_once(
         (
             {
                 "quant_method": "compressed-tensors",
-                "config_groups": {"a": {"targets": ["re:("], "weights": {"group_size": 32}}},
+                "config_groups": {
+                    "a": {"targets": ["re:("], "weights": {"group_size": 32}},
+                    "b": {"targets": ["x"], "weights": {"group_size": 64}},
+                },
             },
             r"targets has 're:\('; a regular expression without look-around",
         ),

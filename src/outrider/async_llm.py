@@ -369,6 +369,7 @@ class AsyncLLM:
                 self._tell()
             case Refused(id, error):
                 self._engaged.pop(id, None)
+                self._tell()
                 stream = self._streams.get(id)
                 if stream is not None:
                     stream.queue.put_nowait(error)
@@ -410,6 +411,9 @@ class AsyncLLM:
         """The worker is gone: end its requests, and start another unless that does not help."""
         if worker is not self._worker:
             return
+        for id in [*self._engaged]:  # what it never got, it cannot have died of
+            if worker.withdraw(("add", id)):
+                del self._engaged[id]
         ready, hung, bodies = self.ready is not None, self._watch.hung, {*self._engaged.values()}
         self.ready, self.gauges, self._worker = None, Gauges(), None
         self._engaged.clear()

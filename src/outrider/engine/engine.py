@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -26,12 +27,14 @@ from ..sampling.grammar import Grammars
 from ..sampling.law import RequestLaw
 from ..sampling.ratio import make_rule
 from ..text.detokenize import Detokenizer
-from ..types import Counts, Draft, Event, Request, SamplingParams, Sequence, check_vocabulary
+from ..types import Counts, Draft, Event, Request, Sequence, check_vocabulary
 from .pace import Pace
 from .runner import Runner
 from .scheduler import Plan, Scheduler
 
 logger = logging.getLogger("outrider")
+KNOWN_WORDS = 4
+"""Lists of bad words whose ids are kept."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ class Engine:
         self._tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
         self._live: dict[str, dict[int, Sequence]] = {}
+        self._bad_words = lru_cache(KNOWN_WORDS)(self._bad_word_ids)  # once for all its prompts
 
     def add(self, request: Request) -> None:
         """Queue a request; its ``n`` samples become sequences of their own.
@@ -294,16 +298,19 @@ class Engine:
             RequestError: an option does not fit this model, or cannot be met.
         """
         params, vocabulary = request.params, self.model.shape.vocab_size
-        words, grammar = self._bad_words(params), self.grammars.compile(params)
+        words, grammar = (
+            self._bad_words(tuple(params.bad_words or ())),
+            self.grammars.compile(params),
+        )
         return RequestLaw(request, vocabulary, self.model.device, words, grammar)
 
-    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+    def _bad_word_ids(self, words: tuple[str, ...]) -> list[list[int]]:
         """The ids of every bad word: as a word that follows a space, and as it begins a text.
 
         Written after a space only where that is one token sequence as long, as vLLM does.
         """
         found: list[list[int]] = []
-        for word in params.bad_words or ():
+        for word in words:
             assert self._tokenizer is not None
             bare, spaced = (
                 self._tokenizer.encode(text, add_special_tokens=False).ids

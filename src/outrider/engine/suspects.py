@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Set
+from typing import Any
 
 from ..errors import RequestError
 from ..types import Request
@@ -20,10 +21,13 @@ def fingerprint(requests: Iterable[Request]) -> str:
     Ids, priorities and seeds that the engine chose do not count.
     """
     found = hashlib.blake2b(digest_size=16)
+    shared: Any = None  # requests of one body mostly have one object of options
     for request in requests:
-        asked = (
-            request.prompt_token_ids, request.params, request.speculation, request.cache_salt,
-        )  # fmt: skip
+        options = request.params, request.speculation
+        if shared is None or any(a is not b for a, b in zip(options, shared, strict=True)):
+            shared = options
+            found.update(repr(options).encode("utf-8", "surrogatepass"))
+        asked = request.prompt_token_ids, request.cache_salt
         found.update(repr(asked).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
 

@@ -32,7 +32,9 @@ MOST_LAYERS = 10_000
 """Layers of a config without weights beside it."""
 MOST_OF_HELD = 2
 SPARE = 1 << 24
-"""A model may have twice the elements of its files, for what is tied, and masks of this size."""
+"""A model may have twice the elements of its files, for what is tied, and so many more."""
+MOST_TABLES = 1 << 30
+"""Bytes of masks and rotary tables."""
 
 
 def check_claims(config: Mapping[str, Any], file: Path) -> None:
@@ -104,9 +106,10 @@ def check_model(config: PretrainedConfig, folder: Path) -> None:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception:
         return  # transformers makes it in the same way when it loads, and says why it cannot
-    wanted = sum(each.numel() for each in (*model.parameters(), *model.buffers()))
-    if wanted > MOST_OF_HELD * held + SPARE:
+    wanted = sum(each.numel() for each in model.parameters())
+    tables = sum(each.nbytes for each in model.buffers())  # masks, which no file holds
+    if wanted > MOST_OF_HELD * held + SPARE or tables > MOST_TABLES:
         raise ModelError(
-            f"{folder}: the model of its config.json has {wanted} parameters, but the files hold "
-            f"{held}; correct its config.json."
+            f"{folder}: the model of its config.json has {wanted} parameters and {tables} bytes of "
+            f"tables, but the files hold {held} parameters; correct its config.json."
         )

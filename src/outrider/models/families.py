@@ -263,9 +263,9 @@ def read_architecture(
     bias = bool(getattr(config, "attention_bias", False))
     kinds = _kinds(config)
     windowed = [family.windowed or kind == "sliding_attention" for kind in kinds]
-    own = (
-        values.whole("sliding_window", 1) if any(windowed) and "sliding_window" in values else None
-    )
+    own = None
+    if any(windowed) and "sliding_window" in values:
+        own = values.whole("sliding_window") or None  # 0 is no window
     limits = [own if w else None for w in windowed]
     width, size = values.whole("hidden_size", 1), head_dim(config)
     scalar = values.number("query_pre_attn_scalar", float(size), positive=True)

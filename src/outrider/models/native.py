@@ -189,17 +189,15 @@ class NativeTransformer:
         self._turned = length
 
     def _held(self, embedding: torch.Tensor, beside: NativeTransformer | None) -> torch.Tensor:
-        """``embedding`` [vocabulary, hidden] in memory: that of ``beside`` where it is the same.
-
-        What was read is a view of the file, which would stay open, and could change.
-        """
+        """``embedding`` [vocabulary, hidden], or that of ``beside`` where it is the same."""
         theirs = None if beside is None else beside.embedding
-        if theirs is not None and theirs.dtype == embedding.dtype:
-            mine = embedding.contiguous()
-            if torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)):
-                self.shared_bytes = theirs.nbytes
-                return theirs
-        return embedding.clone(memory_format=torch.contiguous_format)
+        mine = embedding.contiguous()
+        if theirs is None or theirs.dtype != mine.dtype:
+            return mine
+        if not torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)):
+            return mine
+        self.shared_bytes = theirs.nbytes
+        return theirs
 
     def _load_layer(self, loader: Loader, index: int, table: int) -> None:
         """Pack one layer; what was read is dropped before the next, so that memory stays single."""

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -57,6 +58,10 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos = sorted(i for i in eos_token_ids if 0 <= i < vocab_size)
         self._known: LLTokenizer | None = None
+        # Prompts of one call have one form; none is kept beyond the requests that use it.
+        self._compiled: WeakValueDictionary[StructuredOutputsParams, Grammar] = (
+            WeakValueDictionary()
+        )
 
     def warm_up(self) -> None:
         """Read the vocabulary now, which takes all threads seconds where it is large."""
@@ -90,6 +95,10 @@ class Grammars:
             raise RequestError(
                 f"structured_outputs need a model with {missing}; drop them, or take one."
             )
+        assert isinstance(form, StructuredOutputsParams)
+        same = self._compiled.get(form)
+        if same is not None:
+            return same.copy()
         known = self._vocabulary(self._tokenizer)
         name, text = _source(params)
         matcher = LLMatcher(known, text, limits=_limits(self._vocab_size), log_level=0)
@@ -105,6 +114,7 @@ class Grammars:
                 f"structured_outputs.{name} lets no token of this model begin the output; "
                 "correct it."
             )
+        self._compiled[form] = grammar
         return grammar
 
 

@@ -133,7 +133,8 @@ async def answered(work: Completion | Chat, stream: bool, call: Request) -> Resp
     if work.body.stream_options is not None and not stream:
         raise Refusal("stream_options needs stream: true.", "stream_options")
     try:
-        await work.prepare()
+        await unless_gone(call, work.prepare())
+        call.state.held.release()  # the body; generating may take long
         if not stream:
             whole = await unless_gone(call, work.whole())
             return await rendered(work, whole)
@@ -187,12 +188,18 @@ def _texts(app: FastAPI, service: Service) -> None:
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refusal("give either prompt or messages.", "prompt")
-        if body.prompt is not None:
-            ids = await service.ids(body.prompt, body.add_special_tokens)
-        else:
-            check_tools(body.tools or [])
-            long = call.state.body_bytes >= LONG_BODY
-            ids = await service.chat_ids(body.messages or [], body.tools or [], body, long)
+        check_tools(body.tools or [])
+        long = call.state.body_bytes >= LONG_BODY
+        lease = service.queue.enter(1)
+        try:
+            work = (
+                service.chat_ids(body.messages or [], body.tools or [], body, long)
+                if body.prompt is None
+                else service.ids(body.prompt, body.add_special_tokens)
+            )
+            ids = await unless_gone(call, work)
+        finally:
+            lease.leave()
         found: dict[str, Any] = {
             "count": len(ids), "max_model_len": service.llm.intake.max_model_len, "tokens": ids,
         }  # fmt: skip
@@ -206,7 +213,11 @@ def _texts(app: FastAPI, service: Service) -> None:
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
         """The text of token ids."""
         service.check_model(body.model)
-        return {"prompt": await service.decode(body.tokens)}
+        lease = service.queue.enter(1)
+        try:
+            return {"prompt": await service.decode(body.tokens)}
+        finally:
+            lease.leave()
 
 
 def _health(app: FastAPI, service: Service) -> None:

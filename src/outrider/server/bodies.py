@@ -159,6 +159,4 @@ async def _made(model: type[Model], call: Request) -> Model:
     call.state.body_bytes = len(raw)
     if len(raw) < LONG_BODY:
         return read(model, raw)
-    made = await asyncio.get_running_loop().run_in_executor(READER, read, model, raw)
-    call.state.held.release()  # the text; the call may take long
-    return made
+    return await asyncio.get_running_loop().run_in_executor(READER, read, model, raw)

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import shown
 from ..params import DEFAULT_MAX_TOKENS
 from ..types import Request, SamplingParams, Speculation
-from .generate import Service
+from .generate import SURE_TEXT, Service
 from .protocol import Generation, Refusal
 
 LETTERS = 16
@@ -154,7 +154,8 @@ async def _speculation(service: Service, body: Generation) -> Speculation:
     if body.prediction is not None:
         # No output is longer; what an output does not reach costs every step that looks for it.
         most = service.llm.intake.max_model_len
-        ids = await service.ids(body.prediction.text[: most * LETTERS], special=False)
+        text = body.prediction.text[: most * LETTERS].encode(errors="replace")[:SURE_TEXT]
+        ids = await service.ids(text.decode(errors="ignore"), special=False)
         # A tokenizer may know ids that the model lacks, which no output has.
         known = service.llm.intake.vocab_size
         expected = tuple(id for id in ids[:most] if id < known)

@@ -6,6 +6,8 @@ import asyncio
 
 MOST_HELD = 256 << 20
 """Bytes of all bodies that are being received or read."""
+ALWAYS = 1 << 16
+"""Bytes that every body may hold at once, so that long ones that stall hold up no short ones."""
 LOOK_SECONDS = 0.02
 
 
@@ -27,7 +29,7 @@ class Held:
     async def add(self, size: int) -> None:
         """Hold so many more, as soon as there is room."""
         room = self._room
-        while room.held and room.held + size > room.most:
+        while self._size + size > ALWAYS and room.held and room.held + size > room.most:
             await asyncio.sleep(LOOK_SECONDS)
         room.held += size
         self._size += size

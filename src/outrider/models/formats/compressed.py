@@ -59,10 +59,12 @@ class Compressed:
         fields = Fields(options, f"{where}: quantization_config")
         groups = fields.sections("config_groups")
         weights = [group.section("weights") for group in groups]
+        sizes = [stated_group(scheme, "group_size") for scheme in weights]
+        many = len({size for size in sizes if size > 0}) > 1  # else nobody asks for targets
         self._sizes = [
-            (patterns(group, "targets"), size)
-            for group, scheme in zip(groups, weights, strict=True)
-            if (size := stated_group(scheme, "group_size")) > 0
+            (patterns(group, "targets") if many else [], size)
+            for group, size in zip(groups, sizes, strict=True)
+            if size > 0
         ]
         blocks = [block_size(scheme, "block_structure") for scheme in weights]
         self._block = next(filter(None, blocks), None)

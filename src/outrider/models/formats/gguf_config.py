@@ -114,12 +114,13 @@ def _per_model(file: GGUF, family: str) -> Fields:
     known = dict(file.metadata)
     for name, value in known.items():
         if name.startswith(f"{family}.") and isinstance(value, list) and value:
-            if any(each != value[0] for each in value):
+            if all(each == value[0] for each in value):
+                known[name] = value[0]
+            elif len(value) == file.metadata.get(f"{family}.block_count"):
                 raise ModelError(
                     f"{file.path}: layers that differ in {name!r} are not read; give the model as "
                     "a Hugging Face checkpoint."
                 )
-            known[name] = value[0]
     return Fields(known, str(file.path))
 
 
