@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from outrider import LLM, SamplingParams
@@ -156,3 +157,22 @@ def test_a_tokenizer_that_cannot_be_read_is_said() -> None:
     grammars.warm_up()
     with pytest.raises(RequestError, match="this model's tokenizer cannot be used"):
         compiled(grammars, regex="b")
+
+
+def test_prompts_of_one_call_compile_their_form_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def counted(*args: object, **more: object) -> LLMatcher:
+        nonlocal made
+        made += 1
+        return LLMatcher(*args, **more)
+
+    monkeypatch.setattr(limits, "LLMatcher", counted)
+    grammars = Grammars(TextCodec(Path(PATH)).backend, 4096, frozenset([0]))
+    first, second = (compiled(grammars, regex="[a-z]+") for _ in range(2))
+    assert made == 1
+    assert first is not second
+    assert np.array_equal(first.masks([[]])[0], second.masks([[]])[0])
+    del first, second  # a form is kept for as long as a request uses it
+    compiled(grammars, regex="[a-z]+")
+    assert made == 2
