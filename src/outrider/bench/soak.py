@@ -45,7 +45,7 @@ SLOWDOWN = 2.0
 BAD: tuple[dict[str, Any], ...] = (
     {"prompt": []}, {"prompt": "a", "temperature": -1}, {"prompt": "a", "n": 0}, {},
     {"prompt": "a", "guided_regex": "("}, {"prompt": [10**9]}, {"prompt": "a", "model": "none"},
-    {"prompt": "a" * 100_000}, {"prompt": "a", "stop": [""]}, {"prompt": "a", "seed": -1},
+    {"prompt": "a" * 100_000}, {"prompt": "a", "stop": [""]}, {"prompt": "a", "seed": -2},
 )  # fmt: skip
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 0}, {"temperature": 1}, {"temperature": 0.7, "top_p": 0.9},
