@@ -229,8 +229,7 @@ class AsyncLLM:
                     stream.left = 0
                     raise found
                 if any(event.prompt_logprobs is not None for event in found):
-                    found = await asyncio.to_thread(lambda new: [*map(stream.show, new)], found)
-                    yield found
+                    yield await asyncio.to_thread(lambda new: [*map(stream.show, new)], found)
                 else:
                     yield [stream.show(event) for event in found]
             if body in self.suspects and body not in self._engaged.values():
@@ -411,10 +410,8 @@ class AsyncLLM:
         """The worker is gone: end its requests, and start another unless that does not help."""
         if worker is not self._worker:
             return
-        for id in [*self._engaged]:  # what it never got, it cannot have died of
-            if worker.withdraw(("add", id)):
-                del self._engaged[id]
-        ready, hung, bodies = self.ready is not None, self._watch.hung, {*self._engaged.values()}
+        held = {i: b for i, b in self._engaged.items() if not worker.withdraw(("add", i))}
+        ready, hung, bodies = self.ready is not None, self._watch.hung, {*held.values()}
         self.ready, self.gauges, self._worker = None, Gauges(), None
         self._engaged.clear()
         if self._closing or self.failure is not None:
