@@ -142,9 +142,9 @@ def _source(params: SamplingParams) -> tuple[str, str]:
         ) from None
 
 
-def _failed(reason: str) -> RequestError:
+def _failed(reason: str) -> str:
     said = " ".join(reason.split())[:300]
-    return RequestError(f"structured_outputs failed: {said}; simplify the grammar.")
+    return f"structured_outputs failed: {said}; simplify the grammar."
 
 
 def keep(z: torch.Tensor, mask: Mask) -> None:
@@ -183,13 +183,13 @@ class Grammar:
         """
         fresh = list(output[len(self._taken) :])
         if fresh and not self._matcher.consume_tokens(fresh):
-            raise self._given_up()
+            raise RequestError(self._given_up())
         self._taken += fresh
 
-    def _given_up(self) -> RequestError:
+    def _given_up(self) -> str:
         return _failed(self._matcher.get_error())
 
-    def _recover(self) -> RequestError | None:
+    def _recover(self) -> str | None:
         """Go on where the parser has given up on what is no output; what it said, else None.
 
         A mask that took too long counts as given up.
@@ -202,10 +202,10 @@ class Grammar:
             return _failed(TOO_SLOW) if slow else None
         # Where no token goes on nothing failed, though the parser stops there too.
         dead = self._matcher.get_error().startswith(DEAD_END)
-        error, self._matcher = None if dead else self._given_up(), self._begin.deep_copy()
+        said, self._matcher = None if dead else self._given_up(), self._begin.deep_copy()
         if self._taken and not self._matcher.consume_tokens(self._taken):
-            raise self._given_up()
-        return error
+            raise RequestError(self._given_up())
+        return said
 
     def _mask(self) -> Mask:
         """Which tokens may come next."""
@@ -218,7 +218,7 @@ class Grammar:
             return np.zeros_like(bits)
         return bits
 
-    def masks(self, paths: Sequence[Sequence[int]]) -> list[Mask | RequestError | None]:
+    def masks(self, paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
         """Which tokens may come after each of ``paths``.
 
         None where the grammar refuses the path itself: nothing ever comes from there. What the
@@ -227,7 +227,8 @@ class Grammar:
         Raises:
             RequestError: it gave up behind the committed ones.
         """
-        found: list[Mask | RequestError | None] = []
+        # Texts, no errors: a local that is raised keeps this frame and its grammar alive.
+        found: list[Mask | str | None] = []
         for path in paths:
             taken = self._matcher.try_consume_tokens(list(path))
             mask = self._mask() if taken == len(path) else None
@@ -235,7 +236,7 @@ class Grammar:
             if taken and not stopped:
                 self._matcher.rollback(taken)
             if said is not None and not path:
-                raise said
+                raise RequestError(said)
             found.append(said or mask)
         return found
 

@@ -123,8 +123,8 @@ class SequenceLaw:
         self.error = None
         if self.has_grammar:
             for z, mask in zip(logits, self.masks(tokens, paths), strict=True):
-                if isinstance(mask, RequestError):
-                    self.error = self.error or str(mask)
+                if isinstance(mask, str):
+                    self.error = self.error or mask
                     z.fill_(torch.nan)
                 elif mask is not None:
                     keep(z, mask)
@@ -138,7 +138,7 @@ class SequenceLaw:
 
     def masks(
         self, tokens: list[int], paths: Sequence[Sequence[int]]
-    ) -> list[Mask | RequestError | None]:
+    ) -> list[Mask | str | None]:
         """What the grammar lets come behind each of ``paths``, see ``Grammar.masks``.
 
         Raises:
@@ -299,7 +299,7 @@ def row_masks(
         except Exception:
             return None
         for mask in masks:
-            if isinstance(mask, RequestError):
+            if isinstance(mask, str):
                 return None
             found.append(mask)
     return found
