@@ -23,6 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ...engine.trim import TRIM_SECONDS
 from ..served import Served
 from .bodies import Bodies, Case
 from .health import Health
@@ -34,6 +35,8 @@ CONNECTIONS = 16
 REQUEST_SECONDS = 5.0
 """The started server's timeout: a body may ask for as many tokens as the context holds."""
 HANG_SECONDS, QUIET_SECONDS, LOOK_SECONDS = 60.0, 30.0, 0.1
+TRIMMED_SECONDS = 2 * TRIM_SECONDS
+"""After which an idle server has given back what it freed."""
 SETTLED = 0.1
 """Share of the bodies after which memory counts as settled."""
 GROWTH, GROWTH_BODIES = 1.02, 100_000
@@ -211,7 +214,10 @@ class Fuzzer:
             left = {name: found[f"vllm:{name}"] for name in names}
         if any(left.values()):
             self.seen.general.append(f"nobody waits for an answer, and yet: {left}")
-        return self.server.memory() if self.server is not None and self.alive() else None
+        if self.server is None or not self.alive():
+            return None
+        await asyncio.sleep(TRIMMED_SECONDS)
+        return self.server.memory()
 
     async def metrics(self) -> dict[str, float]:
         """The server's metrics, summed over their labels."""
