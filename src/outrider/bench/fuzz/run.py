@@ -40,7 +40,7 @@ TRIMMED_SECONDS = 2 * TRIM_SECONDS
 SETTLED = 0.1
 """Share of the bodies after which memory counts as settled."""
 GROWTH, GROWTH_BODIES = 1.02, 100_000
-"""Memory at the end over that when settled, a fault from so many bodies on."""
+"""Memory at the end over that when settled; it is read where so many bodies are sent."""
 KEPT, LONGEST_SHOWN, SHOWN_INDICES = 200, 4000, 5
 """Faults that the report has with their bodies, the characters of a body, and indices printed."""
 OPTIONS = (
@@ -118,12 +118,14 @@ class Fuzzer:
             tqdm(total=count, desc="fuzzing", unit="body", disable=None) as bar,
         ):
             await self.all(iter(range(settled)), connections, bar)
-            before = await self.quiet()
+            await self.quiet()
+            before = await self.memory(count)
             await self.all(iter(range(settled, count)), connections, bar)
-            after = await self.quiet()
+            await self.quiet()
+            after = await self.memory(count)
         watch.cancel()
         growth = after / before if before and after else None
-        if growth is not None and growth > GROWTH and count >= GROWTH_BODIES:
+        if growth is not None and growth > GROWTH:
             seen.general.append(f"memory grew to {growth:.3f} of what it was")
         if self.alive() and await self.reference() != reference:
             seen.general.append("the reference request has another output than before")
@@ -203,8 +205,8 @@ class Fuzzer:
         """Whether the server's process runs."""
         return self.server is None or self.server.process.poll() is None
 
-    async def quiet(self) -> int | None:
-        """Wait until nothing runs, and note what does; the server's memory then."""
+    async def quiet(self) -> None:
+        """Wait until nothing runs, and note what does."""
         deadline = time.monotonic() + QUIET_SECONDS
         left: dict[str, float] = {"vllm:num_requests_running": 1}
         while any(left.values()) and self.alive() and time.monotonic() < deadline:
@@ -214,7 +216,10 @@ class Fuzzer:
             left = {name: found[f"vllm:{name}"] for name in names}
         if any(left.values()):
             self.seen.general.append(f"nobody waits for an answer, and yet: {left}")
-        if self.server is None or not self.alive():
+
+    async def memory(self, count: int) -> int | None:
+        """The server's memory when it is idle; None where too few bodies are sent to tell growth."""
+        if self.server is None or not self.alive() or count < GROWTH_BODIES:
             return None
         await asyncio.sleep(TRIMMED_SECONDS)
         return self.server.memory()
