@@ -16,12 +16,16 @@ import httpx
 import pytest
 from fastapi.exceptions import RequestValidationError
 from hostile_bodies import HOSTILE
+from httpx import ASGITransport
 
 from outrider.bench.served import Served
 from outrider.limits import SAMPLING
 from outrider.server.admission import Queue
+from outrider.server.app import create_app
 from outrider.server.bodies import MOST_BRACKETS, parse, read
+from outrider.server.build import build
 from outrider.server.errors import LONGEST_SENTENCE, ServerError, body, sentence
+from outrider.server.options import resolve
 from outrider.server.protocol import ChatRequest, CompletionRequest, Refusal
 from outrider.server.room import ALWAYS, Held, Room
 from outrider.text.template import TextCodec
@@ -210,6 +214,26 @@ def test_a_queue_counts_what_enters_at_once() -> None:
     first.give_back(5, 5)  # nothing is given back twice
     second.leave()
     assert (queue.sequences, queue.tokens) == (0, 0)
+
+
+def test_texts_have_a_place_in_the_queue(tiny_llama: Path) -> None:
+    """Tokenising costs as much as a prompt, so that a full queue refuses it."""
+
+    async def work() -> None:
+        llm, settings = build(tiny_llama, "tiny", resolve({"max_queued_requests": 1}, {}, None))
+        app = create_app(llm, settings)
+        queue: Queue = app.state.service.queue
+        transport = ASGITransport(app)
+        calls = {"/tokenize": {"prompt": "ab"}, "/detokenize": {"tokens": [1, 2]}}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for path, body in calls.items():
+                lease = queue.enter(1)
+                assert (await client.post(path, json=body)).status_code == 429
+                lease.leave()
+                for _ in range(2):  # a place is given back
+                    assert (await client.post(path, json=body)).status_code == 200
+
+    asyncio.run(work())
 
 
 def test_bodies_wait_for_room() -> None:

@@ -260,6 +260,35 @@ def test_a_fallback_is_as_large_as_its_files(tmp_path: Path) -> None:
             load_model(folder, "float32", CPU, 64)
 
 
+def test_masks_of_a_fallback_are_no_parameters(tmp_path: Path) -> None:
+    """A long context makes GPT-Neo's masks larger than the little model, within reason."""
+    neo = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    folder = build_checkpoint(tmp_path, "gpt_neo", **neo, max_position_embeddings=8192)
+    load_model(folder, "float32", CPU, 64)
+    known = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**known, "max_position_embeddings": 40_000}))
+    with pytest.raises(ModelError, match=r"[0-9]+ bytes of tables, but the files hold"):
+        load_model(folder, "float32", CPU, 64)
+
+
+@pytest.mark.parametrize(("window", "found"), [(0, None), (None, None), (9, 9)])
+def test_a_window_of_zero_is_none(window: int | None, found: int | None, edited: Edit) -> None:
+    folder = edited(model_type="mistral", sliding_window=window)
+    architecture = read_architecture(read_config(folder), folder)
+    assert architecture is not None
+    assert set(architecture.windows) == {found}
+
+
+def test_lists_that_are_not_of_layers_are_not_read(tmp_path: Path) -> None:
+    source = build_checkpoint(tmp_path / "source", "llama", num_hidden_layers=3)
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_array("llama.rope.dimension_sections", [1, 2, 3, 4])
+
+    path, _ = convert(source, tmp_path / "a.gguf", Kind.F32, fill)
+    assert read_config(path).num_hidden_layers == 3
+
+
 def test_tables_made_in_parts_are_the_whole(plain: Path) -> None:
     """The same bits as one product over all positions."""
     config, length = read_config(plain), 2 * PART + 77

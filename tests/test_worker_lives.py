@@ -55,6 +55,7 @@ class Player:
         self.ended = ended
         self.sent: list[Any] = []
         self.killed = False
+        self.unsent: set[object] = set()
         self.lives.append(self)
 
     def ready(self) -> None:
@@ -64,7 +65,7 @@ class Player:
         self.sent.append(command)
 
     def withdraw(self, key: object) -> bool:
-        return False
+        return key in self.unsent
 
     def kill(self) -> None:
         self.killed = True
@@ -108,8 +109,10 @@ async def opened(folder: Path, lives: list[Player]) -> AsyncLLM:
 class Caller:
     """A client of a stream."""
 
-    def __init__(self, llm: AsyncLLM, tokens: int, prompt: str = "ab", body: str = "") -> None:
-        request, _ = llm.request(prompt, SamplingParams(max_tokens=tokens))
+    def __init__(
+        self, llm: AsyncLLM, tokens: int, prompt: str = "ab", body: str = "", id: str | None = None
+    ) -> None:
+        request, _ = llm.request(prompt, SamplingParams(max_tokens=tokens), id)
         object.__setattr__(request, "body", body)
         self.id = request.id
         self.task = asyncio.create_task(self._collect(llm, request))
@@ -258,6 +261,55 @@ def test_whoever_leaves_before_the_death_is_known(tiny_llama: Path, lives: list[
             lives[-1].die()
         await settle()
         assert llm.failure is not None
+
+    run(work())
+
+
+def test_what_the_worker_never_got_is_not_blamed(tiny_llama: Path, lives: list[Player]) -> None:
+    """A body that still lies in the outbox neither shares the blame nor has it."""
+
+    async def work() -> None:
+        llm = await opened(tiny_llama, lives)
+        for _ in range(2):
+            guilty, innocent = (Caller(llm, 10, body=name) for name in ("guilty", "innocent"))
+            await settle()
+            lives[-1].unsent = {("add", innocent.id)}
+            lives[-1].die()
+            for caller in (guilty, innocent):
+                with pytest.raises(WorkerError, match="send it again"):
+                    await caller.task
+            await settle()
+            lives[-1].ready()
+            await llm.start()
+        with pytest.raises(RequestError, match="ran alone"):
+            llm.suspects.check("guilty")
+        llm.suspects.check("innocent")
+        llm.shutdown()
+
+    run(work())
+
+
+def test_an_id_is_free_when_its_request_was_refused(tiny_llama: Path, lives: list[Player]) -> None:
+    """Whoever waits for an id that was left goes on with either answer of the worker."""
+
+    async def work() -> None:
+        llm = await opened(tiny_llama, lives)
+        worker = lives[-1]
+        for answer in (Refused("same", RequestError("no")), Aborted("same", Gauges())):
+            left = Caller(llm, 10, id="same")
+            await settle()
+            left.task.cancel()
+            await settle()
+            again = Caller(llm, 10, id="same")
+            await settle()
+            assert [type(sent) for sent in worker.sent] == [Add, Abort]
+            worker.take(worker, answer)
+            await settle()
+            assert isinstance(worker.sent[-1], Add)
+            worker.step("same", end=True)
+            assert await again.task == 1
+            worker.sent.clear()
+        llm.shutdown()
 
     run(work())
 

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from reprlib import Repr
 
 SHOWN = 100
 """Characters of a wrong value that a message shows."""
+_short = Repr()
+_short.maxstring = _short.maxother = _short.maxlong = SHOWN
 
 
 class OutriderError(Exception):
@@ -56,9 +59,8 @@ def no_option(owner: str, name: str, known: Sequence[str], also: Sequence[str] =
 
 
 def shown(value: object) -> str:
-    """The value as a message shows it: its beginning, where it is long."""
+    """The value as a message shows it: on one line, and shortened where it is long."""
     try:
-        text = repr(value)
+        return " ".join(_short.repr(value).split())
     except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
         return "a value too long to be shown"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -5,24 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from reprlib import Repr
 from typing import Any, TypeGuard
 
-from .errors import ModelError
+from .errors import ModelError, shown
+from .limits import LARGEST_FLOAT, LARGEST_INT
 
-LARGEST = 2**31 - 1
-"""Counts, sizes and ids are int32 in the native step."""
-LARGEST_FLOAT = 3.4e38
-"""Numbers must fit into fp32."""
 ITEMS = {int: "whole numbers", str: "texts"}
-
-_short = Repr()
-_short.maxstring = _short.maxother = _short.maxlong = 40
-
-
-def shown(value: object) -> str:
-    """``value`` in a few words, for a message."""
-    return " ".join(_short.repr(value).split())
 
 
 def one_line(error: BaseException) -> str:
@@ -77,7 +65,7 @@ class Fields:
         return ModelError(f"{self.where}: {name} is {said}; {wanted} is needed.")
 
     def whole(
-        self, name: str, low: int = 0, high: int = LARGEST, default: int | None = None
+        self, name: str, low: int = 0, high: int = LARGEST_INT, default: int | None = None
     ) -> int:
         """A whole number from ``low`` to ``high``."""
         value = self._values.get(name)

@@ -10,6 +10,8 @@ from .errors import ConfigError, shown
 
 LARGEST_INT = 2**31 - 1
 """The native step counts, numbers tokens and measures lengths in int32."""
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
+"""The largest number of float32."""
 LARGEST_SEED = 2**64 - 1
 LARGEST_CONTEXT = 2**24
 """Tokens; the longest contexts of today's models have 10 million."""

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from ..errors import ModelError
-from ..fields import shown
+from ..errors import ModelError, shown
 from .files import find_tensors
 
 LAYERS = frozenset(

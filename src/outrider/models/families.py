@@ -20,9 +20,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING,
 )
 
-from ..errors import ModelError
-from ..fields import LARGEST, Fields, one_line, read_object, shown
+from ..errors import ModelError, shown
+from ..fields import Fields, one_line, read_object
 from ..gguf import is_gguf
+from ..limits import LARGEST_INT
 from .claims import check_claims
 from .formats.base import PLAIN
 from .formats.gguf_config import read_gguf_config
@@ -407,6 +408,6 @@ def context_length(config: PretrainedConfig, values: Fields) -> int:
     rope = Fields(parameters, f"{values.where}: rope_parameters")
     original = rope.whole("original_max_position_embeddings", 1, default=trained)
     scaled = original * rope.number("factor", 1.0, positive=True)
-    if scaled > LARGEST:
-        raise rope.refuse("factor", f"a context of at most {LARGEST} tokens")
+    if scaled > LARGEST_INT:
+        raise rope.refuse("factor", f"a context of at most {LARGEST_INT} tokens")
     return max(trained, int(scaled))

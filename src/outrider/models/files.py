@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from ..errors import ModelError
-from ..fields import read_object, shown
+from ..errors import ModelError, shown
+from ..fields import read_object
 from ..gguf import read_into
 from ..text.guard import readable
 

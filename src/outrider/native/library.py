@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from ..limits import LARGEST_INT
 from .checks import at, expect, same_length, wide_bias
 from .interface import (
     ABI,
@@ -25,7 +26,7 @@ from .interface import (
     QuantizedData,
     QuantizedMatrix,
 )
-from .ranges import LARGEST, float32s, int32s, refused, uint32s, within
+from .ranges import float32s, int32s, refused, uint32s, within
 
 
 class Library:
@@ -81,7 +82,7 @@ class Library:
         Returns:
             How many threads it has: fewer than asked for where the system starts no more.
         """
-        return int(self._c.outrider_start(within("threads", threads, 1, LARGEST)))
+        return int(self._c.outrider_start(within("threads", threads, 1, LARGEST_INT)))
 
     def new_model(self, config: Config, embedding: torch.Tensor | None) -> int:
         """A model without weights; ``embedding`` [vocabulary, hidden] must outlive it.

@@ -8,10 +8,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ..errors import ModelError, shown
-
-LARGEST = 2**31 - 1
-LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
-"""The largest number of float32."""
+from ..limits import LARGEST_FLOAT
 
 _BITS = {
     ctypes.c_int32: (-(2**31), 2**31 - 1),

@@ -136,9 +136,7 @@ class SequenceLaw:
         """Whether ``masks`` leave something out."""
         return self._grammar is not None
 
-    def masks(
-        self, tokens: list[int], paths: Sequence[Sequence[int]]
-    ) -> list[Mask | str | None]:
+    def masks(self, tokens: list[int], paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
         """What the grammar lets come behind each of ``paths``, see ``Grammar.masks``.
 
         Raises:

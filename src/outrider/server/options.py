@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ..config import renewed
 from ..errors import ConfigError, no_option
+from ..limits import LARGEST_INT
 from .shown import short
 
 PREFIX = "OUTRIDER_"
@@ -27,7 +28,6 @@ SECRET = frozenset({"api_key"})
 
 Kind = Literal["text", "number", "share", "switch"]
 KINDS: dict[Kind, type] = {"text": str, "number": int, "share": float, "switch": bool}
-LARGEST = 2**31 - 1
 DAY = 86400.0
 RELAXED = ("memory", "api_key", "served_model_name", "allowed_hosts", "speculative_config")
 """Texts that a file may give as a number, a list or a table."""
@@ -52,7 +52,7 @@ class Option:
     default: Any
     help: str
     low: float = 0
-    high: float = LARGEST
+    high: float = LARGEST_INT
     zero: bool = False
     engine: bool = False
 

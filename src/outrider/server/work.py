@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +25,7 @@ LONG_LIST = 1 << 9
 Body = TypeVar("Body", bound=Generation)
 
 
-class Work(Generic[Body]):
+class Work(ABC, Generic[Body]):
     """One call: its body, and an answer a prompt; ``error`` says what ended its stream."""
 
     prefix: str
@@ -56,9 +57,9 @@ class Work(Generic[Body]):
         """The whole answer, made in a thread where that takes long."""
         return await self.service.slow(self.build) if self.lists_much else self.build()
 
+    @abstractmethod
     def build(self) -> dict[str, Any]:
         """The whole answer, once everything has run."""
-        raise NotImplementedError
 
     def truncated(self, ids: list[int]) -> list[int]:
         """Return the end of a prompt, or its beginning, as ``truncate_prompt_tokens`` asks.

@@ -10,8 +10,8 @@ from tokenizers import pre_tokenizers as cuts
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from ..errors import ModelError
-from ..fields import Fields, shown
+from ..errors import ModelError, shown
+from ..fields import Fields
 from ..gguf import GGUF
 from .guard import readable
 

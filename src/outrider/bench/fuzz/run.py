@@ -218,7 +218,7 @@ class Fuzzer:
             self.seen.general.append(f"nobody waits for an answer, and yet: {left}")
 
     async def memory(self, count: int) -> int | None:
-        """The server's memory when it is idle; None where too few bodies are sent to tell growth."""
+        """The memory of an idle server; None where too few bodies are sent to tell growth."""
         if self.server is None or not self.alive() or count < GROWTH_BODIES:
             return None
         await asyncio.sleep(TRIMMED_SECONDS)

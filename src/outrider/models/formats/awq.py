@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ...errors import ModelError
-from ...fields import Fields, shown
+from ...errors import ModelError, shown
+from ...fields import Fields
 from ..quantize import Matrix, Quantized
 from .base import (
     REMEDY,

@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 
 from ...errors import ModelError
-from ...fields import LARGEST, Fields
+from ...fields import Fields
+from ...limits import LARGEST_INT
 from ..quantize import Matrix, Quantized
 
 logger = logging.getLogger("outrider")
@@ -114,8 +115,8 @@ def block_size(fields: Fields, name: str) -> tuple[int, int] | None:
     if name not in fields:
         return None
     found = fields.listed(name, int)
-    if len(found) != 2 or not all(1 <= size <= LARGEST for size in found):
-        raise fields.refuse(name, f"a list of two whole numbers from 1 to {LARGEST}")
+    if len(found) != 2 or not all(1 <= size <= LARGEST_INT for size in found):
+        raise fields.refuse(name, f"a list of two whole numbers from 1 to {LARGEST_INT}")
     return found[0], found[1]
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ...errors import ModelError
-from ...fields import Fields, shown
+from ...errors import ModelError, shown
+from ...fields import Fields
 from ..quantize import BITS, Matrix, Quantized
 from .base import (
     FLOAT8,

@@ -11,9 +11,10 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from transformers import AutoConfig, PretrainedConfig
 
-from ...errors import ModelError
-from ...fields import LARGEST, Fields, one_line, shown
+from ...errors import ModelError, shown
+from ...fields import Fields, one_line
 from ...gguf import GGUF, open_gguf
+from ...limits import LARGEST_INT
 
 FAMILIES = ("llama", "qwen2", "qwen3", "granite")
 """GGUF's architectures that are read, which are model types as well; Mistral is "llama" there."""
@@ -65,7 +66,7 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
             "Hugging Face checkpoint."
         )
 
-    def size(name: str, default: int | None = None, high: int = LARGEST) -> int:
+    def size(name: str, default: int | None = None, high: int = LARGEST_INT) -> int:
         return fields.whole(f"{family}.{name}", 1, high, default)
 
     heads, width = size("attention.head_count"), size("embedding_length")

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
-from ...errors import ModelError
-from ...fields import Fields, shown
+from ...errors import ModelError, shown
+from ...fields import Fields
 
 EXPRESSION = "re:"
 LONGEST = 1000

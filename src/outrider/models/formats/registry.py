@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelError
-from ...fields import shown
+from ...errors import ModelError, shown
 from .awq import Awq
 from .base import REMEDY, Format
 from .compressed import Compressed
