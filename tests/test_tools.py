@@ -125,3 +125,14 @@ def test_one_call_where_no_more_are_wanted(form: Form, choice: str, text: str) -
 def test_the_form_follows_the_template() -> None:
     assert form_of("... <|python_tag|> ...") == "llama3"
     assert form_of("... <tool_call> ...") == form_of(None) == "hermes"
+
+
+def test_a_template_sees_all_that_a_tool_says() -> None:
+    tool = {
+        "type": "function",
+        "defer": True,
+        "function": {"name": "f", "strict": True, "parameters": {"type": "object"}},
+    }
+    messages = [{"role": "user", "content": "x"}]
+    asked = ChatRequest.model_validate({"messages": messages, "tools": [tool]})
+    assert [given.model_dump(exclude_none=True) for given in asked.tools or []] == [tool]

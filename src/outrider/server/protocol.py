@@ -317,16 +317,18 @@ class CompletionRequest(Generation, NotInCompletions):
 
 
 class Function(Wire):
-    """A function that the model may call."""
+    """A function that the model may call; the template sees what else it has, as ``strict``."""
 
+    model_config = ConfigDict(extra="allow")
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class Tool(Wire):
-    """One of ``tools``."""
+    """One of ``tools``; the chat template sees what else it has."""
 
+    model_config = ConfigDict(extra="allow")
     type: Literal["function"] = "function"
     function: Function
 
