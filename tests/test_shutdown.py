@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -103,11 +103,23 @@ def test_metrics_may_have_a_port_of_their_own(tiny_llama: Path) -> None:
         assert not any(name.startswith("access-control") for name in found.headers)
 
 
-def serve(model: Path, *options: str, **given: Any) -> tuple[str, subprocess.Popen[str]]:
+def serve(
+    model: Path, *options: str, before: Sequence[str] = (), **given: Any
+) -> tuple[str, subprocess.Popen[str]]:
     """A server on a free port that may not be up yet, and its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "outrider", "serve", str(model), "--port", str(port), *options]
+    words = [
+        *before,
+        sys.executable,
+        "-m",
+        "outrider",
+        "serve",
+        str(model),
+        "--port",
+        str(port),
+        *options,
+    ]
     return f"http://127.0.0.1:{port}", subprocess.Popen(words, text=True, **given)
 
 
@@ -145,9 +157,7 @@ def nobodys_pipe() -> Iterator[int]:
     os.close(write)
 
 
-@pytest.mark.parametrize("stderr", ["full", "closed", "unread"])
-def test_it_serves_and_ends_whatever_stderr_does(tiny_llama: Path, stderr: str) -> None:
-    """One SIGTERM is enough, also with a worker that is stopped."""
+def serves_and_ends(tiny_llama: Path, stderr: str) -> None:
     with contextlib.ExitStack() as stack:
         given: dict[str, Any] = {}
         if stderr == "full":
@@ -155,7 +165,7 @@ def test_it_serves_and_ends_whatever_stderr_does(tiny_llama: Path, stderr: str) 
         elif stderr == "unread":
             given["stderr"] = stack.enter_context(nobodys_pipe())
         else:
-            given["preexec_fn"] = lambda: os.close(2)
+            given["before"] = ("sh", "-c", 'exec "$0" "$@" 2>&-')
         url, process = serve(tiny_llama, "--shutdown-timeout", "0.5", **given)
         stack.enter_context(process)
         stack.callback(process.kill)
@@ -179,6 +189,15 @@ def test_it_serves_and_ends_whatever_stderr_does(tiny_llama: Path, stderr: str) 
         assert process.wait(30) == 0
         with pytest.raises(ProcessLookupError):
             os.kill(engine, 0)
+
+
+def test_it_serves_and_ends_whatever_stderr_does(tiny_llama: Path) -> None:
+    """One SIGTERM is enough, also with a worker that is stopped. Three servers at a time."""
+    kinds = ["full", "closed", "unread"]
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        done = [pool.submit(serves_and_ends, tiny_llama, kind) for kind in kinds]
+        for one in done:
+            one.result()
 
 
 def test_stderr_never_blocks_and_tells_what_it_dropped() -> None:
