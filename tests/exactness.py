@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.config import EngineConfig
-from outrider.drafters.registry import DrafterSpec
+from outrider.drafters.base import Drafter, DrafterContext, DrafterSpec
+from outrider.drafters.registry import find_drafter
+from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
 from outrider.sampling.draws import Noise
-from outrider.types import Draft, Event, Request, SamplingParams, Scheduled, Verdict
+from outrider.types import Draft, DraftBudget, Event, Request, SamplingParams, Scheduled
 
 VOCABULARY = 211
 END = 3
@@ -85,7 +87,7 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-class Adversary:
+class Adversary(Drafter):
     """A drafter that knows what the target will say and proposes it, spoils it, or branches.
 
     Args:
@@ -93,8 +95,6 @@ class Adversary:
             random shape that hold them down to a random depth.
         answers: each output as plain decoding gave it, by prompt and sample.
     """
-
-    target_layers: tuple[int, ...] = ()
 
     def __init__(
         self, kind: str, answers: dict[tuple[tuple[int, ...], int], list[int]], length: int
@@ -105,9 +105,9 @@ class Adversary:
         self._answers = answers
         self._random = random.Random(length)
 
-    def propose(self, batch: Seq[Scheduled], lengths: Seq[int], noise: Noise) -> Draft:
+    def propose(self, batch: Seq[Scheduled], budgets: Seq[DraftBudget], noise: Noise) -> Draft:
         tokens, parents = [], []
-        for item, length in zip(batch, lengths, strict=True):
+        for item, (length, _) in zip(batch, budgets, strict=True):
             sequence = item.sequence
             answer = self._answers[sequence.request.prompt_token_ids, sequence.sample_index]
             coming = answer[sequence.num_output : sequence.num_output + length]
@@ -142,22 +142,39 @@ class Adversary:
                 right, depth_right = len(nodes) - 1, depth
         return nodes, parents
 
-    def observe(self, batch: Seq[Scheduled], verdict: Verdict) -> None:
-        return
 
-    def release(self, seq_id: str) -> None:
-        return
+@dataclass(frozen=True)
+class AdversarySpec(DrafterSpec):
+    """Makes an ``Adversary``."""
+
+    kind: str
+    answers: dict[tuple[tuple[int, ...], int], list[int]] = field(default_factory=dict)
+    length: int = 4
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.kind
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        return None
+
+    def make(self, context: DrafterContext) -> Adversary:
+        return Adversary(self.kind, self.answers, self.length)
 
 
-def make_engine(folder: Path, drafter: str, pages: int | None = None, **options: Any) -> Engine:
+def make_engine(
+    folder: Path, drafter: str | DrafterSpec, pages: int | None = None, **options: Any
+) -> Engine:
     """An engine, fp32 unless said; ``pages`` limits its cache, null page included."""
-    spec = DrafterSpec(drafter, folder / "drafter" if drafter == "model" else None)
+    spec = find_drafter(folder / "drafter" if drafter == "model" else drafter, folder)
     options = {"dtype": "float32", "page_size": 4, "seed": 0, **options}
     config = EngineConfig(memory=2**24, **options)
-    engine = Engine(folder, spec, config, tiny_tokenizer())
+    engine = build_engine(folder, spec, config, tiny_tokenizer())
     if pages is not None:
         each = (engine.budget.target_bytes + engine.budget.drafter_bytes) // engine.budget.pages
-        engine = Engine(folder, spec, replace(config, memory=each * pages), tiny_tokenizer())
+        less = replace(config, memory=each * pages)
+        engine = build_engine(folder, spec, less, tiny_tokenizer())
         assert engine.budget.pages == pages
     return engine
 

@@ -13,7 +13,7 @@ from outrider.engine.scheduler import Plan, Scheduler
 from outrider.sampling.acceptance import NOT_FINITE
 from outrider.sampling.law import RequestLaw
 from outrider.text.stop import StopFinder
-from outrider.types import Draft, Event, Request, SamplingParams, Sequence, Verdict
+from outrider.types import Draft, DraftBudget, Event, Request, SamplingParams, Sequence, Verdict
 
 VOCABULARY = 12
 EOS = 11
@@ -145,13 +145,17 @@ class House:
     def check(self) -> None:
         self.pool.check([s.pages for s in self.scheduler.sequences()])
 
+    def schedule(self) -> Plan:
+        nodes = self.max_nodes if self.max_nodes > self.length else self.length
+        return self.scheduler.schedule(lambda _: ("made-up", DraftBudget(self.length, nodes)))
+
     def step(self) -> Plan:
         """Schedule, draft, verify, commit; assert what DESIGN section 4 says."""
         before = {id(s): list(s.tokens) for s in self.arrived}
-        plan = self.scheduler.schedule(self.length, self.max_nodes)
+        plan = self.schedule()
         self.check()
         self._check_plan(plan)
-        drafts = [self.propose(item.sequence, item.length) for item in plan.batch]
+        drafts = [self.propose(item.sequence, item.budget.depth) for item in plan.batch]
         draft = Draft([t for t, _ in drafts], [p for _, p in drafts])
         verdict = self.verify(plan, draft)
         held = {id(item.sequence): len(item.sequence.pages) for item in plan.batch}
@@ -202,10 +206,10 @@ class House:
             assert item.count >= 1
             assert item.start == sequence.num_computed
             assert item.samples == (item.start + item.count == known)
-            assert 0 <= item.length <= self.length
-            if item.length:
+            assert 0 <= item.budget.depth <= self.length
+            if item.budget.depth:
                 assert item.samples
-                assert known + item.length < self.limit(sequence)
+                assert known + item.budget.depth < self.limit(sequence)
 
     def verify(self, plan: Plan, draft: Draft) -> Verdict:
         """Write the rows to the slots, and follow the target through the draft."""

@@ -17,7 +17,7 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.async_llm import AsyncLLM
-from outrider.engine.worker import SpeculationState
+from outrider.engine.speculation import SpeculationState
 from outrider.errors import ConfigError, ModelError, RequestError, WorkerError
 from outrider.outputs import RequestOutput
 from outrider.server.metrics import Metrics, Slo

@@ -28,7 +28,9 @@ PROMPTS = ["the quick", "fox", "jumps over the"]
 @pytest.fixture(scope="module", params=["none", "ngram", "model"])
 def llm(request: pytest.FixtureRequest, tiny_llama: Path, tiny_drafter: Path) -> LLM:
     drafter = {"none": None, "ngram": "ngram", "model": tiny_drafter}[request.param]
-    return LLM(tiny_llama, drafter=drafter, num_speculative_tokens=3, dtype="float32", memory=2**24)
+    llm = LLM(tiny_llama, drafter, num_speculative_tokens=3, dtype="float32", memory=2**24)
+    llm.engine.speculator.probes = False  # a step without drafts has other origins
+    return llm
 
 
 def too_wide(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -343,9 +345,10 @@ def test_a_drafter_that_raises_costs_its_drafts_alone(
 ) -> None:
     expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)]
     propose, calls = llm.engine.drafter.propose, itertools.count()
+    monkeypatch.setattr(llm.engine.speculator, "switched_off", {})
 
-    def failing(batch: Any, lengths: Any, noise: Any) -> Draft:
-        made = propose(batch, lengths, noise)
+    def failing(batch: Any, budgets: Any, noise: Any) -> Draft:
+        made = propose(batch, budgets, noise)
         if next(calls) % 2:
             raise IndexError("no such token")
         return made
@@ -353,7 +356,10 @@ def test_a_drafter_that_raises_costs_its_drafts_alone(
     monkeypatch.setattr(llm.engine.drafter, "propose", failing)
     assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)] == expected
     llm.engine.check()
-    assert "failed, so that this step has no draft" in caplog.text
+    assert "failed and is switched off" in caplog.text
+    assert llm.engine.speculator.switched_off == {llm.drafter.name: "IndexError: no such token"}
+    assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)] == expected
+    assert next(calls) == 2  # it is not asked again
     caplog.clear()
 
 

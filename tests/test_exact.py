@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import VOCABULARY, Adversary, make_engine, planted_pair, requests, run
+from exactness import VOCABULARY, AdversarySpec, make_engine, planted_pair, requests, run
 
 from outrider.audit.sweep import unlike_before
 from outrider.engine.engine import Engine
@@ -94,21 +94,21 @@ def reference(pair: Path) -> Reference:
 def _engine(
     reference: Reference, drafter: str, option: str, length: int, chunk: int, pool: str
 ) -> Engine:
-    engine = make_engine(
-        reference.folder,
-        drafter if drafter in ("none", "ngram", "model") else "none",
-        pages=26 if pool == "tight" else None,
-        max_num_batched_tokens=chunk,
-        num_speculative_tokens=length,
-    )
+    spec: str | AdversarySpec = drafter
     if drafter in ("wrong", "right", "ragged"):
         answers = {
             (tuple(prompt), sample): reference(option)[f"r{i}/{sample}"]
             for i, prompt in enumerate(_prompts())
             for sample in range(_params(option).n)
         }
-        engine.drafter = Adversary(drafter, answers, length)
-    return engine
+        spec = AdversarySpec(drafter, answers, length)
+    return make_engine(
+        reference.folder,
+        spec,
+        pages=26 if pool == "tight" else None,
+        max_num_batched_tokens=chunk,
+        num_speculative_tokens=length,
+    )
 
 
 def _holds(
@@ -171,7 +171,9 @@ def test_the_tight_pool_preempts(reference: Reference, monkeypatch: pytest.Monke
     engine = _engine(reference, "model", "0.7", 4, 16, "tight")
     taken: list[str] = []
     release = engine.drafter.release
-    monkeypatch.setattr(engine.drafter, "release", lambda id: (taken.append(id), release(id))[1])
+    monkeypatch.setattr(
+        engine.drafter, "release", lambda id, ended: (taken.append(id), release(id, ended))[1]
+    )
     queued = requests(_prompts(), _params("0.7"))
     found = run(engine, queued)
     assert found == reference("0.7")

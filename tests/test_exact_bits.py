@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import END, VOCABULARY, Adversary, make_engine, planted_pair, run
+from exactness import END, VOCABULARY, AdversarySpec, make_engine, planted_pair, run
 from test_exact import OPTIONS
 
 from outrider import LLM, pocket
@@ -62,7 +62,7 @@ def _mixed(rng: random.Random, count: int, temperate: bool = False) -> list[Requ
     """Requests that share nothing: prompt, length, options and seed are each one's own."""
     found: list[Request] = []
     for i in range(count):
-        start = (4 + i,)  # tells prompts apart, as ``Adversary`` wants it
+        start = (4 + i,)  # tells prompts apart, as an adversary wants it
         body = [rng.randrange(4, VOCABULARY) for _ in range(rng.randint(0, 12))]
         prompt = start + tuple(body * rng.randint(1, 3))[:LONGEST_PROMPT]
         option = {"temperature": 0.8} if temperate else rng.choice(list(OPTIONS.values()))
@@ -91,22 +91,23 @@ def _drafted(
     """The same in random company: chunks, draft length, cache, order and time of arrival."""
     length = rng.randint(1, LONGEST_DRAFT)
     least = -(-(LONGEST_PROMPT + 1 + TOKENS + LONGEST_DRAFT) // 4) + 2
-    engine = make_engine(
-        folder,
-        drafter if drafter in ("none", "ngram", "model") else "none",
-        pages=rng.choice((None, rng.randint(least, 2 * least))),
-        max_num_batched_tokens=rng.choice((1, 2, 3, 5, 16, 33, 512)),
-        max_num_seqs=rng.choice((1, 2, 3, 5, 9, 32)),
-        num_speculative_tokens=length,
-        **weights.options(),
-    )
+    spec: str | AdversarySpec = drafter
     if drafter in ("wrong", "right", "ragged"):
         answers = {
             (request.prompt_token_ids, sample): expected[f"{request.id}/{sample}"]
             for request in queued
             for sample in range(request.params.n)
         }
-        engine.drafter = Adversary(drafter, answers, length)
+        spec = AdversarySpec(drafter, answers, length)
+    engine = make_engine(
+        folder,
+        spec,
+        pages=rng.choice((None, rng.randint(least, 2 * least))),
+        max_num_batched_tokens=rng.choice((1, 2, 3, 5, 16, 33, 512)),
+        max_num_seqs=rng.choice((1, 2, 3, 5, 9, 32)),
+        num_speculative_tokens=length,
+        **weights.options(),
+    )
     order = rng.sample(queued, len(queued))
     found = run(engine, order, arrival=rng)
     if drafter in ("model", "wrong", "right"):

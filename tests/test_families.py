@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import VOCABULARY, Adversary, make_engine, planted_pair, requests, run
+from exactness import VOCABULARY, AdversarySpec, make_engine, planted_pair, requests, run
 
-from outrider.drafters.registry import DrafterSpec
 from outrider.errors import ConfigError
 from outrider.models.fallback import Fallback
 from outrider.types import SamplingParams
@@ -77,17 +76,18 @@ def test_drafts_change_nothing(
 ) -> None:
     expected = plain(family, temperature)
     adversarial = drafter in ("ragged", "wrong", "right")
+    spec: str | AdversarySpec = drafter
+    if adversarial:
+        answers = {(tuple(p), 0): expected[f"r{i}/0"] for i, p in enumerate(PROMPTS)}
+        spec = AdversarySpec(drafter, answers, 4)
     engine = make_engine(
         pair(family),
-        "none" if adversarial else drafter,
+        spec,
         pages=18 if batch == 3 else None,  # tight: some are preempted and computed anew
         max_num_batched_tokens=7 if batch == 3 else 512,
         num_speculative_tokens=4,
     )
     assert isinstance(engine.model, Fallback) == (family not in NATIVE)
-    if adversarial:
-        answers = {(tuple(p), 0): expected[f"r{i}/0"] for i, p in enumerate(PROMPTS)}
-        engine.drafter = Adversary(drafter, answers, 4)
     queued = requests(PROMPTS, _params(temperature))
     found: dict[str, list[Any]] = {}
     for first in range(0, len(queued), batch):
@@ -104,13 +104,10 @@ def test_drafts_change_nothing(
         assert engine.runner.store.kept == {}  # nothing outlives its sequence
 
 
-def test_trees_are_refused_without_a_native_path(
-    pair: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(DrafterSpec, "make", lambda *_, **__: Adversary("ragged", {}, 4))
+def test_trees_are_refused_without_a_native_path(pair: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match=r"'starcoder2' model .* cannot verify the trees of"):
-        make_engine(pair("starcoder2"), "ngram")
-    make_engine(pair("mistral"), "ngram")
+        make_engine(pair("starcoder2"), AdversarySpec("ragged"))
+    make_engine(pair("mistral"), AdversarySpec("ragged"))
 
 
 def test_a_plain_draw_uses_much_of_the_vocabulary(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from outrider.async_llm import AsyncLLM
-from outrider.engine.worker import Ready, SpeculationState
+from outrider.engine.speculation import SpeculationState
+from outrider.engine.worker import Ready
 from outrider.server.app import create_app
 from outrider.server.fields import IGNORED, Unless
 from outrider.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest

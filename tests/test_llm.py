@@ -231,7 +231,7 @@ def test_memory_too_small_says_how_much_is_needed(tiny_llama: Path) -> None:
 def test_memory_beyond_what_is_free_is_refused(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engine.engine.free_memory", lambda: 50_000)
+    monkeypatch.setattr("outrider.engine.budget.free_memory", lambda: 50_000)
     with pytest.raises(MemoryBudgetError, match="only 50000 are free"):
         LLM(tiny_llama, drafter=None, memory=10**8)
 

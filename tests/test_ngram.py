@@ -12,7 +12,7 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.ngram import NgramDrafter, NgramIndex
 from outrider.errors import ConfigError
 from outrider.sampling.draws import SharedNoise
-from outrider.types import Request, SamplingParams, Scheduled, Verdict
+from outrider.types import DraftBudget, Request, SamplingParams, Scheduled, Verdict
 from outrider.types import Sequence as Sample
 
 
@@ -108,31 +108,30 @@ def test_extending_twice_changes_nothing() -> None:
 def item(id: str, tokens: list[int], length: int, samples: bool = True) -> Scheduled:
     request = Request(id, tuple(tokens), SamplingParams(), 0)
     sequence = Sample(f"{id}/0", request, 0, text=None, law=None, tokens=tokens)  # type: ignore[arg-type]
-    return Scheduled(sequence, len(tokens) - 1, 1, samples, length)
+    return Scheduled(sequence, len(tokens) - 1, 1, samples, "ngram", DraftBudget(length, length))
 
 
 def test_the_drafter_keeps_its_sequences_apart() -> None:
     noise = SharedNoise(8, torch.device("cpu"))
     drafter: Drafter = NgramDrafter(5)
     assert (drafter.name, drafter.max_length, drafter.max_nodes) == ("ngram", 5, 5)
-    assert drafter.target_layers == ()
     batch = [
         item("a", [1, 2, 3, 1, 2], 3),
         item("b", [4, 4, 4], 2),
         item("c", [1, 2, 3, 1, 2], 0, samples=False),
         item("d", [1, 2, 3], 4),
     ]
-    lengths = [i.length for i in batch]
-    draft = drafter.propose(batch, lengths, noise)
+    draft = drafter.propose(batch, [i.budget for i in batch], noise)
     assert draft.tokens == [[3, 1, 2], [4, 4], [], []]
     assert draft.parents == [[-1, 0, 1], [-1, 0], [], []]
     for i in batch:
         i.sequence.tokens += [2, 3]
-    drafter.observe(batch, Verdict([[2, 3]] * 4, [[]] * 4, [True] * 4))
-    assert drafter.propose(batch[:1], [2], noise).tokens == [[1, 2]]
-    drafter.release("a/0")
-    drafter.release("a/0")  # unknown by now: no error
-    assert drafter.propose(batch[:1], [2], noise).tokens == [[1, 2]]
+    drafter.observe(batch, draft, Verdict([[2, 3]] * 4, [[]] * 4, [None] * 4), None)
+    two = [DraftBudget(2, 2)]
+    assert drafter.propose(batch[:1], two, noise).tokens == [[1, 2]]
+    drafter.release("a/0", ended=True)
+    drafter.release("a/0", ended=True)  # unknown by now: no error
+    assert drafter.propose(batch[:1], two, noise).tokens == [[1, 2]]
 
 
 @pytest.mark.parametrize("sizes", [(0, 4, 10), (3, 2, 10), (2, 4, 0)])

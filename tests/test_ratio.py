@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exactness import Adversary, make_engine, planted_pair, requests, run
+from exactness import AdversarySpec, make_engine, planted_pair, requests, run
 
 from outrider.config import ACCEPTANCE_RULES
-from outrider.drafters.registry import DrafterSpec
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.models.base import Model as Target
@@ -290,7 +289,7 @@ def test_the_engine_emits_the_targets_law(
     prompt = [11]
     if certain:
         monkeypatch.setattr(engine.drafter, "_keeps_laws", False)
-        engine.draft_noise = NoNoise(211, CPU, fresh.DRAFTING)
+        engine.speculator._noise = NoNoise(211, CPU, fresh.DRAFTING)
     seen = np.zeros((211,) * 3)
     for start in range(0, 3000, 100):
         queued = [
@@ -344,9 +343,9 @@ def test_a_rule_is_chosen_by_name(pair: Path) -> None:
         make_engine(pair, "none", acceptance_rule="typical")
 
 
-def test_trees_are_refused_at_construction(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DrafterSpec, "make", lambda *_, **__: Adversary("ragged", {}, 4))
+def test_trees_are_refused_at_construction(pair: Path) -> None:
+    ragged = AdversarySpec("ragged")
     for rule in ("rejection", "block"):
         with pytest.raises(ConfigError, match="cannot verify the trees of drafter 'ragged'"):
-            make_engine(pair, "ngram", acceptance_rule=rule)
-    assert isinstance(make_engine(pair, "ngram"), Engine)
+            make_engine(pair, ragged, acceptance_rule=rule)
+    assert isinstance(make_engine(pair, ragged), Engine)

@@ -100,29 +100,29 @@ def test_drafts_take_free_pages_only() -> None:
     plan = house.step()
     assert plan.preempted == []
     # Position 8 would need a page more; the second is at its last token anyway.
-    assert plan.lengths == [0, 0]
+    assert plan.depths == [0, 0]
     assert [s.request.id for s in house.scheduler.running] == ["a"]
-    assert house.step().lengths == [4]  # the second has left
+    assert house.step().depths == [4]  # the second has left
 
 
 def test_drafts_shrink_to_the_pages_left() -> None:
     house = House(num_pages=4, page_size=4, length=9, max_nodes=9, propose=chain(0))
     house.add(make("a", [1] * 5, max_tokens=7, eos=()))
     house.step()
-    assert house.step().lengths == [5]
+    assert house.step().depths == [5]
     house = House(num_pages=4, page_size=4, length=9, max_nodes=9, propose=chain(0))
     house.add(make("a", [1] * 5, max_tokens=7, eos=()))
     house.step()
     table: list[int] = []
     assert house.pool.grow(table, 4)  # somebody else's: two pages of four are left
-    assert house.scheduler.schedule(9, 9).lengths == [2]
+    assert house.schedule().depths == [2]
 
 
 def test_draft_lengths_stop_short_of_the_limit() -> None:
     house = House(max_len=12, propose=chain(0))
     house.add(make("a", [1] * 5, max_tokens=4, eos=()), make("b", [2] * 8, max_tokens=None, eos=()))
     house.step()
-    lengths = [house.step().lengths for _ in range(3)]
+    lengths = [house.step().depths for _ in range(3)]
     # After the first token three more are wanted: two of them can be drafted before the bonus.
     assert lengths == [[2, 2], [1, 1], [0, 0]]
     assert not house.arrived
@@ -191,8 +191,8 @@ def test_max_tokens_inside_a_block() -> None:
     sequence = make("a", [5, 5], max_tokens=4, eos=())
     house.add(sequence)
     house.step()
-    plan = house.scheduler.schedule(4, 4)
-    assert plan.lengths == [2]
+    plan = house.schedule()
+    assert plan.depths == [2]
     house.pool.grow(sequence.pages, 20)
     tokens, parents = chain(9)(sequence, 6)
     draft = Draft([tokens], [parents])
@@ -304,7 +304,7 @@ def test_a_sequence_can_leave_at_any_time(steps: int) -> None:
 
 def test_nothing_to_do() -> None:
     house = House()
-    plan = house.scheduler.schedule(4, 4)
+    plan = house.schedule()
     assert plan == Plan([], [])
     assert house.scheduler.commit(plan, Draft([], []), Verdict([], [], [])) == []
 

@@ -13,7 +13,7 @@ import torch
 from exactness import VOCABULARY, planted_pair
 from typer.testing import CliRunner
 
-from outrider import LLM, pocket
+from outrider import pocket
 from outrider.audit import ties
 from outrider.audit.faults import FAULTS, Fault
 from outrider.audit.sweep import MIXES, Mix
@@ -23,6 +23,7 @@ from outrider.bench.rules import Bounds, coupled_acceptance, measure
 from outrider.cli import app
 from outrider.cli import verify as cli_verify
 from outrider.engine.engine import Engine
+from outrider.intake import Intake
 from outrider.sampling import oracle
 from outrider.sampling.ratio import RULES, make_rule
 
@@ -174,9 +175,9 @@ def test_coupled_acceptance_of_many_laws_is_the_oracles() -> None:
 
 def test_the_rules_are_compared_beside_the_bounds(pair: Path) -> None:
     """Measured acceptance of the first position is the theory's; 5 sigma: a false alarm of 1e-6."""
-    llm = LLM(pair, acceptance_rule="rejection", num_speculative_tokens=2, memory=2**24)
+    intake = Intake(pair, "auto", {"num_speculative_tokens": 2, "memory": 2**24})
     for name in ("coupled", "rejection"):
-        counts, bounds = measure(llm, make_rule(name), prompts() * 8, 1.0, 40, 3)
+        counts, bounds = measure(intake, make_rule(name), prompts() * 8, 1.0, 40, 3)
         mean = (bounds.coupled if name == "coupled" else bounds.ratio) / bounds.steps
         sigma = math.sqrt(mean * (1 - mean) / bounds.steps)
         assert abs(counts.acceptance_by_position[0] - mean) < 5 * sigma

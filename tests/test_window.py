@@ -20,8 +20,9 @@ from outrider.bench.offline import Options
 from outrider.cli import app
 from outrider.config import PRESETS, EngineConfig
 from outrider.drafters import model as drafters_model
+from outrider.drafters.base import DrafterContext
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.registry import DrafterSpec
+from outrider.drafters.ngram import NgramSpec
 from outrider.errors import ConfigError, ModelError
 from outrider.models.families import read_architecture, read_config
 from outrider.models.native import NativeTransformer
@@ -29,7 +30,7 @@ from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
 from outrider.native.choice import library
 from outrider.sampling.draws import SharedNoise
-from outrider.types import Draft, Request, Scheduled
+from outrider.types import Draft, DraftBudget, Request, Scheduled
 from outrider.types import Sequence as Sample
 
 pytestmark = pytest.mark.engine
@@ -213,11 +214,13 @@ def test_prompt_lookup_has_the_window() -> None:
     tokens = [1, 2, *range(10, 20), 1, 2]
     request = Request("a", tuple(tokens), SamplingParams(), 0)
     sequence = Sample("a/0", request, 0, text=None, law=None, tokens=tokens)  # type: ignore[arg-type]
-    batch = [Scheduled(sequence, len(tokens) - 1, 1, True, 1)]
+    budget = DraftBudget(1, 1)
+    batch = [Scheduled(sequence, len(tokens) - 1, 1, True, "ngram", budget)]
     for window, expected in ((None, [10]), (12, [10]), (11, [])):
         config = EngineConfig(drafter_window=window)
-        made = DrafterSpec("ngram").make(None, config, 8, False)
-        assert made.propose(batch, [1], SharedNoise(32, CPU)).tokens == [expected]
+        context = DrafterContext(None, None, config, 64)  # type: ignore[arg-type]
+        made = NgramSpec().make(context)
+        assert made.propose(batch, [budget], SharedNoise(32, CPU)).tokens == [expected]
 
 
 def test_a_preset_is_a_window_for_each_kind() -> None:

@@ -17,6 +17,7 @@ from outrider.engine import pulse, suspects
 from outrider.engine.deaths import LONGEST_PAUSE, Deaths
 from outrider.engine.process import Outbox
 from outrider.engine.pulse import Beat, Watch
+from outrider.engine.speculation import SpeculationState
 from outrider.engine.suspects import Suspects, fingerprint
 from outrider.engine.worker import (
     Abort,
@@ -25,7 +26,6 @@ from outrider.engine.worker import (
     Gauges,
     Ready,
     Refused,
-    SpeculationState,
     Stepped,
     Worker,
     _Adding,
@@ -584,7 +584,6 @@ def test_a_panic_over_one_request_refuses_it() -> None:
     worker.inbox = _Inbox()
     sent: list[Any] = []
     worker.outlet = type("Outlet", (), {"send": staticmethod(sent.append)})()
-    worker._check = lambda _: None  # type: ignore[method-assign]
     worker._prepare(_Adding(asked()))
     worker.inbox.drain()
     (refused,) = sent

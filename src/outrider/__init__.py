@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .params import SamplingParams, StructuredOutputsParams
+from .types import Speculation
 
 if TYPE_CHECKING:
     from .async_llm import AsyncLLM
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__",
+    "LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "Speculation", "StructuredOutputsParams",
+    "__version__",
 ]  # fmt: skip
 HOMES = {"LLM": "llm", "AsyncLLM": "async_llm", "RequestOutput": "outputs"}
 

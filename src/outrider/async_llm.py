@@ -12,6 +12,7 @@ from typing import Any
 from .engine.deaths import Deaths
 from .engine.process import WorkerProcess
 from .engine.pulse import Beat, Watch
+from .engine.speculation import SpeculationState
 from .engine.suspects import Suspects, fingerprint
 from .engine.worker import (
     Abort,
@@ -24,7 +25,6 @@ from .engine.worker import (
     Message,
     Ready,
     Refused,
-    SpeculationState,
     Stepped,
     WorkerSpec,
 )  # fmt: skip

@@ -10,13 +10,17 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from .config import OLD_NAMES, EngineConfig, renewed
-from .drafters.registry import DrafterSpec, find_drafter
+from .drafters.base import DrafterSpec
+from .drafters.ngram import NgramSpec
+from .drafters.registry import find_drafter
 from .errors import ConfigError, ModelError, RequestError, no_option, shown
 from .models.families import Folder, find_folder, read_config, read_shape
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import TextCodec, differing_entries, has_lone_surrogates, has_tokenizer
-from .types import Event, Logprob, Logprobs, Request, SamplingParams, check_vocabulary
+from .types import Event, Logprob, Logprobs, Request, SamplingParams, Speculation, check_vocabulary
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 
@@ -147,7 +151,9 @@ class Intake:
         ModelError: the checkpoint or a tokenizer cannot be used.
     """
 
-    def __init__(self, model: Folder, drafter: Folder | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self, model: Folder, drafter: Folder | DrafterSpec | None, options: dict[str, Any]
+    ) -> None:
         known = _understand(options)
         drafter = known.pop("drafter", drafter)
         sizes = {n: known.pop(n) for n in ("prompt_lookup_min", "prompt_lookup_max") if n in known}
@@ -158,8 +164,10 @@ class Intake:
         shape = read_shape(read_config(self.folder), self.folder)
         self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
         self.max_model_len = self.config.model_length(shape.context)
-        given = {name: value for name, value in sizes.items() if value is not None}
-        self.spec = replace(find_drafter(drafter, self.folder), **given)
+        self.spec = find_drafter(drafter, self.folder)
+        lookup = replace(NgramSpec(), **{n: v for n, v in sizes.items() if v is not None})
+        if isinstance(self.spec, NgramSpec):
+            self.spec = replace(lookup, auto=self.spec.auto)
         self.tokenizer = self.folder if tokenizer is None else find_folder(tokenizer)
         self.codec = TextCodec(self.tokenizer) if has_tokenizer(self.tokenizer) else None
         if self.codec is None and tokenizer is not None:
@@ -169,7 +177,11 @@ class Intake:
         self._words: dict[int, str] = {}  # of single tokens, as log probabilities show them
 
     def request(
-        self, prompt: Prompt, params: SamplingParams, id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        id: str | None = None,
+        speculation: Speculation | None = None,
     ) -> tuple[Request, str | None]:
         """A request and its prompt's text, None where ids were given.
 
@@ -198,7 +210,13 @@ class Intake:
             base = self.config.seed
             seed = fresh_seed() if base is None else request_seed(base, index)
         name = f"request-{index}" if id is None else id
-        return Request(name, ids, params, seed, self.eos_token_ids), text
+        wanted = speculation or Speculation()
+        return Request(name, ids, params, seed, self.eos_token_ids, wanted), text
+
+    @property
+    def backend(self) -> Tokenizer | None:
+        """The tokenizer, None for a model without text."""
+        return self.codec.backend if self.codec else None
 
     def decode(self, ids: Seq[int]) -> str:
         """The text of token ids, special tokens written out; empty for a model without text."""

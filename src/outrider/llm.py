@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from tqdm import tqdm
 
+from .drafters.base import DrafterSpec, NoSpec
+from .engine.build import build_engine
 from .engine.engine import Engine
+from .engine.speculation import SpeculationState
 from .errors import OutriderError, RequestError
 from .intake import Intake, Prompt, as_list
 from .models.families import Folder
@@ -19,9 +22,10 @@ from .outputs import (
     RequestOutput,
 )
 from .text.template import Message
-from .types import Event, SamplingParams
+from .types import Event, SamplingParams, Speculation
 
 logger = logging.getLogger("outrider")
+T = TypeVar("T")
 
 
 class LLM:
@@ -48,30 +52,59 @@ class LLM:
         MemoryBudgetError: the memory is too small.
     """
 
-    def __init__(self, model: Folder, drafter: Folder | None = "auto", **options: Any) -> None:
-        self._intake = intake = Intake(model, drafter, options)
+    def __init__(
+        self, model: Folder, drafter: Folder | DrafterSpec | None = "auto", **options: Any
+    ) -> None:
+        intake = Intake(model, drafter, options)
+        self._wire(intake, build_engine(intake.folder, intake.spec, intake.config, intake.backend))
+
+    @classmethod
+    def from_engine(cls, intake: Intake, engine: Engine) -> LLM:
+        """Return an ``LLM`` over an engine that was built for ``intake``."""
+        llm = cls.__new__(cls)
+        llm._wire(intake, engine)
+        return llm
+
+    def _wire(self, intake: Intake, engine: Engine) -> None:
+        self._intake, self.engine = intake, engine
         self.config = intake.config
-        backend = intake.codec.backend if intake.codec else None
-        self.engine = Engine(intake.folder, intake.spec, self.config, backend)
-        self.drafter = self.engine.spec
+        drafts = self.speculation.drafter == intake.spec.name
+        self.drafter = intake.spec if drafts else NoSpec()
         logger.info("%s", self.engine.budget)
+
+    @property
+    def speculation(self) -> SpeculationState:
+        """What drafts unless a request says, and how far."""
+        return self.engine.speculator.state
+
+    def set_speculation(self, state: SpeculationState) -> None:
+        """Draft in another way from the next step on.
+
+        Raises:
+            ConfigError: there is no such drafter, or the length is out of range.
+        """
+        self.engine.speculator.set(state)
 
     def generate(
         self,
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        speculation: Speculation | Seq[Speculation] | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt and return the outputs in the prompts' order.
 
         Args:
             prompts: a text, token ids, ``{"prompt_token_ids": ids}``, or a list of these.
             params: one for all, or one each; None takes the defaults.
+            speculation: what requests want of drafting, one for all, or one each; None takes the
+                engine's way.
 
         Raises:
             RequestError: a prompt cannot be served; nothing has been started then.
             GenerationError: a request failed on the way; the error holds all outputs.
         """
-        pending = self._start(prompts, params)
+        pending = self._start(prompts, params, speculation)
         hidden = True if len(pending) < 2 else None  # None: where stderr is no terminal
         with tqdm(total=len(pending), desc="generating", leave=False, disable=hidden) as bar:
             for event in self._run(pending):
@@ -87,13 +120,15 @@ class LLM:
         self,
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        speculation: Speculation | Seq[Speculation] | None = None,
     ) -> Iterator[tuple[int, Event]]:
         """As ``generate``, token by token: yields (index of the prompt, event).
 
         An event carries the token, its text and its origin: accepted, bonus or plain. Leaving the
         iterator aborts what is not finished.
         """
-        pending = self._start(prompts, params)
+        pending = self._start(prompts, params, speculation)
         order = {id: i for i, id in enumerate(pending)}
         for event in self._run(pending):
             yield order[event.request_id], event
@@ -122,22 +157,19 @@ class LLM:
         return self._intake.decode(ids)
 
     def _start(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None,
+        speculation: Speculation | Seq[Speculation] | None,
     ) -> dict[str, Pending]:
         """Queue every prompt, or none of them."""
         listed = as_list(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            chosen = [params or SamplingParams()] * len(listed)
-        else:
-            chosen = list(params)
-        if len(chosen) != len(listed):
-            raise RequestError(
-                f"{len(listed)} prompts came with {len(chosen)} params; give one each."
-            )
+        chosen = _one_each(params, SamplingParams, len(listed), "params")
+        wanted = _one_each(speculation, Speculation, len(listed), "speculation")
         pending: dict[str, Pending] = {}
         try:
-            for prompt, param in zip(listed, chosen, strict=True):
-                request, text = self._intake.request(prompt, param)
+            for prompt, param, speculate in zip(listed, chosen, wanted, strict=True):
+                request, text = self._intake.request(prompt, param, speculation=speculate)
                 self.engine.add(request)
                 pending[request.id] = Pending(text, request)
         except BaseException as error:
@@ -162,3 +194,19 @@ class LLM:
         finally:
             for id in left:
                 self.engine.abort(id)
+
+
+def _one_each(given: T | Seq[T] | None, kind: type[T], count: int, name: str) -> list[T]:
+    """Return ``given`` for each of ``count`` prompts; None stands for the defaults.
+
+    Raises:
+        RequestError: there are more or fewer than prompts.
+    """
+    if given is None:
+        return [kind()] * count
+    if isinstance(given, kind):
+        return [given] * count
+    listed: list[T] = list(cast(Seq[T], given))
+    if len(listed) != count:
+        raise RequestError(f"{count} prompts came with {len(listed)} {name}; give one each.")
+    return listed

@@ -7,7 +7,7 @@ or token of a step is no frozen dataclass, which takes three times as long to ma
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -251,19 +251,30 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
 
+class DraftBudget(NamedTuple):
+    """How far a draft may go: ``depth`` tokens deep, with at most ``nodes`` nodes."""
+
+    depth: int
+    nodes: int
+
+
+NO_DRAFT = DraftBudget(0, 0)
+
+
 @dataclass(slots=True, eq=False)
 class Scheduled:
     """A sequence's rows in one step: ``count`` committed tokens from ``start`` on.
 
     ``samples`` is true when the last of them is the sequence's last token, so that the step
-    draws; ``length`` is how many tokens may be drafted after it.
+    draws; ``drafter`` may draft within ``budget`` after it.
     """
 
     sequence: Sequence
     start: int
     count: int
     samples: bool
-    length: int
+    drafter: str
+    budget: DraftBudget
 
 
 def depths(parents: Iterable[int]) -> list[int]:
@@ -296,17 +307,21 @@ class Draft(NamedTuple):
     -1 for the root; parents come before their children and nodes in a chain follow each other.
     For the ratio rules ``laws[s]`` holds the laws that the nodes were drawn from, as processed: a
     tensor of z, fp32 [nodes, vocabulary]; None where each node was certain. ``drafters[s]`` is who
-    drafted for sequence s, None where that is one and the same for all.
+    drafted for sequence s, filled in by the engine. Where a drafter knows them for free,
+    ``sources[s][i]`` says which part of it proposed node i, and ``margins[s][i]`` is the gap of
+    log q + g between that node and the next candidate.
     """
 
     tokens: list[list[int]]
     parents: list[list[int]]
     laws: list[Any] | None = None
     drafters: list[str] | None = None
+    sources: list[list[str]] | None = None
+    margins: list[list[float]] | None = None
 
     @staticmethod
     def chains(tokens: list[list[int]]) -> Draft:
-        """A draft without branches: each node the child of the one before."""
+        """Return a draft without branches: each node the child of the one before."""
         return Draft(tokens, [list(range(-1, len(t) - 1)) for t in tokens])
 
     def depth(self, index: int) -> int:
@@ -315,12 +330,9 @@ class Draft(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """What was drafted for a sequence in one step: its nodes' tokens, how deep they reach.
+    """What was drafted for a sequence in one step: by whom, its nodes' tokens, how deep."""
 
-    ``drafter`` is None where an engine has but one.
-    """
-
-    drafter: str | None
+    drafter: str
     tokens: list[int]
     depth: int
 
@@ -328,6 +340,18 @@ class Drafted(NamedTuple):
         """As if it had reached no deeper; of a tree all nodes stay."""
         chain = len(self.tokens) == self.depth
         return self._replace(tokens=self.tokens[:depth] if chain else self.tokens, depth=depth)
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """The target's residual stream behind the layers that drafters want, for the rows of a step.
+
+    ``layers[l]`` is [rows, hidden_size] in the target's dtype; the rows of the batch's i-th
+    sequence begin at ``first[i]``: its committed ones, then its nodes.
+    """
+
+    layers: Mapping[int, Any]
+    first: list[int]
 
 
 @dataclass(frozen=True)

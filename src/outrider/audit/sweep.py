@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 
-from ..drafters.base import Drafter
+from ..drafters.base import Drafter, DrafterContext, DrafterSpec
 from ..errors import NumericalError
 from ..llm import LLM
 from ..sampling.draws import Noise
-from ..types import Draft, SamplingParams, Scheduled, Verdict
+from ..types import Draft, DraftBudget, SamplingParams, Scheduled
 from .record import PENALTIES
 
 MOST_ALLOWED = 200
@@ -147,7 +148,7 @@ def asks(
 Answers = dict[int, list[list[int]]]  # the samples' ids by seed
 
 
-class Branches:
+class Branches(Drafter):
     """A drafter of trees that knows what plain decoding said, and hides it among wrong branches.
 
     Args:
@@ -157,7 +158,6 @@ class Branches:
     """
 
     name = "tree"
-    target_layers: tuple[int, ...] = ()
 
     def __init__(self, answers: Answers, length: int, vocabulary: int, rng: random.Random) -> None:
         self.max_length, self.max_nodes = length, 3 * length
@@ -165,9 +165,11 @@ class Branches:
         self._vocabulary = vocabulary
         self._rng = rng
 
-    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
         trees = []
-        for item, length in zip(batch, lengths, strict=True):
+        for item, (length, _) in zip(batch, budgets, strict=True):
             sequence = item.sequence
             answer = self._answers[sequence.request.seed][sequence.sample_index]
             coming = answer[sequence.num_output : sequence.num_output + length]
@@ -193,11 +195,22 @@ class Branches:
             parents.append(parent)
         return tokens, parents
 
-    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
-        return
 
-    def release(self, seq_id: str) -> None:
-        return
+@dataclass(frozen=True)
+class BranchesSpec(DrafterSpec):
+    """Makes ``Branches`` of these answers."""
+
+    name = Branches.name
+    answers: Answers
+    rng: random.Random
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        return None
+
+    def make(self, context: DrafterContext) -> Branches:
+        length = context.config.num_speculative_tokens
+        return Branches(self.answers, length, context.model.shape.vocab_size, self.rng)
 
 
 def open_mix(
@@ -216,7 +229,9 @@ def open_mix(
         longest: the longest request, prompt and output, in tokens.
     """
     given = dict(options)
-    if mix.drafter != "model":
+    if mix.drafter == "tree":
+        given["drafter"] = BranchesSpec(answers, rng)
+    elif mix.drafter != "model":
         given["drafter"] = "ngram" if mix.drafter == "ngram" else None
     given |= {"num_speculative_tokens": mix.length, "max_num_seqs": mix.batch,
               "max_num_batched_tokens": mix.chunk}  # fmt: skip
@@ -224,11 +239,7 @@ def open_mix(
         # Room for half of them: the younger ones are thrown out as the older ones grow.
         pages = max(longest // PAGE_SIZE + 2, mix.batch * longest // PAGE_SIZE // 2)
         given["memory"] = page_bytes * max(3, pages + 1)
-    llm = LLM(**given)
-    if mix.drafter == "tree":
-        tree: Drafter = Branches(answers, mix.length, llm.engine.model.shape.vocab_size, rng)
-        llm.engine.drafter = tree
-    return llm
+    return LLM(**given)
 
 
 def decode(llm: LLM, queued: Sequence[Ask], batch: int) -> Iterator[tuple[Ask, list[list[int]]]]:

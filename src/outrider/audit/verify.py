@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ..config import Recipe
-from ..drafters.model import ModelDrafter
+from ..drafters.model import ModelSpec
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.families import Folder, find_folder, read_config, read_shape
@@ -222,7 +222,7 @@ class Audit:
 
     @property
     def _has_model(self) -> bool:
-        return self._drafting.drafter.folder is not None
+        return self._drafting.drafter.name == ModelSpec.name
 
     @cached_property
     def _drafting(self) -> LLM:
@@ -236,8 +236,9 @@ class Audit:
         check = Check("laws", "each acceptance rule emits the target's law")
         contexts = self._contexts()
         engine = self._drafting.engine
-        drafter = engine.drafter.model if isinstance(engine.drafter, ModelDrafter) else None
-        recorded, wrong = record(engine.model, drafter, contexts, self._numpy)
+        recorded, wrong = record(
+            engine.model, engine.speculator.default.model, contexts, self._numpy
+        )
         if wrong > LAW_ERROR:
             check.violations.append(
                 f"a processed law is {wrong:.3g} (total variation) from the oracle's"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,15 @@ from ..errors import NumericalError, RequestError
 from ..intake import Prompt
 from ..llm import LLM
 from ..sampling.draws import Noise
-from ..types import Draft, Lawgiving, SamplingParams, Scheduled, Verdict
+from ..types import (
+    Draft,
+    DraftBudget,
+    HiddenStates,
+    Lawgiving,
+    SamplingParams,
+    Scheduled,
+    Verdict,
+)  # fmt: skip
 from ..types import Sequence as Sample
 
 SEARCHED = 64
@@ -83,7 +92,7 @@ class _WatchedLaw:
         return self._law.fit(tokens, nodes, parents, length)
 
 
-class Watch:
+class Watch(Drafter):
     """The engine's drafter with an eye on the only sequence.
 
     Args:
@@ -104,7 +113,9 @@ class Watch:
         self._law: _WatchedLaw | None = None
         self._now: Step | None = None
 
-    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
         (item,) = batch
         self.sample = item.sequence
         if self._law is None:
@@ -112,17 +123,23 @@ class Watch:
         self._now = None
         if item.samples and item.count == 1:
             self.seen += 1
-            self._now = Step(self.seen, list(item.sequence.tokens), item.length)
+            self._now = Step(self.seen, list(item.sequence.tokens), item.budget.depth)
             self._law.keep = self._now.drafter
-        draft = self.inner.propose(batch, lengths, noise)
+        draft = self.inner.propose(batch, budgets, noise)
         if self._now is not None:
             _refuse_tree(draft, self.name, self.seen)
             self._now.draft = draft.tokens[0]
             self._law.keep = self._now.target
         return draft
 
-    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
-        self.inner.observe(batch, verdict)
+    def observe(
+        self,
+        batch: Sequence[Scheduled],
+        draft: Draft,
+        verdict: Verdict,
+        states: HiddenStates | None,
+    ) -> None:
+        self.inner.observe(batch, draft, verdict, states)
         step = self._now
         if step is None or self.found is not None:
             return
@@ -135,8 +152,8 @@ class Watch:
         if step.number == self._wanted or (self._wanted is None and step.mixed):
             self.found = step
 
-    def release(self, seq_id: str) -> None:
-        self.inner.release(seq_id)
+    def release(self, seq_id: str, ended: bool) -> None:
+        self.inner.release(seq_id, ended)
 
 
 def _refuse_tree(draft: Draft, name: str, step: int) -> None:
@@ -165,15 +182,13 @@ def watch_step(
     steps = (last + 1) * (llm.config.num_speculative_tokens + 1)
     longest = min(steps, engine.max_model_len)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=longest)
-    watch = Watch(engine.drafter, step)
-    engine.drafter = watch
-    try:
-        with closing(llm.stream(prompt, params)) as events:  # type: ignore[type-var]
-            for _, event in events:
-                if event.error is not None:
-                    raise NumericalError(f"the prompt failed: {event.error}")
-                if watch.found is not None or watch.seen >= last:
-                    break
-    finally:
-        engine.drafter = watch.inner
+    with (
+        engine.speculator.wrapped(partial(Watch, wanted=step)) as watch,
+        closing(llm.stream(prompt, params)) as events,  # type: ignore[type-var]
+    ):
+        for _, event in events:
+            if event.error is not None:
+                raise NumericalError(f"the prompt failed: {event.error}")
+            if watch.found is not None or watch.seen >= last:
+                break
     return watch

@@ -7,7 +7,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
 
 def set_draft_length(llm: LLM, length: int) -> None:
     """Let ``llm`` draft at most ``length`` tokens, at most as many as it was made for."""
-    llm.engine.draft_length = length
+    llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
 
 
 class Bench:

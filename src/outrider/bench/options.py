@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -69,11 +70,11 @@ def compare(
         for name, more in SIDES.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    same = True
+    same, before = True, Counts()
     for number in tqdm(range(rounds + 1), leave=False, disable=None):
         texts = []
         if number == 1:
-            llm.engine.counts = Counts()
+            before = copy(llm.engine.counts)
         for name in list(sides)[:: 1 if number % 2 else -1]:
             taken, said = run(llm, prompts, sides[name], batch)
             texts.append(said)
@@ -81,11 +82,13 @@ def compare(
                 seconds[name].append(taken)
         same = same and all(said == texts[0] for said in texts)
     total = tokens * len(prompts)
+    counts = llm.engine.counts
+    drafts, accepted = counts.drafts - before.drafts, counts.accepted - before.accepted
     found: dict[str, Any] = {
         "vocabulary": llm.engine.model.shape.vocab_size,
         "batch": batch,
         "same_tokens": same,
-        "acceptance_length": round(llm.engine.counts.acceptance_length or 0, 2),
+        "acceptance_length": round(1 + accepted / drafts, 2) if drafts else 0,
     }
     for name, mine in seconds.items():
         left = [a / b for a, b in zip(seconds["plain"], mine, strict=True)]

@@ -23,10 +23,10 @@ import math
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,17 +34,18 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ..drafters.base import NoDrafter
-from ..drafters.model import ModelDrafter
+from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
+from ..drafters.model import ModelSpec
+from ..engine.build import build_engine, load_target
 from ..errors import ConfigError
+from ..intake import Intake
 from ..llm import LLM
 from ..models.base import Model, Output, Store
 from ..models.families import Shape, read_config, read_shape
 from ..models.rows import Segment
 from ..sampling.draws import Noise
 from ..sampling.noise import words
-from ..sampling.ratio import make_rule
-from ..types import Draft, Scheduled, depths
+from ..types import Draft, DraftBudget, Scheduled, depths
 
 WHAT = "random weights at the cost of a real model, laws planted on recorded answers"
 HEAD_DIM = 64
@@ -295,7 +296,7 @@ def output_indices(segment: Segment) -> list[int]:
     return [row + 1 - segment.prompt_length for row in rows[len(rows) - segment.logits :]]
 
 
-class PlantedDrafter(NoDrafter):
+class PlantedDrafter(Drafter):
     """Drafts what ``tracks`` say, at no cost."""
 
     name = "planted"
@@ -304,14 +305,51 @@ class PlantedDrafter(NoDrafter):
         self.max_length = self.max_nodes = max_length
         self._tokens = {key: track.ids[:, 0].tolist() for key, track in tracks.items()}
 
-    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
         drafts = []
-        for item, length in zip(batch, lengths, strict=True):
+        for item, (depth, _) in zip(batch, budgets, strict=True):
             sequence = item.sequence
             prompt = prompt_key(sequence.request.prompt_token_ids)
-            tokens = self._tokens.get(prompt, []) if length else []
-            drafts.append(tokens[sequence.num_output : sequence.num_output + length])
+            tokens = self._tokens.get(prompt, []) if depth else []
+            drafts.append(tokens[sequence.num_output : sequence.num_output + depth])
         return Draft.chains(drafts)
+
+
+@dataclass(frozen=True)
+class PlantedSpec(DrafterSpec):
+    """Makes a ``PlantedDrafter``."""
+
+    name = PlantedDrafter.name
+    tracks: Tracks
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        return None
+
+    def make(self, context: DrafterContext) -> PlantedDrafter:
+        return PlantedDrafter(self.tracks, context.config.num_speculative_tokens)
+
+
+@dataclass(frozen=True)
+class ReplayedSpec(DrafterSpec):
+    """The drafter of ``inner``, whose model says what ``tracks`` hold."""
+
+    name = ModelSpec.name
+    inner: ModelSpec
+    tracks: Tracks
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        return None
+
+    def needs(self, context: DrafterContext) -> Needs:
+        needs = self.inner.needs(context)
+        return replace(needs, loaded=ReplayModel(needs.loaded, self.tracks))
+
+    def make(self, context: DrafterContext) -> Drafter:
+        return self.inner.make(context)
 
 
 class Replay:
@@ -374,29 +412,21 @@ class Replay:
             if planted and planted.size:
                 self._write(planted.size, small)
                 known = str(small)
-            llm = LLM(target, drafter=known, **options)
-        self._plant(llm, planted)
-        return llm
+            intake = Intake(target, known, options)
+            model = ReplayModel(load_target(intake.folder, intake.config), self.tracks)
+            spec = self._spec(intake.spec, planted)
+            engine = build_engine(intake.folder, spec, intake.config, intake.backend, model=model)
+        return LLM.from_engine(intake, engine)
 
-    def _plant(self, llm: LLM, planted: Planted | None) -> None:
-        """Put the planted laws before the models of a fresh engine."""
-        engine, config = llm.engine, llm.config
-        pages = engine.budget.pages
-        model = ReplayModel(engine.model, self.tracks)
-        engine.model = engine.runner.model = model
-        engine.runner.store = model.new_store(pages, config.page_size)
+    def _spec(self, spec: DrafterSpec, planted: Planted | None) -> DrafterSpec:
+        """Return what drafts as ``planted`` says, with the checkpoint of ``spec`` if it has one."""
         if planted is None:
-            return
+            return spec
         tracks = {
             key: planted_track(track, self.seed, planted.agreement)
             for key, track in self.tracks.items()
         }
-        if isinstance(engine.drafter, ModelDrafter):
-            small = ReplayModel(engine.drafter.model, tracks)
-            keeps_laws = make_rule(config.acceptance_rule).keeps_laws
-            engine.drafter = llm.drafter.make(small, config, pages, keeps_laws)
-        else:
-            engine.drafter = PlantedDrafter(tracks, config.num_speculative_tokens)
+        return ReplayedSpec(spec, tracks) if isinstance(spec, ModelSpec) else PlantedSpec(tracks)
 
     def _write(self, size: str, folder: Path) -> None:
         shape = self._shape

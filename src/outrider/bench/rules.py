@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from ..engine.engine import Engine
+from ..engine.build import build_engine
+from ..intake import Intake
 from ..llm import LLM
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.draws import Noise, SharedNoise
@@ -29,12 +30,6 @@ from .offline import available_cores
 from .report import cpu_name
 
 COLUMNS = ("T", "rule", "rate", "length", "survival", "1 - TV", "coupled", "(1 - TV) / (1 + TV)")
-
-
-def use(engine: Engine, rule: AcceptanceRule) -> None:
-    """Let ``engine`` decide by ``rule`` from now on; its drafter must keep laws where that asks."""
-    engine.runner.rule = rule
-    engine.draft_noise = rule.drafting(engine.noise)
 
 
 @dataclass
@@ -72,7 +67,6 @@ class Recorder:
     """A rule that also notes the bounds of every draft that it decides."""
 
     trees = False
-    paged = False
     keeps_laws = True
 
     def __init__(self, rule: AcceptanceRule) -> None:
@@ -94,7 +88,7 @@ class Recorder:
 
 
 def measure(
-    llm: LLM,
+    intake: Intake,
     rule: AcceptanceRule,
     prompts: Sequence[str | Sequence[int]],
     temperature: float,
@@ -104,13 +98,13 @@ def measure(
     """Decode every prompt by ``rule``; what was accepted, and what theory says of it.
 
     Args:
-        llm: with a model drafter that keeps its laws: made with a ratio rule.
+        intake: the pair; its drafter is a model.
         tokens: output tokens of each prompt.
         seed: of the first prompt, the next one's is one more.
     """
     recorder = Recorder(rule)
-    use(llm.engine, recorder)
-    llm.engine.counts = Counts()
+    engine = build_engine(intake.folder, intake.spec, intake.config, intake.backend, rule=recorder)
+    llm = LLM.from_engine(intake, engine)
     params = [
         SamplingParams(temperature=temperature, seed=seed + i, max_tokens=tokens, ignore_eos=True)
         for i in range(len(prompts))
@@ -139,22 +133,20 @@ def main() -> None:
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    llm = LLM(
-        args.model, drafter=args.drafter, acceptance_rule="rejection",
-        num_speculative_tokens=args.num_speculative_tokens,
-    )  # fmt: skip
-    if llm.drafter.name != "model":
+    intake = Intake(
+        args.model, args.drafter, {"num_speculative_tokens": args.num_speculative_tokens}
+    )
+    if intake.spec.name != "model":
         parser.error("the rules differ by the drafter's law: give a drafter that is a model")
     prompts = json.loads(Path(args.prompts).read_text(encoding="utf-8"))
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     for temperature in (float(t) for t in args.temperatures.split(",")):
         for name in RULES:
-            found = measure(llm, make_rule(name), prompts, temperature, args.tokens, args.seed)
+            found = measure(intake, make_rule(name), prompts, temperature, args.tokens, args.seed)
             print(row(temperature, name, *found), flush=True)
-    dtype = str(llm.engine.model.dtype).removeprefix("torch.")
     print(
         f"\n{args.model}, K = {args.num_speculative_tokens}, {len(prompts)} prompts of "
-        f"{args.tokens} output tokens, first seed {args.seed}, {dtype}; {cpu_name()}, "
+        f"{args.tokens} output tokens, first seed {args.seed}; {cpu_name()}, "
         f"{available_cores()} cores, torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}."
     )
 

@@ -1,63 +1,160 @@
-"""The protocol behind which every drafter stands."""
+"""What every drafter is: a specification that can be pickled, and the drafter that it makes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
+from tokenizers import Tokenizer
+
+from ..config import EngineConfig
+from ..models.base import Model
 from ..sampling.draws import Noise
-from ..types import Draft, Scheduled, Verdict
+from ..types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
 
 
-class Drafter(Protocol):
+class Drafter(ABC):
     """Proposes tokens for the target to verify.
 
     A drafter keeps its own state per sequence id and catches up by itself: it may see a sequence
     first in the middle, and again after its pages were taken and given anew.
     """
 
+    name: str
+    """What it is called where drafters are chosen."""
     max_length: int
     """The longest draft it can make."""
     max_nodes: int
     """The most nodes a draft can have: ``max_length`` for chains, more for trees."""
-    target_layers: tuple[int, ...]
-    """Hidden states it wants from the target, often none."""
+    target_layers: tuple[int, ...] = ()
+    """Layers of the target whose hidden states it wants."""
 
     @property
-    def name(self) -> str:
-        """What it is called where drafters are chosen."""
-        ...
+    def model(self) -> Model | None:
+        """The model that it runs, if it runs one."""
+        return None
 
-    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
-        """Draft at most ``lengths[s]`` tokens deep after the last token of each sequence.
+    @abstractmethod
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        """Draft within ``budgets[s]`` after the last token of each sequence.
 
-        Every sequence of the step is in ``batch``, those in the middle of their prompt with a
-        length of 0. The noise is the target's own.
+        ``batch`` holds the sequences of the step that this drafter drafts for, those in the middle
+        of their prompt with a depth of 0. The noise is the target's own.
         """
-        ...
 
-    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
-        """See what was committed: ``sequence.tokens`` hold it already."""
-        ...
+    def observe(
+        self,
+        batch: Sequence[Scheduled],
+        draft: Draft,
+        verdict: Verdict,
+        states: HiddenStates | None,
+    ) -> None:
+        """Take in what was committed: ``sequence.tokens`` hold it already.
 
-    def release(self, seq_id: str) -> None:
-        """Forget a sequence: it ended, or its pages were taken."""
-        ...
+        ``batch`` is the whole step's, whoever drafted. ``states`` are the target's hidden states of
+        ``target_layers``, None where no drafter wants any.
+        """
+        return
+
+    def release(self, seq_id: str, ended: bool) -> None:
+        """Forget a sequence: it ``ended``, or its pages were taken and it will come again."""
+        return
 
 
-class NoDrafter:
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter takes of the engine.
+
+    ``page_bytes`` are those of its own cache for each page of the target's, whose page ids it then
+    shares; ``fixed_bytes`` come once. ``loaded`` goes back to ``make`` as it is.
+    """
+
+    page_bytes: int = 0
+    fixed_bytes: int = 0
+    loaded: Any = None
+
+
+@dataclass(frozen=True)
+class DrafterContext:
+    """What a drafter is made from.
+
+    Args:
+        model: the target.
+        tokenizer: the target's, None for a model without text.
+        config: limits of the engine.
+        max_model_len: longest sequence, in tokens.
+        keeps_laws: drafts must carry the distributions that they were drawn from.
+        num_pages: of the target's cache; 0 while needs are asked.
+        needs: what ``DrafterSpec.needs`` returned.
+    """
+
+    model: Model
+    tokenizer: Tokenizer | None
+    config: EngineConfig
+    max_model_len: int
+    keeps_laws: bool = False
+    num_pages: int = 0
+    needs: Needs = Needs()
+
+
+class DrafterSpec(ABC):
+    """Which drafter a user means: small, picklable, made before anything is loaded.
+
+    Specifications are registered under the entry-point group ``outrider.drafters``.
+    """
+
+    name: ClassVar[str]
+    """What the drafter is called where drafters are chosen."""
+    auto: bool = False
+    """True where nobody asked for it by name."""
+    folder: Path | None = None
+    """Its checkpoint, whose tokenizer must be the target's."""
+
+    @classmethod
+    @abstractmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        """Return the drafter that ``LLM(drafter=option)`` means, None where it is another's."""
+
+    def needs(self, context: DrafterContext) -> Needs:
+        """Return what the drafter takes of the engine; loads what it must to know that.
+
+        Raises:
+            ModelError, ConfigError: it cannot draft for this target.
+        """
+        return Needs()
+
+    @abstractmethod
+    def make(self, context: DrafterContext) -> Drafter:
+        """Return the drafter of one engine."""
+
+
+@dataclass(frozen=True)
+class NoSpec(DrafterSpec):
+    """Plain decoding."""
+
+    name = "none"
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        return cls() if option == cls.name else None
+
+    def make(self, context: DrafterContext) -> Drafter:
+        return NoDrafter()
+
+
+class NoDrafter(Drafter):
     """Drafts nothing: plain decoding on the same path."""
 
     name = "none"
     max_length = 0
     max_nodes = 0
-    target_layers: tuple[int, ...] = ()
 
-    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
         return Draft.chains([[] for _ in batch])
-
-    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
-        return
-
-    def release(self, seq_id: str) -> None:
-        return

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 
+from ..errors import ModelError
 from ..models.base import Model
-from ..models.families import Architecture
+from ..models.families import Architecture, find_folder
+from ..models.load import cannot_go_back, load_model
 from ..models.native import deciding
 from ..models.rows import Segment
 from ..sampling.draws import Noise
 from ..sampling.law import NEVER, row_masks
-from ..types import Draft, Row, Scheduled, Verdict
+from ..types import Draft, DraftBudget, HiddenStates, Row, Scheduled, Verdict
 from ..types import Sequence as Sampled
+from .base import Drafter, DrafterContext, DrafterSpec, Needs
 
 
 @dataclass
@@ -33,7 +38,49 @@ class _State:
     drafted: list[int] = field(default_factory=list)
 
 
-class ModelDrafter:
+@dataclass(frozen=True)
+class ModelSpec(DrafterSpec):
+    """A checkpoint in ``folder`` that is smaller than the target and has its tokenizer."""
+
+    name = "model"
+    folder: Path
+    auto: bool = False
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        if isinstance(option, str) and "/" not in option and not Path(option).exists():
+            return None
+        return cls(find_folder(option))
+
+    def needs(self, context: DrafterContext) -> Needs:
+        config, target = context.config, context.model
+        model = load_model(
+            self.folder,
+            str(target.dtype).removeprefix("torch."),
+            target.device,
+            context.max_model_len,
+            config.drafter_quantization,
+            config.window_of(self.name),
+            target,
+        )
+        if not model.truncates:
+            why = cannot_go_back(self.folder, model)
+            raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")
+        return Needs(page_bytes=model.page_bytes(config.page_size), loaded=model)
+
+    def make(self, context: DrafterContext) -> ModelDrafter:
+        config = context.config
+        return ModelDrafter(
+            context.needs.loaded,
+            context.num_pages,
+            config.page_size,
+            config.max_num_batched_tokens,
+            config.num_speculative_tokens,
+            context.keeps_laws,
+        )
+
+
+class ModelDrafter(Drafter):
     """Drafts with a smaller model, token by token, with the target's noise and processors.
 
     x = argmax(log q + g): the coupled draw from the drafter's own law, so that x equals the
@@ -48,7 +95,6 @@ class ModelDrafter:
     """
 
     name = "model"
-    target_layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -59,7 +105,7 @@ class ModelDrafter:
         max_length: int,
         keeps_laws: bool = False,
     ) -> None:
-        self.model = model
+        self._model = model
         self.max_length = self.max_nodes = max_length
         self._store = model.new_store(num_pages, page_size)
         self._max_rows = max_rows + 1  # a chunk, and the token drawn after it
@@ -71,7 +117,14 @@ class ModelDrafter:
         self._states: dict[str, _State] = {}
         self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
 
-    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        lengths = [budget.depth for budget in budgets]
         drafts: list[list[int]] = [[] for _ in batch]
         segments: list[Segment] = []
         drawing: list[int] = []  # whose segments a token follows
@@ -87,7 +140,7 @@ class ModelDrafter:
                 # Nothing that is still to be drafted depends on what lies before.
                 start = max(start, len(tokens) - self._reach)
             behind = tokens[start : min(stop, start + self._max_rows)]
-            if behind and max(behind) >= self.model.shape.vocab_size:
+            if behind and max(behind) >= self._model.shape.vocab_size:
                 continue  # the target has said what this model has no embedding for
             for page in sequence.pages[start // self._page_size :]:
                 self._whole.pop(page, None)
@@ -100,7 +153,7 @@ class ModelDrafter:
                     drawing.append(i)
         own = None
         if segments and not self._keeps_laws:
-            own = deciding(self.model, noise, [batch[i].sequence for i in drawing])
+            own = deciding(self._model, noise, [batch[i].sequence for i in drawing])
         if own is None or any(law.has_grammar for law in own[1]):  # masks follow from tokens
             return self._draft_singly(batch, lengths, noise, drafts, segments, drawing)
         model, laws = own
@@ -129,7 +182,7 @@ class ModelDrafter:
             if self._keeps_laws:
                 for i, law in zip(drawing, z, strict=True):
                     laws[i].append(law)
-            known = self.model.shape.vocab_size  # a processor may draw an id beyond it
+            known = self._model.shape.vocab_size  # a processor may draw an id beyond it
             drawing = [i for i in drawing if len(drafts[i]) < lengths[i] and drafts[i][-1] < known]
             segments = []
             for i in drawing:
@@ -154,14 +207,14 @@ class ModelDrafter:
         The laws are left out where they are not kept and the model draws by itself.
         """
         sequences = [batch[i].sequence for i in drawing]
-        own = None if self._keeps_laws else deciding(self.model, noise, sequences)
+        own = None if self._keeps_laws else deciding(self._model, noise, sequences)
         # Drafted tokens are committed to the model here, but not to a law that counts them.
         if own is not None and not any(law.penalises for law in own[1]):
             paths = [[drafts[i]] for i in drawing]
             masks = row_masks(own[1], [sequence.tokens for sequence in sequences], paths)
             if masks is not None:
                 return own[0].decide(segments, self._store, own[1], masks)[0], ()
-        logits = self.model.run(segments, self._store).logits
+        logits = self._model.run(segments, self._store).logits
         if logits is None:
             return [], ()
         z, missing = logits, noise.vocab_size - logits.shape[1]
@@ -179,7 +232,13 @@ class ModelDrafter:
             )
         return noise.draw(z, keys)[0], z.unbind()
 
-    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
+    def observe(
+        self,
+        batch: Sequence[Scheduled],
+        draft: Draft,
+        verdict: Verdict,
+        states: HiddenStates | None,
+    ) -> None:
         """Keep what was drafted and committed alike; the rest is computed anew when needed."""
         for item in batch:
             state = self._states.get(item.sequence.id)
@@ -214,7 +273,7 @@ class ModelDrafter:
                 self._whole[sequence.pages[page]] = sequence.keys[page]
             state.noted = full
 
-    def release(self, seq_id: str) -> None:
+    def release(self, seq_id: str, ended: bool) -> None:
         self._states.pop(seq_id, None)
         self._store.release(seq_id)
 

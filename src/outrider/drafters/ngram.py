@@ -6,10 +6,15 @@ Saxena, "Prompt Lookup Decoding" (2023), with an index instead of a search.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 from ..errors import ConfigError
+from ..limits import LOOKUP, check_number
 from ..sampling.draws import Noise
-from ..types import Draft, Scheduled, Verdict
+from ..types import Draft, DraftBudget, Scheduled
+from .base import Drafter, DrafterContext, DrafterSpec
 
 Gram = tuple[int, ...]
 LOOKUP_WINDOW = 16384
@@ -66,7 +71,35 @@ class NgramIndex:
         return []
 
 
-class NgramDrafter:
+@dataclass(frozen=True)
+class NgramSpec(DrafterSpec):
+    """Prompt lookup; ``prompt_lookup_min`` and ``_max`` are its shortest and longest n-gram.
+
+    Raises:
+        ConfigError: a size is out of its range.
+    """
+
+    name = "ngram"
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    auto: bool = False
+
+    def __post_init__(self) -> None:
+        for name, number in LOOKUP.items():
+            check_number(name, getattr(self, name), number)
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        return cls() if option == cls.name else None
+
+    def make(self, context: DrafterContext) -> NgramDrafter:
+        config = context.config
+        window = config.window_of(self.name) or LOOKUP_WINDOW
+        sizes = (self.prompt_lookup_min, self.prompt_lookup_max)
+        return NgramDrafter(config.num_speculative_tokens, *sizes, window)
+
+
+class NgramDrafter(Drafter):
     """Prompt lookup over prompt and output: longest match first.
 
     Args:
@@ -78,7 +111,6 @@ class NgramDrafter:
     """
 
     name = "ngram"
-    target_layers: tuple[int, ...] = ()
 
     def __init__(
         self, max_length: int, min_n: int = 2, max_n: int = 4, window: int = LOOKUP_WINDOW
@@ -92,9 +124,11 @@ class NgramDrafter:
         self._sizes = (min_n, max_n, window)
         self._indices: dict[str, NgramIndex] = {}
 
-    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
         drafts: list[list[int]] = []
-        for item, length in zip(batch, lengths, strict=True):
+        for item, (length, _) in zip(batch, budgets, strict=True):
             if not length:
                 drafts.append([])
                 continue
@@ -104,8 +138,5 @@ class NgramDrafter:
             drafts.append(index.propose(tokens, length))
         return Draft.chains(drafts)
 
-    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
-        return
-
-    def release(self, seq_id: str) -> None:
+    def release(self, seq_id: str, ended: bool) -> None:
         self._indices.pop(seq_id, None)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 from ..sampling.draws import Noise
-from ..types import Draft, Scheduled, Verdict
+from ..types import Draft, DraftBudget, Scheduled
+from .base import Drafter, DrafterContext, DrafterSpec
 
 TAIL = 8
 """How many of the last tokens are compared where an output looks for its way back."""
@@ -26,7 +29,21 @@ class _State:
     lost: bool = False
 
 
-class PredictionDrafter:
+@dataclass(frozen=True)
+class PredictionSpec(DrafterSpec):
+    """The output that a request expects."""
+
+    name = "prediction"
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        return cls() if option == cls.name else None
+
+    def make(self, context: DrafterContext) -> PredictionDrafter:
+        return PredictionDrafter(context.config.num_speculative_tokens)
+
+
+class PredictionDrafter(Drafter):
     """Drafts what the prediction says next, and nothing where the output has left it.
 
     An output that left is looked for where its last tokens stand in the prediction: the longest
@@ -35,15 +52,16 @@ class PredictionDrafter:
     """
 
     name = "prediction"
-    target_layers: tuple[int, ...] = ()
 
     def __init__(self, max_length: int) -> None:
         self.max_length = self.max_nodes = max_length
         self._states: dict[str, _State] = {}
 
-    def propose(self, batch: Sequence[Scheduled], lengths: Sequence[int], noise: Noise) -> Draft:
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
         drafts: list[list[int]] = []
-        for item, length in zip(batch, lengths, strict=True):
+        for item, (length, _) in zip(batch, budgets, strict=True):
             sequence = item.sequence
             expected = sequence.request.speculation.prediction
             if not (length and expected):
@@ -54,10 +72,7 @@ class PredictionDrafter:
             drafts.append([] if state.lost else list(expected[state.at : state.at + length]))
         return Draft.chains(drafts)
 
-    def observe(self, batch: Sequence[Scheduled], verdict: Verdict) -> None:
-        return
-
-    def release(self, seq_id: str) -> None:
+    def release(self, seq_id: str, ended: bool) -> None:
         self._states.pop(seq_id, None)
 
 

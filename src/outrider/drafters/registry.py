@@ -1,84 +1,76 @@
-"""Which drafter a user means, and how it is made."""
+"""The table of drafters, and which of them a user means."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from ..config import EngineConfig
 from ..errors import ConfigError, shown
-from ..limits import LOOKUP, check_number
-from ..models.base import Model
-from ..models.families import Folder, find_folder
-from .base import Drafter, NoDrafter
-from .model import ModelDrafter
-from .ngram import LOOKUP_WINDOW, NgramDrafter
+from ..models.families import Folder
+from .base import DrafterSpec, NoSpec
+from .model import ModelSpec
+from .ngram import NgramSpec
+from .prediction import PredictionSpec
+
+GROUP = "outrider.drafters"
+"""The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
+BUILT_IN: tuple[type[DrafterSpec], ...] = (NoSpec, NgramSpec, PredictionSpec, ModelSpec)
 
 
-@dataclass(frozen=True)
-class DrafterSpec:
-    """A drafter by name: "none", "ngram", or "model" with the ``folder`` of its checkpoint.
-
-    ``prompt_lookup_min`` and ``prompt_lookup_max`` are ngram's shortest and longest n-gram. With
-    ``auto`` nobody asked for it by name.
+@cache
+def known_specs() -> dict[str, type[DrafterSpec]]:
+    """Return every drafter by name; those of other packages are asked before checkpoints are.
 
     Raises:
-        ConfigError: a size is out of its range.
+        ConfigError: an entry point cannot be loaded, or is no ``DrafterSpec``.
     """
-
-    name: str
-    folder: Path | None = None
-    prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 4
-    auto: bool = False
-
-    def __post_init__(self) -> None:
-        for name, number in LOOKUP.items():
-            check_number(name, getattr(self, name), number)
-
-    def make(
-        self, model: Model | None, config: EngineConfig, num_pages: int, keeps_laws: bool
-    ) -> Drafter:
-        """The drafter; ``model`` is its own where it has one.
-
-        With ``keeps_laws`` its drafts carry the laws that they were drawn from.
-        """
-        length = config.num_speculative_tokens
-        if model is not None:
-            rows = config.max_num_batched_tokens
-            return ModelDrafter(model, num_pages, config.page_size, rows, length, keeps_laws)
-        if self.name == "ngram":
-            sizes = (self.prompt_lookup_min, self.prompt_lookup_max)
-            return NgramDrafter(length, *sizes, config.window_of(self.name) or LOOKUP_WINDOW)
-        return NoDrafter()
+    specs = {spec.name: spec for spec in BUILT_IN}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            spec = entry.load()
+        except Exception as error:
+            raise ConfigError(
+                f"drafter {entry.name!r} of {entry.value} cannot be loaded ({shown(error)}); "
+                "repair or remove its package."
+            ) from error
+        if not (isinstance(spec, type) and issubclass(spec, DrafterSpec)):
+            raise ConfigError(f"drafter {entry.name!r}: {entry.value} is no DrafterSpec.")
+        specs[entry.name] = spec
+    specs[ModelSpec.name] = specs.pop(ModelSpec.name)  # any folder is a checkpoint's to it
+    return specs
 
 
-def find_drafter(option: Folder | None, target: Path) -> DrafterSpec:
-    """What ``LLM(drafter=...)`` means.
+def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSpec:
+    """Return what ``LLM(drafter=option)`` means.
 
     "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter``, else ngram; None
-    and "none" draft nothing; "ngram" looks prompts up; anything else is a checkpoint.
+    and "none" draft nothing; "ngram" looks prompts up; anything else is what the first drafter
+    of the table recognises, a checkpoint last.
 
     Raises:
-        ConfigError: the option is neither a known name nor a checkpoint.
+        ConfigError: no drafter recognises the option.
     """
-    if option is None or option == "none":
-        return DrafterSpec("none")
-    if option == "ngram":
-        return DrafterSpec("ngram")
+    if option is None:
+        return NoSpec()
+    if isinstance(option, DrafterSpec):
+        return option
     if option == "auto":
         for folder in (target / "drafter", target.parent / "drafter"):
             if (folder / "config.json").is_file() and folder.resolve() != target.resolve():
-                return DrafterSpec("model", folder, auto=True)
-        return DrafterSpec("ngram", auto=True)
+                return ModelSpec(folder, auto=True)
+        return NgramSpec(auto=True)
     if not isinstance(option, str | Path):
         raise ConfigError(
             f"drafter is {shown(option)}; "
             "give 'auto', 'ngram', 'none', None or a checkpoint's folder."
         )
-    if isinstance(option, str) and "/" not in option and not Path(option).exists():
-        raise ConfigError(
-            f"drafter {shown(option)} is neither a drafter (auto, ngram, none) nor a folder; "
-            "give one of them."
-        )
-    return DrafterSpec("model", find_folder(option))
+    for spec in known_specs().values():
+        found = spec.recognise(option)
+        if found is not None:
+            return found
+    raise ConfigError(
+        f"drafter {shown(option)} is neither a drafter "
+        f"(auto, {', '.join(sorted(name for name in known_specs() if name != 'model'))}) nor a "
+        "folder; give one of them."
+    )

@@ -2,197 +2,110 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 
 from ..cache.pages import PagePool
 from ..cache.prefix import extend_keys
-from ..config import DEFAULT_SHARE, EngineConfig, free_memory, parse_memory
+from ..config import EngineConfig
 from ..drafters.base import Drafter
-from ..drafters.registry import DrafterSpec
-from ..errors import ConfigError, MemoryBudgetError, ModelError, RequestError
-from ..limits import LARGEST_INT
+from ..errors import ConfigError, RequestError
 from ..models.base import Model
-from ..models.families import read_config, read_shape
-from ..models.load import load_model
 from ..native.laws import measurer, sequence_law, shared_noise
 from ..params import DEFAULT_MAX_TOKENS
+from ..sampling.acceptance import AcceptanceRule
 from ..sampling.grammar import Grammars
 from ..sampling.law import RequestLaw
-from ..sampling.ratio import make_rule
 from ..text.detokenize import Detokenizer
 from ..types import Counts, Draft, Event, Request, Sequence, check_vocabulary
-from .pace import Pace
+from .budget import Budget
+from .costs import StepCosts, StepTimes
 from .runner import Runner
 from .scheduler import Plan, Scheduler
+from .speculation import PLAIN, SpeculationState, Speculator
 
-logger = logging.getLogger("outrider")
 KNOWN_WORDS = 4
 """Lists of bad words whose ids are kept."""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What the cache was given: told at start."""
-
-    pages: int
-    page_size: int
-    sequences: int
-    target_bytes: int
-    drafter_bytes: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the cache holds at once."""
-        return (self.pages - 1) * self.page_size
-
-    def __str__(self) -> str:
-        total = self.target_bytes + self.drafter_bytes
-        share = self.drafter_bytes / total
-        return (
-            f"cache: {self.pages - 1} pages of {self.page_size} tokens = {self.tokens} tokens, "
-            f"up to {self.sequences} sequences at once, {total / 2**20:.0f} MiB "
-            f"({share:.0%} of it the drafter's)"
-        )
-
-
-def plan_budget(
-    config: EngineConfig, max_length: int, target_bytes: int, drafter_bytes: int
-) -> Budget:
-    """How many pages ``config.memory`` pays for; a page costs target and drafter together.
-
-    Without ``memory``: what ``max_num_seqs`` sequences of full length need, at most half of the
-    free memory.
+def check_trees(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:
+    """Refuse a drafter of trees where they cannot be verified.
 
     Raises:
-        MemoryBudgetError: not even one sequence of a page fits.
+        ConfigError: rule or model knows chains only.
     """
-    size = config.page_size
-    per_sequence = -(-(max_length + config.num_speculative_tokens) // size)
-    most = LARGEST_INT // size  # slots are numbered in int32
-    wanted = min(per_sequence * config.max_num_seqs + 1, most)
-    each = target_bytes + drafter_bytes
-    given = parse_memory(config.memory)
-    if given is None:
-        given = min(wanted * each, int(free_memory() * DEFAULT_SHARE))
-    pages = min(given // each, wanted)
-    if pages < 3:
-        raise MemoryBudgetError(
-            f"memory of {given} bytes holds {given // each} cache pages of {each} bytes, but 3 are "
-            f"the least; give {3 * each} bytes or more ({wanted * each} serve every request)."
+    if drafter.max_nodes <= drafter.max_length:
+        return
+    if not rule.trees:
+        raise ConfigError(
+            f"acceptance_rule {rule.name!r} cannot verify the trees of drafter "
+            f"{drafter.name!r}; use 'coupled', or a drafter of chains."
         )
-    free = free_memory()
-    if pages * each > free:
-        raise MemoryBudgetError(
-            f"memory asks for {pages * each} bytes of cache, but only {free} are free; give less."
+    if not model.trees:
+        raise ConfigError(
+            f"a {model.shape.family!r} model has no native path, and without one cannot "
+            f"verify the trees of drafter {drafter.name!r}; use a drafter of chains."
         )
-    return Budget(pages, size, config.max_num_seqs, pages * target_bytes, pages * drafter_bytes)
-
-
-def _cannot_go_back(folder: Path, model: Model) -> str:
-    return (
-        f"{folder}: the state of a {model.shape.family!r} model cannot go back to an earlier token"
-    )
-
-
-def fitting_drafter(asked: DrafterSpec, target: Path, model: Model) -> DrafterSpec:
-    """``asked``, or no drafter where nobody asked by name and the ``target`` cannot go back.
-
-    Raises:
-        ConfigError: a drafter was asked for, and the target cannot go back.
-    """
-    if model.truncates or asked.name == "none":
-        return asked
-    why = _cannot_go_back(target, model)
-    if not asked.auto:
-        raise ConfigError(f"{why}, so nothing can be drafted for it; give drafter=None.")
-    logger.warning("%s, so it is decoded plainly, without a drafter.", why)
-    return DrafterSpec("none")
 
 
 class Engine:
-    """One target, at most one drafter, one cache.
+    """One target, its drafters, one cache; made of its parts, see ``build.build_engine``.
 
     Args:
-        target: the checkpoint's folder.
-        drafter: which drafter, see ``DrafterSpec``.
-        config: limits and budgets.
+        model: the target.
+        drafters: by name; ``none`` among them.
+        rule: decides which drafted tokens stand.
+        config: limits.
+        budget: of the cache.
+        max_model_len: longest sequence, in tokens.
+        drafter: the name of the one that drafts unless a request names another.
         tokenizer: the target's, None for a model without text.
 
     Raises:
-        ModelError, ConfigError, MemoryBudgetError: what was asked for cannot be served.
+        ConfigError: a drafter drafts trees, and rule or model knows chains only.
     """
 
     def __init__(
         self,
-        target: Path,
-        drafter: DrafterSpec,
+        model: Model,
+        drafters: Mapping[str, Drafter],
+        rule: AcceptanceRule,
         config: EngineConfig,
+        budget: Budget,
+        max_model_len: int,
+        drafter: str,
         tokenizer: Tokenizer | None,
     ) -> None:
-        device = torch.device("cpu")
+        shape, device = model.shape, model.device
+        self.model = model
         self.config = config
-        shape = read_shape(read_config(target), target)
-        self.max_model_len = config.model_length(shape.context)
-        self.model = load_model(
-            target, config.dtype, device, self.max_model_len, config.quantization
-        )
-        self.spec = drafter = fitting_drafter(drafter, target, self.model)
-        drafting = None
-        if drafter.folder is not None:
-            dtype = str(self.model.dtype).removeprefix("torch.")
-            drafting = load_model(
-                drafter.folder,
-                dtype,
-                device,
-                self.max_model_len,
-                config.drafter_quantization,
-                config.window_of(drafter.name),
-                self.model,
-            )
-            if not drafting.truncates:
-                why = _cannot_go_back(drafter.folder, drafting)
-                raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")
-        mine = self.model.page_bytes(config.page_size)
-        theirs = drafting.page_bytes(config.page_size) if drafting else 0
-        self.budget = plan_budget(config, self.max_model_len, mine, theirs)
-        rule = make_rule(config.acceptance_rule)
-        self.drafter: Drafter = drafter.make(
-            drafting, config, self.budget.pages, keeps_laws=rule.keeps_laws
-        )
-        if self.drafter.max_nodes > self.drafter.max_length and not rule.trees:
-            raise ConfigError(
-                f"acceptance_rule {rule.name!r} cannot verify the trees of drafter "
-                f"{self.drafter.name!r}; use 'coupled', or a drafter of chains."
-            )
-        if self.drafter.max_nodes > self.drafter.max_length and not self.model.trees:
-            raise ConfigError(
-                f"{target}: a {shape.family!r} model has no native path, and without one cannot "
-                f"verify the trees of drafter {self.drafter.name!r}; use a drafter of chains."
-            )
+        self.budget = budget
+        self.max_model_len = max_model_len
+        for each in drafters.values():
+            check_trees(each, rule, model)
         self.noise = shared_noise(shape.vocab_size, device)
         self.scheduler = Scheduler(
-            PagePool(self.budget.pages, config.page_size),
+            PagePool(budget.pages, config.page_size),
             config.max_num_seqs,
             config.max_num_batched_tokens,
-            self.max_model_len,
-            caches=self.model.paged and config.enable_prefix_caching,
+            max_model_len,
+            caches=model.paged and config.enable_prefix_caching,
         )
-        store = self.model.new_store(self.budget.pages, config.page_size)
-        self.draft_noise = rule.drafting(self.noise)
+        store = model.new_store(budget.pages, config.page_size)
         raw = config.logprobs_mode == "raw_logprobs"
-        self.runner = Runner(self.model, store, rule, self.noise, raw, measurer(device))
-        self.draft_length = config.num_speculative_tokens  # may be set anew between steps, 0 too
-        self.pace = Pace()
+        self.runner = Runner(model, store, rule, self.noise, raw, measurer(device))
+        self.speculator = Speculator(
+            drafters,
+            SpeculationState(drafter != PLAIN, drafter, config.num_speculative_tokens),
+            rule.drafting(self.noise),
+            shape.vocab_size,
+            probes=not rule.keeps_laws,  # else a step without drafts has another output
+        )
+        self.costs = StepCosts()
         self.counts = Counts()
-        self.draft_seconds = 0.0
-        self.verify_seconds = 0.0
         self._tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
         self._live: dict[str, dict[int, Sequence]] = {}
@@ -232,6 +145,7 @@ class Engine:
                 does not fit this model.
         """
         self._check_request(request)
+        self.speculator.check(request)
         prompt, params = request.prompt_token_ids, request.params
         law = self.law_of(request)
         keys: list[bytes] = []
@@ -325,7 +239,12 @@ class Engine:
         """Drop a request's sequences and free their pages at once; an unknown id is no error."""
         for sequence in self._live.pop(request_id, {}).values():
             self.scheduler.remove(sequence)
-            self._forget(sequence)
+            self._forget(sequence, ended=True)
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter of requests that name none."""
+        return self.speculator.default
 
     @property
     def has_work(self) -> bool:
@@ -334,54 +253,48 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Schedule, draft, verify, commit; return what was emitted."""
-        drafter = self.drafter
-        length = min(self.draft_length, drafter.max_length)
-        chunk = self.pace.chunk(self.config.max_num_batched_tokens)
-        plan = self.scheduler.schedule(length, drafter.max_nodes, chunk)
+        begin = time.perf_counter()
+        scheduler, speculator = self.scheduler, self.speculator
+        speculator.paused = speculator.probes and self.costs.probe_due(scheduler.num_decoding)
+        chunk = self.costs.max_chunk(self.config.max_num_batched_tokens)
+        plan = scheduler.schedule(speculator.budget, chunk)
         for sequence in plan.preempted:
-            self._forget(sequence)
+            self._forget(sequence, ended=False)
         if not plan.batch:
             return []
-        begin = time.perf_counter()
-        draft = self._fitted(plan, self._proposed(plan))
+        scheduled = time.perf_counter()
+        draft = self._fitted(plan, speculator.propose(plan))
         drafted = time.perf_counter()
         verdict = self.runner.verify(plan, draft)
-        self.draft_seconds += drafted - begin
-        done = time.perf_counter()
-        self.verify_seconds += done - drafted
-        rows = sum(item.count for item in plan.batch)
-        decoding = sum(item.samples and item.count == 1 for item in plan.batch)
-        self.pace.observe(rows, decoding, done - begin)
-        events = self.scheduler.commit(plan, draft, verdict)
-        drafter.observe(plan.batch, verdict)
+        verified = time.perf_counter()
+        events = scheduler.commit(plan, draft, verdict)
+        speculator.observe(plan, draft, verdict)
+        self.costs.observe(
+            StepTimes(
+                rows=sum(item.count for item in plan.batch),
+                decoding=sum(item.samples and item.count == 1 for item in plan.batch),
+                emitted=len(events),
+                drafters={
+                    item.drafter for item, t in zip(plan.batch, draft.tokens, strict=True) if t
+                },
+                seconds=time.perf_counter() - begin,
+                draft_seconds=drafted - scheduled,
+                verify_seconds=verified - drafted,
+            )
+        )
         return [self._closed(e) if e.finish_reason is not None else e for e in events]
-
-    def _proposed(self, plan: Plan) -> Draft:
-        """The drafter's draft; none where it raises, since no output depends on it.
-
-        Raises:
-            RequestError: a drafter that watches (see ``audit``) refuses what it sees.
-        """
-        try:
-            return self.drafter.propose(plan.batch, plan.lengths, self.draft_noise)
-        except RequestError:
-            raise
-        except Exception:
-            logger.exception("drafter %s failed, so that this step has no draft", self.drafter.name)
-        for item in plan.batch:
-            self.drafter.release(item.sequence.id)  # its state may be half made
-        return Draft.chains([[] for _ in plan.batch])
 
     @staticmethod
     def _fitted(plan: Plan, draft: Draft) -> Draft:
-        """The draft as grammars have it; drawn from laws, it is so already."""
-        if draft.laws is not None:
-            return draft
+        """Cut drafts to what grammars accept; drafts with distributions comply already."""
         for i, item in enumerate(plan.batch):
-            if item.length and item.sequence.request.params.structured_outputs is not None:
+            if draft.laws is not None and draft.laws[i] is not None:
+                continue
+            depth = item.budget.depth
+            if depth and item.sequence.request.params.structured_outputs is not None:
                 try:
                     draft.tokens[i], draft.parents[i] = item.sequence.law.fit(
-                        item.sequence.tokens, draft.tokens[i], draft.parents[i], item.length
+                        item.sequence.tokens, draft.tokens[i], draft.parents[i], depth
                     )
                 except Exception:  # the target will meet it too, and say so
                     draft.tokens[i], draft.parents[i] = [], []
@@ -394,11 +307,11 @@ class Engine:
         if not samples:
             del self._live[event.request_id]
         self.counts.add(done.counts)
-        self._forget(done)
+        self._forget(done, ended=True)
         return event._replace(counts=done.counts)
 
-    def _forget(self, sequence: Sequence) -> None:
-        self.drafter.release(sequence.id)
+    def _forget(self, sequence: Sequence, ended: bool) -> None:
+        self.speculator.release(sequence.id, ended)
         self.runner.store.release(sequence.id)
         self.noise.release(sequence.id)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..cache.pages import PagePool
 from ..cache.prefix import extend_keys
 from ..errors import MemoryBudgetError, shown
-from ..types import Draft, Drafted, Event, Origin, Scheduled, Sequence, Start, Verdict
+from ..types import Draft, DraftBudget, Drafted, Event, Origin, Scheduled, Sequence, Start, Verdict
 
 logger = logging.getLogger("outrider")
 
@@ -22,6 +22,10 @@ def unexpected(error: Exception) -> str:
     return f"an unexpected error ended the request: {shown(error)}"
 
 
+Choose = Callable[[Sequence], tuple[str, DraftBudget]]
+"""Returns who drafts for a sequence, and how far the draft may go."""
+
+
 class Plan(NamedTuple):
     """One step: the sequences that run, and those whose pages were taken to make room."""
 
@@ -29,9 +33,9 @@ class Plan(NamedTuple):
     preempted: list[Sequence]
 
     @property
-    def lengths(self) -> list[int]:
+    def depths(self) -> list[int]:
         """How many tokens may be drafted for each sequence of the batch."""
-        return [item.length for item in self.batch]
+        return [item.budget.depth for item in self.batch]
 
 
 class Scheduler:
@@ -91,18 +95,14 @@ class Scheduler:
         """Running sequences that have but their last token to compute."""
         return sum(s.num_computed == len(s.tokens) - 1 for s in self.running)
 
-    def schedule(
-        self, num_speculative_tokens: int, max_nodes: int, max_chunk: int | None = None
-    ) -> Plan:
+    def schedule(self, choose: Choose, max_chunk: int | None = None) -> Plan:
         """Choose the rows of the next step and give their sequences pages.
 
         Running sequences go first, oldest first; when pages run out the youngest is preempted and
         will be computed again. Drafts get pages that are free and never take anybody's.
 
         Args:
-            num_speculative_tokens: how deep a draft may reach; 0 for none.
-            max_nodes: nodes that a draft of any depth may have, where that is above
-                ``num_speculative_tokens`` (trees); else it has no more than its length (chains).
+            choose: who drafts for a sequence, and how far.
             max_chunk: rows of prompts that may go beside sequences that decode; None for no limit
                 but that of all rows.
         """
@@ -136,8 +136,7 @@ class Scheduler:
             chosen.append((sequence, count))
             room -= count
         self.rows += sum(count for _, count in chosen)
-        most = num_speculative_tokens
-        return Plan([self._scheduled(*rows, most, max_nodes) for rows in chosen], preempted)
+        return Plan([self._scheduled(*rows, choose) for rows in chosen], preempted)
 
     def _looks_up(self, sequence: Sequence) -> bool:
         """Whether the prefix cache may serve it; a prompt that is scored is computed, but once."""
@@ -208,18 +207,17 @@ class Scheduler:
                 return False
         return True
 
-    def _scheduled(self, sequence: Sequence, count: int, most: int, max_nodes: int) -> Scheduled:
+    def _scheduled(self, sequence: Sequence, count: int, choose: Choose) -> Scheduled:
         """Its rows; if it decodes, with a draft as deep as its limit and the free pages allow."""
         start, known = sequence.num_computed, len(sequence.tokens)
         samples = start + count == known
-        length = min(sequence.request.speculation.length(most), sequence.limit - known - 1)
-        length = max(0, length) if samples and count == 1 else 0
-        while length:
-            nodes = max_nodes if max_nodes > most else length
-            if self.pool.grow(sequence.pages, known + nodes):
-                break
-            length -= 1
-        return Scheduled(sequence, start, count, samples, length)
+        drafter, (depth, nodes) = choose(sequence)
+        branches = nodes > depth
+        depth = max(0, min(depth, sequence.limit - known - 1)) if samples and count == 1 else 0
+        while depth and not self.pool.grow(sequence.pages, known + (nodes if branches else depth)):
+            depth -= 1
+        budget = DraftBudget(depth, nodes if branches and depth else depth)
+        return Scheduled(sequence, start, count, samples, drafter, budget)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and free its pages at once."""
@@ -245,7 +243,7 @@ class Scheduler:
                 continue
             depth = draft.depth(i)
             try:
-                emitted = self._emit(sequence, draft, verdict, i, depth)
+                emitted = self._emit(sequence, draft, verdict, i, depth, item.drafter)
             except Exception as problem:  # of its text: the others go on
                 self.remove(sequence)
                 events.append(self._failed(sequence, unexpected(problem)))
@@ -266,7 +264,13 @@ class Scheduler:
         return events
 
     def _emit(
-        self, sequence: Sequence, draft: Draft, verdict: Verdict, index: int, depth: int
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        verdict: Verdict,
+        index: int,
+        depth: int,
+        drafter: str,
     ) -> list[Event]:
         """Append tokens up to the first that ends the output; later ones never happened."""
         events = []
@@ -274,8 +278,7 @@ class Scheduler:
         logprobs = verdict.logprobs[index] if verdict.logprobs else None
         drafted = None
         if depth:
-            by = draft.drafters[index] if draft.drafters else None
-            drafted = Drafted(by, draft.tokens[index], depth)
+            drafted = Drafted(drafter, draft.tokens[index], depth)
         first = sequence.num_output == 0
         for i, token in enumerate(verdict.tokens[index]):
             sequence.tokens.append(token)

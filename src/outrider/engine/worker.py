@@ -26,17 +26,14 @@ from typing import NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 from ..config import EngineConfig
-from ..drafters.base import NoDrafter
-from ..drafters.combine import Switch
-from ..drafters.ngram import NgramDrafter
-from ..drafters.prediction import PredictionDrafter
-from ..drafters.registry import DrafterSpec
-from ..errors import ConfigError, OutriderError, RequestError
+from ..drafters.base import DrafterSpec
+from ..errors import OutriderError, RequestError
 from ..text.template import TextCodec, has_tokenizer
 from ..types import Event, Request, SamplingParams, Sequence
+from .build import build_engine
 from .engine import Engine
-from .pace import Gain
 from .pulse import Beat, Pulse
+from .speculation import SpeculationState
 from .stderr import guard
 from .trim import trim_regularly
 
@@ -58,15 +55,6 @@ class WorkerSpec:
     tokenizer: Path
     drafter: DrafterSpec
     config: EngineConfig
-
-
-@dataclass(frozen=True)
-class SpeculationState:
-    """The switch: whether anything is drafted, by whom unless a request says, and how far."""
-
-    enabled: bool
-    drafter: str
-    num_speculative_tokens: int
 
 
 class Add(NamedTuple):
@@ -209,7 +197,8 @@ def _load(spec: WorkerSpec, outlet: Outlet) -> Engine:
     """The engine; one that cannot be loaded ends the process."""
     try:
         codec = TextCodec(spec.tokenizer) if has_tokenizer(spec.tokenizer) else None
-        return Engine(spec.folder, spec.drafter, spec.config, codec.backend if codec else None)
+        backend = codec.backend if codec else None
+        return build_engine(spec.folder, spec.drafter, spec.config, backend)
     except OutriderError as error:
         outlet.send(Failed(error))
         os._exit(0)
@@ -270,28 +259,17 @@ class Worker:
         self.pulse = pulse
         self.generation = generation
         self.inbox = _Inbox()
-        self.gain = Gain()
         self.preparing: WeakValueDictionary[str, _Adding] = WeakValueDictionary()
-        main, config = engine.drafter, engine.config
-        self.longest = length = config.num_speculative_tokens
-        self.speculation = SpeculationState(main.max_length > 0, main.name, length)
-        drafters = {main.name: main} if main.max_length else {}
-        if engine.model.truncates:
-            drafters.setdefault("ngram", NgramDrafter(length))
-            drafters["prediction"] = PredictionDrafter(length)
-        self.switch = Switch({**drafters, "none": NoDrafter()}, main.name)
-        if config.acceptance_rule == "coupled":
-            engine.drafter = self.switch
 
     def serve(self) -> None:
         """Decode something, say so, and go on until the front is gone."""
         self._warm_up()
         engine, pulse = self.engine, self.pulse
+        speculator, budget = engine.speculator, engine.budget
         self.outlet.send(
             Ready(
-                tuple(self.switch.drafters), self.speculation, str(engine.budget),
-                engine.budget.tokens, engine.max_model_len, self.longest,
-                len(os.sched_getaffinity(0)),
+                tuple(speculator.drafters), speculator.state, str(budget), budget.tokens,
+                engine.max_model_len, speculator.max_length, len(os.sched_getaffinity(0)),
             )
         )  # fmt: skip
         reader = threading.Thread(target=self._read, name="outrider-reader", daemon=True)
@@ -316,32 +294,20 @@ class Worker:
             self.engine.step()
 
     def _step(self) -> None:
-        engine, scheduler = self.engine, self.engine.scheduler
-        decoding, usual = scheduler.num_decoding, engine.draft_length
-        if usual and decoding and self.gain.due(decoding):
-            engine.draft_length = 0
-        rows, begin = scheduler.rows, time.perf_counter()
-        events = engine.step()
+        begin = time.perf_counter()
+        events = self.engine.step()
         seconds = time.perf_counter() - begin
-        engine.draft_length = usual
         self.pulse.longest = max(self.pulse.longest, seconds)
-        if decoding and scheduler.rows - rows == decoding:  # no prompt went along
-            drafters = {e.drafted.drafter or "model" for e in events if e.drafted is not None}
-            if not drafters:
-                self.gain.plain(decoding, seconds)
-            elif len(drafters) == 1:
-                emitted = sum(event.token_id is not None for event in events)
-                self.gain.drafted(drafters.pop(), decoding, emitted, seconds)
         self.outlet.send(Stepped(events, self._gauges(), seconds))
 
     def _gauges(self) -> Gauges:
         engine, scheduler = self.engine, self.engine.scheduler
-        pool = scheduler.pool
+        pool, costs = scheduler.pool, engine.costs
         return Gauges(
             len(scheduler.running), len(scheduler.waiting), pool.num_usable,
             pool.num_usable - pool.num_free, scheduler.preemptions, scheduler.rows,
             scheduler.queried, scheduler.hit,
-            engine.draft_seconds, engine.verify_seconds, dict(self.gain.speedups),
+            costs.draft_seconds, costs.verify_seconds, dict(costs.speedups),
             self.generation,
         )  # fmt: skip
 
@@ -371,13 +337,12 @@ class Worker:
             case Abort(id):
                 self.inbox.put(partial(self._abort, id, self.preparing.get(id)))
             case SpeculationState():
-                self.inbox.put(partial(self._set, command))
+                self.inbox.put(partial(self.engine.speculator.set, command))
 
     def _prepare(self, adding: _Adding) -> None:
         """Outside the stepping thread: make sequences of a request, or say why not."""
         request = adding.request
         try:
-            self._check(request)
             sequences = self.engine.prepare(request)
         except OutriderError as error:
             self.inbox.put(partial(self._refuse, adding, error))
@@ -386,20 +351,6 @@ class Worker:
             self.inbox.put(partial(self._refuse, adding, RequestError(why)))
         else:
             self.inbox.put(partial(self._enqueue, adding, sequences))
-
-    def _check(self, request: Request) -> None:
-        """Refuse what asks for a drafter or a length that there is not.
-
-        Raises:
-            ConfigError: it does.
-        """
-        self.switch.of(request)
-        wanted, most = request.speculation.num_speculative_tokens or 0, self.longest
-        if wanted > most:
-            raise ConfigError(
-                f"num_speculative_tokens is {wanted}, but this engine drafts {most} tokens at "
-                "most; give that or less."
-            )
 
     def _enqueue(self, adding: _Adding, sequences: list[Sequence]) -> None:
         adding.done = True
@@ -422,9 +373,3 @@ class Worker:
             return
         self.engine.abort(id)
         self.outlet.send(Aborted(id, self._gauges()))
-
-    def _set(self, state: SpeculationState) -> None:
-        """Draft in another way from the next step on."""
-        self.speculation = state
-        self.switch.default = state.drafter
-        self.engine.draft_length = state.num_speculative_tokens if state.enabled else 0

@@ -101,6 +101,13 @@ def _load(
     return Transformer(folder, dtype, device, max_length, recipe, window)
 
 
+def cannot_go_back(folder: Path, model: Model) -> str:
+    """Return the beginning of a sentence about a model whose cache cannot be cut."""
+    return (
+        f"{folder}: the state of a {model.shape.family!r} model cannot go back to an earlier token"
+    )
+
+
 def _check_tables(folder: Path, architecture: Architecture, max_length: int) -> None:
     """Refuse a ``max_length`` whose rotary tables are out of proportion to the checkpoint.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine.worker import SpeculationState
+from ..engine.speculation import SpeculationState
 from ..errors import ConfigError
 from ..types import Counts
 from .generate import Service, check_best

@@ -60,16 +60,9 @@ class Tally:
             if drafted is None:
                 continue
             accepted = sum(event.origin is Origin.ACCEPTED for event in events)
-            name = drafted.drafter or self._only
-            counts = self.by_drafter.setdefault(name, Counts())
+            counts = self.by_drafter.setdefault(drafted.drafter, Counts())
             counts.record(drafted.depth, len(drafted.tokens), accepted, emitted)
             self.accepted_rate.add(accepted)
-
-    @property
-    def _only(self) -> str:
-        """The drafter of an engine that has but one."""
-        now = self.llm.speculation
-        return now.drafter if now is not None else "model"
 
     @property
     def total(self) -> Counts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider import LLM, SamplingParams, __version__
 from outrider.errors import ConfigError
 
@@ -33,7 +35,7 @@ class Own:
 
     def prepare(self, k: int, threads: int) -> None:
         if k:
-            self.llm.engine.draft_length = k
+            self.llm.set_speculation(replace(self.llm.speculation, num_speculative_tokens=k))
 
     def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
         params = [

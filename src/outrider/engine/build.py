@@ -1,0 +1,99 @@
+"""Builds an engine: loads checkpoints, sizes memory, wires the parts."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from ..config import EngineConfig
+from ..drafters.base import DrafterContext, DrafterSpec, NoSpec
+from ..drafters.ngram import NgramSpec
+from ..drafters.prediction import PredictionSpec
+from ..errors import ConfigError
+from ..models.base import Model
+from ..models.families import read_config, read_shape
+from ..models.load import cannot_go_back, load_model
+from ..sampling.acceptance import AcceptanceRule
+from ..sampling.ratio import make_rule
+from .budget import plan_budget
+from .engine import Engine
+
+logger = logging.getLogger("outrider")
+
+
+def load_target(folder: Path, config: EngineConfig) -> Model:
+    """Return the model in ``folder``, on the CPU.
+
+    Raises:
+        ModelError, ConfigError, MemoryBudgetError: it cannot be run as ``config`` wants.
+    """
+    length = config.model_length(read_shape(read_config(folder), folder).context)
+    return load_model(folder, config.dtype, torch.device("cpu"), length, config.quantization)
+
+
+def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
+    """Return ``spec``, or no drafter where nobody asked by name and the target cannot go back.
+
+    Raises:
+        ConfigError: a drafter was asked for, and the target cannot go back.
+    """
+    if model.truncates or isinstance(spec, NoSpec):
+        return spec
+    why = cannot_go_back(folder, model)
+    if not spec.auto:
+        raise ConfigError(f"{why}, so nothing can be drafted for it; give drafter=None.")
+    logger.warning("%s, so it is decoded plainly, without a drafter.", why)
+    return NoSpec()
+
+
+def build_engine(
+    folder: Path,
+    spec: DrafterSpec,
+    config: EngineConfig,
+    tokenizer: Tokenizer | None,
+    *,
+    model: Model | None = None,
+    rule: AcceptanceRule | None = None,
+) -> Engine:
+    """Return an engine that drafts as ``spec`` says, and as requests ask.
+
+    Args:
+        folder: the target's checkpoint.
+        spec: which drafter drafts unless a request names another.
+        config: limits and budgets.
+        tokenizer: the target's, None for a model without text.
+        model: the target, where it is loaded already.
+        rule: None takes ``config.acceptance_rule``.
+
+    Raises:
+        ModelError, ConfigError, MemoryBudgetError: what was asked for cannot be served.
+    """
+    target = load_target(folder, config) if model is None else model
+    rule = make_rule(config.acceptance_rule) if rule is None else rule
+    length = config.model_length(target.shape.context)
+    spec = fitting_spec(spec, folder, target)
+    specs = {each.name: each for each in _companions(target)} | {spec.name: spec}
+    context = DrafterContext(target, tokenizer, config, length, rule.keeps_laws)
+    needs = {name: each.needs(context) for name, each in specs.items()}
+    budget = plan_budget(
+        config,
+        length,
+        target.page_bytes(config.page_size),
+        sum(each.page_bytes for each in needs.values()),
+        sum(each.fixed_bytes for each in needs.values()),
+    )
+    drafters = {
+        name: each.make(replace(context, num_pages=budget.pages, needs=needs[name]))
+        for name, each in specs.items()
+    }
+    return Engine(target, drafters, rule, config, budget, length, spec.name, tokenizer)
+
+
+def _companions(target: Model) -> list[DrafterSpec]:
+    """Return the drafters that every request may name of any engine."""
+    drafting: list[DrafterSpec] = [NgramSpec(), PredictionSpec()]
+    return [NoSpec(), *(drafting if target.truncates else [])]

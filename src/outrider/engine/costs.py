@@ -1,0 +1,93 @@
+"""What steps cost here, measured as they run: how long a chunk may be, what drafts bring.
+
+Nothing of it touches the output: a row's bits do not depend on the chunk that it came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SMOOTHING = 0.1
+"""Weight of the newest measurement."""
+FEWEST_ROWS = 16
+"""A chunk is never shorter, so that prompts get on."""
+COUNTED_ROWS = 32
+"""Steps of fewer committed rows tell nothing of what a prompt's row costs."""
+STALL_SECONDS, STALL_STEPS = 0.02, 2.0
+"""How long running streams may wait for a chunk: the longer of the two."""
+FIRST_PROBE, PROBE_STEPS = 64, 256
+"""Steps with drafts until one without measures, and measures again, what plain decoding takes."""
+
+
+class StepTimes(NamedTuple):
+    """One step: committed rows, sequences that decode, emitted tokens, who drafted.
+
+    ``seconds`` are the whole step's, of which drafting and verifying took their shares.
+    """
+
+    rows: int
+    decoding: int
+    emitted: int
+    drafters: Set[str]
+    seconds: float
+    draft_seconds: float
+    verify_seconds: float
+
+
+def _smoothed(before: float | None, value: float) -> float:
+    """Return the running mean."""
+    return value if before is None else before + SMOOTHING * (value - before)
+
+
+@dataclass
+class StepCosts:
+    """Running means over the steps of one engine.
+
+    ``speedups`` holds by drafter how much faster than plain its steps emit: emitted tokens times
+    the seconds of a plain step over the seconds taken. A plain step's time depends on how many
+    sequences decode together, so it is kept for each number.
+    """
+
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    speedups: dict[str, float] = field(default_factory=dict)
+    seconds_per_row: float | None = None
+    decode_seconds: float | None = None
+    _plain: dict[int, float] = field(default_factory=dict)
+    _since_probe: dict[int, int] = field(default_factory=dict)
+
+    def max_chunk(self, most: int) -> int:
+        """Rows of prompts that may go beside running streams, ``most`` while nothing is known."""
+        if self.seconds_per_row is None:
+            return most
+        allowed = max(STALL_SECONDS, STALL_STEPS * (self.decode_seconds or 0.0))
+        return min(most, max(FEWEST_ROWS, int(allowed / self.seconds_per_row)))
+
+    def probe_due(self, decoding: int) -> bool:
+        """Return True if the next step of so many sequences should go without drafts."""
+        due = PROBE_STEPS if decoding in self._plain else FIRST_PROBE
+        return self._since_probe.get(decoding, 0) >= due
+
+    def observe(self, step: StepTimes) -> None:
+        """Take in one step."""
+        seconds = step.seconds
+        self.draft_seconds += step.draft_seconds
+        self.verify_seconds += step.verify_seconds
+        if step.rows != step.decoding:
+            if step.rows - step.decoding >= COUNTED_ROWS:
+                self.seconds_per_row = _smoothed(self.seconds_per_row, seconds / step.rows)
+            return
+        self.decode_seconds = _smoothed(self.decode_seconds, seconds)
+        decoding = step.decoding
+        if not step.drafters:
+            self._plain[decoding] = _smoothed(self._plain.get(decoding), seconds)
+            self._since_probe[decoding] = 0
+        elif len(step.drafters) == 1:
+            (drafter,) = step.drafters
+            self._since_probe[decoding] = self._since_probe.get(decoding, 0) + 1
+            plain = self._plain.get(decoding)
+            if plain is not None:
+                speedup = step.emitted / decoding * plain / seconds
+                self.speedups[drafter] = _smoothed(self.speedups.get(drafter), speedup)
