@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -154,10 +154,6 @@ class AdversarySpec(DrafterSpec):
     @property
     def name(self) -> str:  # type: ignore[override]
         return self.kind
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        return None
 
     def make(self, context: DrafterContext) -> Adversary:
         return Adversary(self.kind, self.answers, self.length)

@@ -19,7 +19,7 @@ from outrider.audit.faults import FAULTS, Fault
 from outrider.audit.sweep import MIXES, Mix
 from outrider.audit.trial import continued, hold
 from outrider.audit.verify import FALSE_ALARM, QUICK, Size, verify
-from outrider.bench.rules import Bounds, coupled_acceptance, measure
+from outrider.bench.rules import Bounds, coupled_acceptance, measure, opened
 from outrider.cli import app
 from outrider.cli import verify as cli_verify
 from outrider.engine.engine import Engine
@@ -177,7 +177,7 @@ def test_the_rules_are_compared_beside_the_bounds(pair: Path) -> None:
     """Measured acceptance of the first position is the theory's; 5 sigma: a false alarm of 1e-6."""
     intake = Intake(pair, "auto", {"num_speculative_tokens": 2, "memory": 2**24})
     for name in ("coupled", "rejection"):
-        counts, bounds = measure(intake, make_rule(name), prompts() * 8, 1.0, 40, 3)
+        counts, bounds = measure(*opened(intake, make_rule(name)), prompts() * 8, 1.0, 40, 3)
         mean = (bounds.coupled if name == "coupled" else bounds.ratio) / bounds.steps
         sigma = math.sqrt(mean * (1 - mean) / bounds.steps)
         assert abs(counts.acceptance_by_position[0] - mean) < 5 * sigma

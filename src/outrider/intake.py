@@ -165,9 +165,11 @@ class Intake:
         self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
         self.max_model_len = self.config.model_length(shape.context)
         self.spec = find_drafter(drafter, self.folder)
-        lookup = replace(NgramSpec(), **{n: v for n, v in sizes.items() if v is not None})
+        sizes = {name: value for name, value in sizes.items() if value is not None}
+        lookup = self.spec if isinstance(self.spec, NgramSpec) else NgramSpec()
+        lookup = replace(lookup, **sizes)  # refuses a wrong size, whoever drafts
         if isinstance(self.spec, NgramSpec):
-            self.spec = replace(lookup, auto=self.spec.auto)
+            self.spec = lookup
         self.tokenizer = self.folder if tokenizer is None else find_folder(tokenizer)
         self.codec = TextCodec(self.tokenizer) if has_tokenizer(self.tokenizer) else None
         if self.codec is None and tokenizer is not None:

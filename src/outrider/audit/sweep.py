@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -203,10 +202,6 @@ class BranchesSpec(DrafterSpec):
     name = Branches.name
     answers: Answers
     rng: random.Random
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        return None
 
     def make(self, context: DrafterContext) -> Branches:
         length = context.config.num_speculative_tokens

@@ -236,9 +236,7 @@ class Audit:
         check = Check("laws", "each acceptance rule emits the target's law")
         contexts = self._contexts()
         engine = self._drafting.engine
-        recorded, wrong = record(
-            engine.model, engine.speculator.default.model, contexts, self._numpy
-        )
+        recorded, wrong = record(engine.model, engine.drafter.model, contexts, self._numpy)
         if wrong > LAW_ERROR:
             check.violations.append(
                 f"a processed law is {wrong:.3g} (total variation) from the oracle's"

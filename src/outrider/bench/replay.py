@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -324,10 +324,6 @@ class PlantedSpec(DrafterSpec):
     name = PlantedDrafter.name
     tracks: Tracks
 
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        return None
-
     def make(self, context: DrafterContext) -> PlantedDrafter:
         return PlantedDrafter(self.tracks, context.config.num_speculative_tokens)
 
@@ -339,10 +335,6 @@ class ReplayedSpec(DrafterSpec):
     name = ModelSpec.name
     inner: ModelSpec
     tracks: Tracks
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        return None
 
     def needs(self, context: DrafterContext) -> Needs:
         needs = self.inner.needs(context)

@@ -87,24 +87,28 @@ class Recorder:
         return self.rule(laws, draft, noise)
 
 
+def opened(intake: Intake, rule: AcceptanceRule) -> tuple[LLM, Recorder]:
+    """Return an engine for ``intake``, whose drafter is a model, and what records its drafts."""
+    recorder = Recorder(rule)
+    engine = build_engine(intake.folder, intake.spec, intake.config, intake.backend, rule=recorder)
+    return LLM.from_engine(intake, engine), recorder
+
+
 def measure(
-    intake: Intake,
-    rule: AcceptanceRule,
+    llm: LLM,
+    recorder: Recorder,
     prompts: Sequence[str | Sequence[int]],
     temperature: float,
     tokens: int,
     seed: int,
 ) -> tuple[Counts, Bounds]:
-    """Decode every prompt by ``rule``; what was accepted, and what theory says of it.
+    """Decode every prompt; what was accepted, and what theory says of it.
 
     Args:
-        intake: the pair; its drafter is a model.
+        llm, recorder: see ``opened``; fresh.
         tokens: output tokens of each prompt.
         seed: of the first prompt, the next one's is one more.
     """
-    recorder = Recorder(rule)
-    engine = build_engine(intake.folder, intake.spec, intake.config, intake.backend, rule=recorder)
-    llm = LLM.from_engine(intake, engine)
     params = [
         SamplingParams(temperature=temperature, seed=seed + i, max_tokens=tokens, ignore_eos=True)
         for i in range(len(prompts))
@@ -142,11 +146,13 @@ def main() -> None:
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     for temperature in (float(t) for t in args.temperatures.split(",")):
         for name in RULES:
-            found = measure(intake, make_rule(name), prompts, temperature, args.tokens, args.seed)
+            llm, recorder = opened(intake, make_rule(name))
+            found = measure(llm, recorder, prompts, temperature, args.tokens, args.seed)
             print(row(temperature, name, *found), flush=True)
+    dtype = str(llm.engine.model.dtype).removeprefix("torch.")
     print(
         f"\n{args.model}, K = {args.num_speculative_tokens}, {len(prompts)} prompts of "
-        f"{args.tokens} output tokens, first seed {args.seed}; {cpu_name()}, "
+        f"{args.tokens} output tokens, first seed {args.seed}, {dtype}; {cpu_name()}, "
         f"{available_cores()} cores, torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}."
     )
 

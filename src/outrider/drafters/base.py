@@ -116,9 +116,12 @@ class DrafterSpec(ABC):
     """Its checkpoint, whose tokenizer must be the target's."""
 
     @classmethod
-    @abstractmethod
     def recognise(cls, option: str | Path) -> Self | None:
-        """Return the drafter that ``LLM(drafter=option)`` means, None where it is another's."""
+        """Return the drafter that ``LLM(drafter=option)`` means, None where it is another's.
+
+        A drafter answers to its name, unless it reads the option otherwise.
+        """
+        return cls() if option == cls.name else None
 
     def needs(self, context: DrafterContext) -> Needs:
         """Return what the drafter takes of the engine; loads what it must to know that.
@@ -138,10 +141,6 @@ class NoSpec(DrafterSpec):
     """Plain decoding."""
 
     name = "none"
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        return cls() if option == cls.name else None
 
     def make(self, context: DrafterContext) -> Drafter:
         return NoDrafter()

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
 
 from ..errors import ConfigError
 from ..limits import LOOKUP, check_number
@@ -87,10 +85,6 @@ class NgramSpec(DrafterSpec):
     def __post_init__(self) -> None:
         for name, number in LOOKUP.items():
             check_number(name, getattr(self, name), number)
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        return cls() if option == cls.name else None
 
     def make(self, context: DrafterContext) -> NgramDrafter:
         config = context.config

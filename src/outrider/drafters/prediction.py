@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
 
 from ..sampling.draws import Noise
 from ..types import Draft, DraftBudget, Scheduled
@@ -34,10 +32,6 @@ class PredictionSpec(DrafterSpec):
     """The output that a request expects."""
 
     name = "prediction"
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        return cls() if option == cls.name else None
 
     def make(self, context: DrafterContext) -> PredictionDrafter:
         return PredictionDrafter(context.config.num_speculative_tokens)

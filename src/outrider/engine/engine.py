@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from ..cache.pages import PagePool
 from ..cache.prefix import extend_keys
 from ..config import EngineConfig
-from ..drafters.base import Drafter
+from ..drafters.base import Drafter, NoSpec
 from ..errors import ConfigError, RequestError
 from ..models.base import Model
 from ..native.laws import measurer, sequence_law, shared_noise
@@ -25,7 +25,7 @@ from .budget import Budget
 from .costs import StepCosts, StepTimes
 from .runner import Runner
 from .scheduler import Plan, Scheduler
-from .speculation import PLAIN, SpeculationState, Speculator
+from .speculation import SpeculationState, Speculator
 
 KNOWN_WORDS = 4
 """Lists of bad words whose ids are kept."""
@@ -99,7 +99,7 @@ class Engine:
         self.runner = Runner(model, store, rule, self.noise, raw, measurer(device))
         self.speculator = Speculator(
             drafters,
-            SpeculationState(drafter != PLAIN, drafter, config.num_speculative_tokens),
+            SpeculationState(drafter != NoSpec.name, drafter, config.num_speculative_tokens),
             rule.drafting(self.noise),
             shape.vocab_size,
             probes=not rule.keeps_laws,  # else a step without drafts has another output

@@ -243,7 +243,7 @@ class Scheduler:
                 continue
             depth = draft.depth(i)
             try:
-                emitted = self._emit(sequence, draft, verdict, i, depth, item.drafter)
+                emitted = self._emit(item, draft, verdict, i, depth)
             except Exception as problem:  # of its text: the others go on
                 self.remove(sequence)
                 events.append(self._failed(sequence, unexpected(problem)))
@@ -264,21 +264,16 @@ class Scheduler:
         return events
 
     def _emit(
-        self,
-        sequence: Sequence,
-        draft: Draft,
-        verdict: Verdict,
-        index: int,
-        depth: int,
-        drafter: str,
+        self, item: Scheduled, draft: Draft, verdict: Verdict, index: int, depth: int
     ) -> list[Event]:
         """Append tokens up to the first that ends the output; later ones never happened."""
+        sequence = item.sequence
         events = []
         accepted = len(verdict.path[index])
         logprobs = verdict.logprobs[index] if verdict.logprobs else None
         drafted = None
         if depth:
-            drafted = Drafted(drafter, draft.tokens[index], depth)
+            drafted = Drafted(item.drafter, draft.tokens[index], depth)
         first = sequence.num_output == 0
         for i, token in enumerate(verdict.tokens[index]):
             sequence.tokens.append(token)

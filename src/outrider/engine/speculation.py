@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..drafters.base import Drafter
+from ..drafters.prediction import PredictionSpec
 from ..errors import ConfigError, RequestError, shown
 from ..sampling.draws import Noise
 from ..types import NO_DRAFT, Draft, DraftBudget, Request, Scheduled, Verdict, depths
@@ -19,9 +20,6 @@ D = TypeVar("D", bound=Drafter)
 T = TypeVar("T")
 logger = logging.getLogger("outrider")
 
-PLAIN = "none"
-"""The drafter that drafts nothing."""
-PREDICTION = "prediction"
 LONGEST_REASON = 300
 """Characters."""
 
@@ -124,8 +122,8 @@ class Speculator:
         wanted = request.speculation.drafter
         if wanted is not None:
             return self._known(wanted)
-        predicts = request.speculation.prediction and PREDICTION in self.drafters
-        return PREDICTION if predicts else self.state.drafter
+        predicts = request.speculation.prediction and PredictionSpec.name in self.drafters
+        return PredictionSpec.name if predicts else self.state.drafter
 
     def _known(self, name: str) -> str:
         if name not in self.drafters:
