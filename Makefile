@@ -23,7 +23,7 @@ help:
 	@echo "make fuzz      random and hostile requests against a real server: half an hour"
 	@echo "make lint      lint and types only"
 	@echo "make peers     install other engines to compare with, outside of .venv (outrider bench peers)"
-	@echo "make clients   install clients of others to try the server with (tests/test_clients.py)"
+	@echo "make clients   install clients of others to try the server with (tests/server/test_clients.py)"
 	@echo "make clean     remove caches and packages (.venv and build stay)"
 
 demo: $(STAMP)

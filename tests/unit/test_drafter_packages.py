@@ -16,7 +16,7 @@ from outrider.drafters.registry import find_drafter, known_specs
 from outrider.errors import ConfigError
 from outrider.types import Speculation
 
-DOCS = Path(__file__).parents[1] / "docs" / "drafters.md"
+DOCS = Path(__file__).parents[2] / "docs" / "drafters.md"
 PROMPTS = ["ab ab ab ab", "the lazy dog"]
 PARAMS = SamplingParams(temperature=0.8, max_tokens=24, seed=3, ignore_eos=True)
 

@@ -15,7 +15,7 @@ from rehearse import missing
 
 from outrider.server.options import BY_NAME, OPTIONS
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 TEXT = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
 UNIT = REPOSITORY / "deploy" / "outrider.service"
 

@@ -12,10 +12,11 @@ import pytest
 
 from outrider.native import choice as native
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 TESTS = (
-    "native", "native_laws", "native_ranges", "quantized", "rows", "shared", "exact_bits",
-    "boundaries",
+    "parity/test_native", "parity/test_native_laws", "unit/test_native_ranges",
+    "parity/test_quantized", "equality/test_rows", "equality/test_shared",
+    "equality/test_exact_bits", "server/test_boundaries",
 )  # fmt: skip
 
 PLUGIN = """
@@ -88,7 +89,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_no_address_or_number_is_out_of_bounds(addresses: dict[str, str]) -> None:
-    tests = [str(REPOSITORY / "tests" / f"test_{name}.py") for name in TESTS]
+    tests = [str(REPOSITORY / "tests" / f"{name}.py") for name in TESTS]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "sanitized"]
     command += ["-k", "not loading_takes", *tests]  # what memory the sanitizer takes says nothing
     run(command, addresses)

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.native import choice as native
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 SOURCES = TESTS.parent / "src/outrider/native/src"
 
 pytestmark = pytest.mark.skipif(

@@ -22,7 +22,7 @@ from outrider.server.protocol import ChatRequest, CompletionRequest, TokenizeReq
 from outrider.server.settings import Settings
 from outrider.types import Event, Origin, Request
 
-DOCS = Path(__file__).parent.parent / "docs" / "server.md"
+DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 MESSAGES: Any = [{"role": "user", "content": "for word"}]
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 MODELS: dict[str, Any] = {

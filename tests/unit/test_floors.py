@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 
 # Lowest first. What stands on one floor may import each other, but not in a circle.
 # "outrider" is the package's own __init__, the door for Python users.

@@ -88,7 +88,7 @@ def test_a_few_hundredths_of_the_mutations(bases: Path, tmp_path: Path) -> None:
 def test_no_mutation_ends_the_process_or_costs_much(part: int, bases: Path, tmp_path: Path) -> None:
     """In a process that may take 1 GiB more than it took for the checkpoints themselves."""
     count = 300
-    program = Path(__file__).parent / "mutations.py"
+    program = Path(__file__).parents[1] / "mutations.py"
     command = [sys.executable, program, bases, 1000 + part * count, count, tmp_path / "model"]
     done = subprocess.run(
         [str(c) for c in command], capture_output=True, text=True, timeout=3600, check=False

@@ -16,7 +16,7 @@ from outrider import LLM, SamplingParams
 from outrider.native import choice as native
 from outrider.native.threads import GROUPS, allowed_threads, cpu_quota
 
-POCKET = Path(__file__).parent.parent / "src/outrider/pocket/model"
+POCKET = Path(__file__).parents[2] / "src/outrider/pocket/model"
 PROMPTS = [[5, 6, 7, 8] * 9, [40, 41]]
 ALONE = """
 import json, sys
