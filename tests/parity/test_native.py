@@ -266,7 +266,7 @@ def test_a_model_without_its_weights_is_not_run(model: NativeTransformer) -> Non
     with pytest.raises(ModelError, match="not complete"):
         step.forward(bare, store, words, [0], [], logits, kept)
     with pytest.raises(ModelError, match="not complete"):
-        step.decide(bare, store, words, [], 1)
+        step.decide(bare, store, words, [], 1, logits)
     with pytest.raises(ModelError, match="not complete"):
         step.check(bare)
     step.free_store(store)

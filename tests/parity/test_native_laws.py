@@ -13,7 +13,9 @@ from native_steps import HERE, step
 
 from outrider import LLM
 from outrider.errors import ModelError
-from outrider.models.native import NativeTransformer, deciding
+from outrider.models.base import Model
+from outrider.models.decide import DraftInput, Keep, SampleInput
+from outrider.models.native import NativeTransformer, _words
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.laws import NativeLaw, NativeNoise, measurer
@@ -165,8 +167,8 @@ def same_in_single_calls(
 
     whole = run()
     assert whole[1]
-    for floor in ("drafters.model", "engine.runner"):
-        monkeypatch.setattr(f"outrider.{floor}.deciding", lambda *_: None)
+    for name in ("decide", "draft"):
+        monkeypatch.setattr(NativeTransformer, name, getattr(Model, name))
         assert run() == whole
 
 
@@ -231,23 +233,71 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
         segments.append(Segment(tokens, 0, [1 + i], rows, 3, nodes, parents))
     prompt = Segment([7, 8], 0, [4], 0, 9)  # wants nothing
     segments.insert(1, prompt)
-    own = deciding(model, noise, sequences)
-    assert own is not None
-    _, laws = own
+    laws = [sequence.law for sequence in sequences]
+    assert all(isinstance(law, NativeLaw) for law in laws)
+    for law, sequence in zip(laws, sequences, strict=True):
+        law.know(sequence.tokens)
     rng = np.random.default_rng(0)
     some = rng.integers(0, 256, (10, -(-WIDTH // 8)), np.uint8)
     masks = [mask if row % 3 else None for row, mask in enumerate(some)]
-    drawn = model.decide(segments, model.new_store(5, 16), laws)
-    masked = model.decide(segments, model.new_store(5, 16), laws, masks)
+
+    def decide(masks: list[Any]) -> tuple[Any, torch.Tensor]:
+        store, handles = model.new_store(5, 16), [law.handle for law in laws]
+        logits = torch.empty(14, WIDTH)
+        keeps = [True, False, False]
+        words = _words(segments)
+        return found.decide(
+            model.handle, store.handle, words, handles, 10, logits, masks, keeps
+        ), logits[10:]
+
+    drawn, raw = decide([])
+    masked, _ = decide(masks)
     assert masked != drawn
     logits = model.run(segments, model.new_store(5, 16)).logits
     assert logits is not None
+    assert torch.equal(raw, logits[:4])
     kept = logits.clone()
     for row, mask in zip(kept, masks, strict=True):
         if mask is not None:
             keep(row, mask)
     assert tuple(map(list, drawn)) == judged(logits, sequences, plans, noise)
     assert tuple(map(list, masked)) == judged(kept, sequences, plans, noise)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_row_that_needs_python_leaves_its_neighbours_alone(
+    options: str, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One batch: a law in C++, one that keeps logits, one with a processor, a scored prompt."""
+    found = step(HERE[-1])
+    model = NativeTransformer(
+        found, make_checkpoint(tmp_path, "llama", vocab_size=WIDTH), "float32", 64
+    )
+    noise = NativeNoise(WIDTH, CPU, found)
+    plans = [CHAIN, CHAIN, TREE, TREE]
+    keeps = [Keep.NOTHING, Keep.RAW, Keep.PROCESSED, Keep.RAW]
+    inputs, segments = [], []
+    for i, ((nodes, parents), shown) in enumerate(zip(plans, keeps, strict=True)):
+        processors = [lambda ids, logits: -logits] if i == 3 else None
+        params = SamplingParams(**OPTIONS[options], logits_processors=processors)
+        request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
+        law = NativeLaw(RequestLaw(request, WIDTH, CPU), None, 0, found)
+        sequence = Sequence(f"{i}", request, 0, Detokenizer(None, (), ()), law, [1, 2, 3, 4])
+        inputs.append(SampleInput(sequence, True, shown))
+        segments.append(Segment([1, 2, 3, 4], 0, [1 + i], 1 + len(nodes), 3, nodes, parents))
+    segments[0] = segments[0]._replace(logits=3, nodes=(), parents=())  # a prompt that is scored
+    segments.insert(2, Segment([7, 8], 0, [6], 0, 9))  # wants nothing
+    mine = model.decide(segments, model.new_store(7, 16), inputs, noise, hidden=[-1, 0])
+    theirs = Model.decide(model, segments, model.new_store(7, 16), inputs, noise, hidden=[-1, 0])
+    sampled = slice(2, None)  # the two rows before are scored only
+    assert list(mine.tokens)[sampled] == list(theirs.tokens)[sampled]
+    assert list(mine.scores)[sampled] == list(theirs.scores)[sampled]
+    for name, numbers in (("kept", {1, 2, 3}), ("scored", {0}), ("hidden", {-1, 0})):
+        values, expected = getattr(mine, name), getattr(theirs, name)
+        assert set(values) == set(expected) == numbers
+        assert all(torch.equal(values[n], expected[n]) for n in numbers)
+    assert not mine.errors
+    assert not mine.reasons
 
 
 def judged(
@@ -279,6 +329,13 @@ def test_what_cannot_be_decided_is_refused(
 
     asked = RequestLaw(Request("r", (1,), SamplingParams(), 0), width, CPU)
     good = NativeLaw(asked, None, 0, found)
+
+    def decide(segments: list[Segment], laws: list[NativeLaw], **options: Any) -> None:
+        rows = sum(segment.logits for segment in segments)
+        options = {"logits": torch.empty(rows, width)} | options
+        handles = [law.handle for law in laws]
+        found.decide(model.handle, store.handle, _words(segments), handles, rows, **options)
+
     one = Segment([1], 0, [1], 1, 1)
     drafted = Segment([1], 0, [1], 2, 1, [2], [-1])
     for segment, laws, sentence in (
@@ -290,16 +347,30 @@ def test_what_cannot_be_decided_is_refused(
         (one._replace(start=64, pages=[1] * 5), [good], "past the longest"),
     ):
         with pytest.raises(ModelError, match=sentence):
-            model.decide([segment], store, laws)
-    short, whole = np.zeros(width // 8 - 1, np.uint8), np.full(-(-width // 8), 255, np.uint8)
-    for masks, sentence in (([short], "shorter than"), ([whole, None], "belong together")):
+            decide([segment], laws)
+    for options, sentence in (
+        ({"logits": torch.empty(0, width)}, "as many as announced"),
+        ({"logits": torch.empty(1, width + 1)}, "another shape"),
+        ({"keeps": [True]}, "no room for logits"),
+        ({"keeps": [True] * 2}, "belong together"),
+        ({"masks": [None] * 2}, "belong together"),
+        ({"layers": [2], "hidden": torch.empty(1, 1, model.shape.hidden_size)}, "no such layer"),
+        ({"layers": [-2], "hidden": torch.empty(1, 1, model.shape.hidden_size)}, "no such layer"),
+        ({"layers": [0], "hidden": torch.empty(1, 1, model.shape.hidden_size + 1)}, "another sh"),
+        ({"layers": [0], "hidden": torch.empty(1, 2, model.shape.hidden_size)}, "as many as ann"),
+        ({"layers": [0], "hidden": torch.empty(2, 1, model.shape.hidden_size)}, "cannot read"),
+    ):
         with pytest.raises(ModelError, match=sentence):
-            model.decide([one], store, [good], masks)
+            decide([one], [good], **options)
     for segment, laws, lengths, sentence in (
         (one, [], [], "as many drafts"),
         (drafted, [good], [1], "begins with one row"),
         (one, [good], [0], "bad size"),
         (one, [good], [17], "pages do not cover"),
     ):
+        handles = [law.handle for law in laws]
         with pytest.raises(ModelError, match=sentence):
-            model.draft([segment], store, laws, lengths)
+            found.draft(model.handle, store.handle, _words([segment]), handles, lengths)
+    sequence = Sequence("r", asked.request, 0, Detokenizer(None, (), ()), good, [1])
+    with pytest.raises(ModelError, match="a draft's length is 4294967297"):
+        model.draft([one], store, [DraftInput(sequence, 2**32 + 1)], NativeNoise(width, CPU, found))

@@ -6,10 +6,13 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
 from outrider.drafters.registry import find_drafter, known_specs
@@ -17,6 +20,8 @@ from outrider.errors import ConfigError
 from outrider.types import Speculation
 
 DOCS = Path(__file__).parents[2] / "docs" / "drafters.md"
+PACKAGES = Path(__file__).parents[1] / "packages"
+MakeCheckpoint = Callable[..., Path]
 PROMPTS = ["ab ab ab ab", "the lazy dog"]
 PARAMS = SamplingParams(temperature=0.8, max_tokens=24, seed=3, ignore_eos=True)
 
@@ -46,6 +51,74 @@ def repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known_specs.cache_clear()
     yield
     known_specs.cache_clear()
+
+
+@pytest.fixture
+def branches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package in tests/packages: trees, and hidden states of two layers."""
+    code = (PACKAGES / "outrider_branches.py").read_text()
+    points = "[outrider.drafters]\nbranches = outrider_branches:BranchesSpec\n"
+    install(tmp_path, "outrider_branches", code, points)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    known_specs.cache_clear()
+    yield
+    known_specs.cache_clear()
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("branches")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_drafter_of_trees_sees_hidden_states(dtype: str, tiny_llama: Path) -> None:
+    """Its trees change no output, and what it sees is what transformers computes."""
+    plain = LLM(tiny_llama, None, dtype=dtype)
+    expected = [o.outputs[0].token_ids for o in plain.generate(PROMPTS, PARAMS)]
+    llm = LLM(tiny_llama, drafter="branches", dtype=dtype, num_speculative_tokens=3)
+    drafter: Any = llm.engine.drafter
+    outputs = llm.generate(PROMPTS, PARAMS)
+    assert [o.outputs[0].token_ids for o in outputs] == expected
+    assert llm.engine.counts.nodes == 2 * llm.engine.counts.drafted > 0
+    assert {seq_id for seq_id, ended in drafter.released if ended} == set(drafter.seen)
+    reference = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=getattr(torch, dtype))
+    for output, states in zip(outputs, drafter.seen.values(), strict=True):
+        ids = [*output.prompt_token_ids, *output.outputs[0].token_ids][:-1]
+        with torch.inference_mode():
+            theirs = reference.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        for layer in (0, 1):
+            mine = torch.stack([states[position, layer] for position in range(len(ids))])
+            if layer + 1 == len(theirs) - 1:  # transformers' last ones are behind the final norm
+                mine = reference.model.norm(mine.to(reference.dtype))
+            exact = theirs[layer + 1][0].float()
+            wrong = (mine.float() - exact).norm(dim=-1) / exact.norm(dim=-1)
+            assert wrong.max() < (1e-5 if dtype == "float32" else 0.02)
+
+
+@pytest.mark.usefixtures("branches")
+def test_a_drafter_of_trees_is_budgeted_and_chosen(tiny_llama: Path) -> None:
+    memory = 4 << 20
+    alone = LLM(tiny_llama, "ngram", memory=memory).engine.budget
+    llm = LLM(tiny_llama, "branches", memory=memory)
+    budget = llm.engine.budget
+    assert budget.drafter_bytes == 64 * budget.page_size * budget.pages
+    assert budget.pages < alone.pages
+    drafted = {
+        name: {
+            event.drafted.drafter
+            for _, event in llm.stream(PROMPTS, PARAMS, speculation=Speculation(drafter=name))
+            if event.drafted is not None
+        }
+        for name in ("none", "branches")
+    }
+    assert drafted == {"none": set(), "branches": {"branches"}}
+
+
+@pytest.mark.usefixtures("branches")
+def test_hidden_states_that_a_model_lacks_are_refused(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="hidden states of layer 1, which this 'llama' model"):
+        LLM(make_checkpoint(tmp_path / "one", "llama", num_hidden_layers=1), drafter="branches")
+    with pytest.raises(ConfigError, match="hidden states of layer 0, which this 'starcoder2'"):
+        LLM(make_checkpoint(tmp_path / "other", "starcoder2"), drafter="branches")
 
 
 @pytest.mark.usefixtures("repeat")

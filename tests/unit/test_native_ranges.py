@@ -193,8 +193,6 @@ def test_segments_of_numbers_that_wrap_are_refused(model: NativeTransformer) -> 
         model.run([Segment([1], 2**31 - 2, [1] * 2**20, 1, 1)], model.new_store(1, 2**11))
     with pytest.raises(ModelError, match="slots has a number"):
         store.move([2**31], [0])
-    with pytest.raises(ModelError, match="a draft's length is 4294967297"):
-        model.draft([Segment([1], 0, [1], 1, 1)], store, [], [2**32 + 1])
 
 
 def test_a_group_that_wraps_reads_no_scales_beyond_their_end(model: NativeTransformer) -> None:
@@ -280,4 +278,6 @@ def apply_law(
 def test_a_call_has_rows(step: Library, model: NativeTransformer) -> None:
     store = model.new_store(1, 16)
     with pytest.raises(ModelError, match="no rows"):
-        step.decide(model.handle, store.handle, array("i"), [], 0)
+        step.decide(
+            model.handle, store.handle, array("i"), [], 0, torch.empty(0, model.shape.vocab_size)
+        )

@@ -245,8 +245,8 @@ class ReplayStore:
         self.inner.release(key)
 
 
-class ReplayModel:
-    """A ``base.Model`` that runs another and says what was planted for the prompt.
+class ReplayModel(Model):
+    """Runs another model and says what was planted for the prompt.
 
     Whatever the other computes, a row's logits depend on its prompt and position alone. After a
     prompt without a track they are the other's own.
@@ -262,7 +262,7 @@ class ReplayModel:
         self.shape = Shape(**own)
         self.dtype, self.device = model.dtype, model.device
         self.trees, self.truncates = model.trees, model.truncates
-        self.paged = model.paged
+        self.paged, self.hidden_layers = model.paged, model.hidden_layers
         self._model = model
         self._tracks = tracks
 
@@ -275,10 +275,10 @@ class ReplayModel:
         return ReplayStore(self._model.new_store(num_pages, page_size), num_pages)
 
     @torch.inference_mode()
-    def run(self, segments: Sequence[Segment], store: Store) -> Output:
-        """As the other's ``run``, with the planted logits."""
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """Return what the other model does, with the planted logits."""
         assert isinstance(store, ReplayStore)
-        output = self._model.run(segments, store.inner)
+        output = self._model.run(segments, store.inner, hidden)
         end = 0
         for segment in segments:
             store.note(segment)

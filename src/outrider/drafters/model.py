@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 
 from ..errors import ModelError
 from ..models.base import Model
+from ..models.decide import DraftInput
 from ..models.families import Architecture, find_folder
 from ..models.load import cannot_go_back, load_model
-from ..models.native import deciding
 from ..models.rows import Segment
 from ..sampling.draws import Noise
-from ..sampling.law import NEVER, row_masks
-from ..types import Draft, DraftBudget, HiddenStates, Row, Scheduled, Verdict
+from ..types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
 from ..types import Sequence as Sampled
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 
@@ -151,86 +148,17 @@ class ModelDrafter(Drafter):
                 segments.append(_segment(sequence, behind, start, draws))
                 if draws:
                     drawing.append(i)
-        own = None
-        if segments and not self._keeps_laws:
-            own = deciding(self._model, noise, [batch[i].sequence for i in drawing])
-        if own is None or any(law.has_grammar for law in own[1]):  # masks follow from tokens
-            return self._draft_singly(batch, lengths, noise, drafts, segments, drawing)
-        model, laws = own
-        found = model.draft(segments, self._store, laws, [lengths[i] for i in drawing])
-        for i, draft in zip(drawing, found, strict=True):
-            drafts[i] += draft
-            self._states[batch[i].sequence.id].num_computed += max(0, len(draft) - 1)
-        return Draft.chains(drafts)
-
-    @torch.inference_mode()
-    def _draft_singly(
-        self,
-        batch: Sequence[Scheduled],
-        lengths: Sequence[int],
-        noise: Noise,
-        drafts: list[list[int]],
-        segments: list[Segment],
-        drawing: list[int],
-    ) -> Draft:
-        """Run ``segments`` and go on token by token where laws, draws or masks need Python."""
-        laws: list[list[torch.Tensor]] = [[] for _ in batch]
-        while segments:
-            tokens, z = self._run(batch, segments, drawing, drafts, noise)
-            for i, token in zip(drawing, tokens, strict=True):
-                drafts[i].append(token)
-            if self._keeps_laws:
-                for i, law in zip(drawing, z, strict=True):
-                    laws[i].append(law)
-            known = self._model.shape.vocab_size  # a processor may draw an id beyond it
-            drawing = [i for i in drawing if len(drafts[i]) < lengths[i] and drafts[i][-1] < known]
-            segments = []
-            for i in drawing:
-                sequence, state = batch[i].sequence, self._states[batch[i].sequence.id]
-                segments.append(_segment(sequence, drafts[i][-1:], state.num_computed, True))
-                state.num_computed += 1
+        if not segments:
+            return Draft.chains(drafts)
+        inputs = [DraftInput(batch[i].sequence, lengths[i]) for i in drawing]
+        nodes = self._model.draft(segments, self._store, inputs, noise, self._keeps_laws)
+        laws: list[torch.Tensor | None] = [None] * len(batch)
+        for i, drafted in zip(drawing, nodes, strict=True):
+            drafts[i] += drafted.tokens
+            laws[i] = drafted.laws
+            self._states[batch[i].sequence.id].num_computed += max(0, len(drafted.tokens) - 1)
         draft = Draft.chains(drafts)
-        if self._keeps_laws:
-            draft = draft._replace(laws=[torch.stack(z) if z else None for z in laws])
-        return draft
-
-    def _run(
-        self,
-        batch: Sequence[Scheduled],
-        segments: list[Segment],
-        drawing: list[int],
-        drafts: list[list[int]],
-        noise: Noise,
-    ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
-        """Run the segments and draw for the sequences in ``drawing``: tokens and laws.
-
-        The laws are left out where they are not kept and the model draws by itself.
-        """
-        sequences = [batch[i].sequence for i in drawing]
-        own = None if self._keeps_laws else deciding(self._model, noise, sequences)
-        # Drafted tokens are committed to the model here, but not to a law that counts them.
-        if own is not None and not any(law.penalises for law in own[1]):
-            paths = [[drafts[i]] for i in drawing]
-            masks = row_masks(own[1], [sequence.tokens for sequence in sequences], paths)
-            if masks is not None:
-                return own[0].decide(segments, self._store, own[1], masks)[0], ()
-        logits = self._model.run(segments, self._store).logits
-        if logits is None:
-            return [], ()
-        z, missing = logits, noise.vocab_size - logits.shape[1]
-        if missing:  # padded or cut to the target's vocabulary, which its options speak of
-            z = F.pad(logits, (0, missing), value=NEVER)
-        keys = []
-        for j, i in enumerate(drawing):
-            sequence = batch[i].sequence
-            request, ahead = sequence.request, len(drafts[i])
-            with suppress(Exception):  # the target will meet it too, and say so
-                sequence.law.apply(z[j : j + 1], sequence.tokens, [drafts[i]])
-            base, greedy = len(sequence.tokens), request.params.greedy
-            keys.append(
-                Row(sequence.id, request.seed, sequence.sample_index, base + ahead, greedy, base)
-            )
-        return noise.draw(z, keys)[0], z.unbind()
+        return draft._replace(laws=laws) if self._keeps_laws else draft
 
     def observe(
         self,

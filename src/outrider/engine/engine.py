@@ -31,12 +31,20 @@ KNOWN_WORDS = 4
 """Lists of bad words whose ids are kept."""
 
 
-def check_trees(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:
-    """Refuse a drafter of trees where they cannot be verified.
+def check_drafter(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:
+    """Refuse a drafter whose trees cannot be verified, or whose hidden states are not to be had.
 
     Raises:
-        ConfigError: rule or model knows chains only.
+        ConfigError: rule or model knows chains only, or the model lacks the states.
     """
+    if drafter.target_layers:
+        layers = model.hidden_layers
+        wrong = [layer for layer in drafter.target_layers if not -1 <= layer < layers]
+        if wrong:
+            raise ConfigError(
+                f"drafter {drafter.name!r} wants the hidden states of layer {wrong[0]}, which this "
+                f"{model.shape.family!r} model does not give; use another drafter."
+            )
     if drafter.max_nodes <= drafter.max_length:
         return
     if not rule.trees:
@@ -85,7 +93,7 @@ class Engine:
         self.budget = budget
         self.max_model_len = max_model_len
         for each in drafters.values():
-            check_trees(each, rule, model)
+            check_drafter(each, rule, model)
         self.noise = shared_noise(shape.vocab_size, device)
         self.scheduler = Scheduler(
             PagePool(budget.pages, config.page_size),
@@ -265,10 +273,10 @@ class Engine:
         scheduled = time.perf_counter()
         draft = self._fitted(plan, speculator.propose(plan))
         drafted = time.perf_counter()
-        verdict = self.runner.verify(plan, draft)
+        verdict, states = self.runner.verify(plan, draft, speculator.target_layers)
         verified = time.perf_counter()
         events = scheduler.commit(plan, draft, verdict)
-        speculator.observe(plan, draft, verdict)
+        speculator.observe(plan, draft, verdict, states)
         self.costs.observe(
             StepTimes(
                 rows=sum(item.count for item in plan.batch),

@@ -12,7 +12,16 @@ from ..drafters.base import Drafter
 from ..drafters.prediction import PredictionSpec
 from ..errors import ConfigError, RequestError, shown
 from ..sampling.draws import Noise
-from ..types import NO_DRAFT, Draft, DraftBudget, Request, Scheduled, Verdict, depths
+from ..types import (
+    NO_DRAFT,
+    Draft,
+    DraftBudget,
+    HiddenStates,
+    Request,
+    Scheduled,
+    Verdict,
+    depths,
+)
 from ..types import Sequence as SequenceState
 from .scheduler import Plan
 
@@ -63,6 +72,8 @@ class Speculator:
         """Drafters that failed, and why."""
         self.paused = False
         """True in a step that goes without drafts to measure what plain decoding takes."""
+        self.target_layers = self._wanted_layers()
+        """Layers of the target whose hidden states a drafter wants."""
         self._enabled = True  # a default of none is shown as off, and stops no other drafter
         self._noise = noise
         self._vocab_size = vocab_size
@@ -181,14 +192,23 @@ class Speculator:
             raise
         except Exception as error:
             self.switched_off[name] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+            self.target_layers = self._wanted_layers()
             logger.exception("drafter %s failed and is switched off", name)
             return None
 
-    def observe(self, plan: Plan, draft: Draft, verdict: Verdict) -> None:
+    def _wanted_layers(self) -> tuple[int, ...]:
+        live = (each for name, each in self.drafters.items() if name not in self.switched_off)
+        return tuple(sorted({layer for each in live for layer in each.target_layers}))
+
+    def observe(
+        self, plan: Plan, draft: Draft, verdict: Verdict, states: HiddenStates | None
+    ) -> None:
         """Tell every drafter what was committed."""
         for name, each in self.drafters.items():
             if type(each).observe is not Drafter.observe:
-                self._call(name, lambda drafter: drafter.observe(plan.batch, draft, verdict, None))
+                self._call(
+                    name, lambda drafter: drafter.observe(plan.batch, draft, verdict, states)
+                )
 
     def release(self, seq_id: str, ended: bool) -> None:
         """Have every drafter forget a sequence, see ``Drafter.release``."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from ..sampling.draws import Noise
+from .decide import DraftInput, DraftNodes, Keep, SampleInput, Samples, sample_in_python
 from .families import Shape
 from .rows import Segment
 
@@ -17,7 +20,7 @@ class Output:
     """``logits`` fp32 [wanted rows, vocabulary]; ``hidden`` by layer, [rows, hidden_size]."""
 
     logits: torch.Tensor | None
-    hidden: dict[int, torch.Tensor]
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Store(Protocol):
@@ -34,35 +37,110 @@ class Store(Protocol):
         ...
 
 
-class Model(Protocol):
+class Model(ABC):
     """A causal language model over paged, truncatable sequences."""
 
     dtype: torch.dtype
     device: torch.device
+    shape: Shape
+    """What the checkpoint says of itself."""
     trees: bool
     """Whether a segment's nodes may branch."""
     paged: bool
     """Whether pages hold all that a sequence has, so that others may share its beginning."""
     truncates: bool
     """Whether a sequence can go back to an earlier token; if not, nothing can be drafted."""
+    hidden_layers: int = 0
+    """Layers whose hidden states ``run`` and ``decide`` return: those below this number."""
 
-    @property
-    def shape(self) -> Shape:
-        """What the checkpoint says of itself."""
-        ...
-
+    @abstractmethod
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of cache that a page takes."""
-        ...
+        """Return the bytes of cache that a page takes."""
 
+    @abstractmethod
     def new_store(self, num_pages: int, page_size: int) -> Store:
-        """An empty cache."""
-        ...
+        """Return an empty cache."""
 
-    def run(self, segments: Sequence[Segment], store: Store) -> Output:
-        """Logits of the rows that want them, segment after segment; keys and values are cached.
+    @abstractmethod
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """Return the logits of the rows that want them, and hidden states; fill the cache.
 
         Entries from a segment's ``start`` on are written anew, whatever stood there. A row that is
         not finite, or attends to one, has NaN logits; no other row is touched by it.
+
+        Args:
+            segments: what to run.
+            store: this model's cache.
+            hidden: layers whose output (the residual stream behind them) is wanted; -1 is the
+                embedding.
         """
-        ...
+
+    def decide(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[SampleInput],
+        noise: Noise | None,
+        hidden: Sequence[int] = (),
+    ) -> Samples:
+        """Run ``segments``, process their logits and draw the tokens of their rows.
+
+        Args:
+            segments, store, hidden: as of ``run``.
+            inputs: of each segment that wants logits, in order.
+            noise: what to draw with; None processes logits and draws nothing.
+        """
+        output = self.run(segments, store, hidden)
+        logits = output.logits
+        if logits is None:
+            logits = torch.empty(0, self.shape.vocab_size)
+        samples = Samples([0] * len(logits), [0.0] * len(logits), logits, hidden=output.hidden)
+        scored = [segment for segment in segments if segment.logits]
+        sample_in_python(samples, scored, inputs, range(len(inputs)), noise)
+        return samples
+
+    def draft(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput],
+        noise: Noise,
+        keeps_laws: bool = False,
+    ) -> list[DraftNodes]:
+        """Run ``segments`` and draft behind each that wants a row of logits.
+
+        A draft ends early where the model drew an id that it has no embedding for.
+
+        Args:
+            segments: the rows that each sequence lacks; pages reach to the draft's end.
+            store: this model's cache.
+            inputs: of each segment that wants a row of logits, in order.
+            noise: what to draw with.
+            keeps_laws: whether nodes carry the processed logits that they were drawn from.
+        """
+        tokens: list[list[int]] = [[] for _ in inputs]
+        laws: list[list[torch.Tensor]] = [[] for _ in inputs]
+        keep = Keep.PROCESSED if keeps_laws else Keep.NOTHING
+        drawing = list(range(len(inputs)))
+        last = [segment for segment in segments if segment.logits]
+        while segments:
+            asked = [SampleInput(inputs[i].sequence, True, keep, tokens[i]) for i in drawing]
+            samples = self.decide(segments, store, asked, noise)
+            for row, i in enumerate(drawing):
+                tokens[i].append(samples.tokens[row])
+                if keeps_laws:
+                    laws[i].append(samples.kept[row].clone())
+            drawing = [
+                i
+                for i in drawing
+                if len(tokens[i]) < inputs[i].length and tokens[i][-1] < self.shape.vocab_size
+            ]
+            for i in drawing:
+                before = last[i]
+                start = before.start + len(before.tokens)
+                last[i] = before._replace(tokens=tokens[i][-1:], start=start)
+            segments = [last[i] for i in drawing]
+        return [
+            DraftNodes.chain(ids, torch.cat(z) if z else None)
+            for ids, z in zip(tokens, laws, strict=True)
+        ]

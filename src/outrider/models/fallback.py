@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import ModelError
 from ..gguf import is_gguf
-from .base import Output, Store
+from .base import Model, Output, Store
 from .claims import check_model
 from .families import read_config, read_shape
 from .formats.base import REMEDY
@@ -88,8 +88,8 @@ class SequenceStore:
         self.kept.pop(key, None)
 
 
-class Fallback:
-    """A checkpoint run by transformers: a ``base.Model``.
+class Fallback(Model):
+    """A checkpoint run by transformers.
 
     Chains only, one sequence a forward. A model whose state cannot go back (Mamba, RWKV, hybrids)
     has ``truncates`` False and runs row by row. One that takes no cache, or keeps a part of its
@@ -224,15 +224,16 @@ class Fallback:
         return SequenceStore(page_size)
 
     @torch.inference_mode()
-    def run(self, segments: Sequence[Segment], store: Store) -> Output:
-        """See ``base.Model``; nodes must be chains."""
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """See ``base.Model``; nodes must be chains, and there are no hidden states."""
         assert isinstance(store, SequenceStore)
+        assert not hidden
         logits = []
         for segment in segments:
             kept = store.kept.setdefault(segment.key, _Kept())
             logits.append(self._rows(kept, segment))
         found = torch.cat(logits)
-        return Output(found if len(found) else None, {})
+        return Output(found if len(found) else None)
 
     def _rows(self, kept: _Kept, segment: Segment) -> torch.Tensor:
         """Run a segment's rows; fp32 logits [segment.logits, vocabulary]."""

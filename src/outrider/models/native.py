@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,15 +12,15 @@ from transformers import PretrainedConfig
 
 from ..config import Recipe
 from ..errors import ModelError
-from ..native.checks import free_with
+from ..native.checks import free_with, same_length
 from ..native.interface import DTYPES, TABLES, Config
 from ..native.laws import NativeLaw, NativeNoise
 from ..native.library import Library
 from ..native.ranges import within
 from ..sampling.draws import Noise
 from ..sampling.grammar import Mask
-from ..types import Sequence as Sampled
 from .base import Model, Output, Store
+from .decide import DraftInput, DraftNodes, Keep, SampleInput, Samples, sample_in_python
 from .families import Architecture, read_architecture, read_config
 from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
@@ -68,6 +69,8 @@ class NativeStore:
         self._library = library = owner.library
         self.page_size = page_size
         self.num_slots = num_pages * page_size
+        self._logits = torch.empty(0, owner.shape.vocab_size)
+        self._hidden = torch.empty(0)
         self.handle = library.new_store(owner.handle, num_pages, page_size)
         free_with(self, library.free_store, self.handle)
 
@@ -75,6 +78,20 @@ class NativeStore:
     def any_harmed(self) -> bool:
         """Whether a slot stands for a row that was no number."""
         return self._library.num_harmed(self.handle) > 0
+
+    def room(self, rows: int) -> torch.Tensor:
+        """Return fp32 [rows, vocabulary] for the logits of one call; the next writes them anew."""
+        if len(self._logits) < rows:
+            self._logits = torch.empty(rows, self._owner.shape.vocab_size)
+        return self._logits[:rows]
+
+    def hidden_room(self, layers: int, rows: int) -> torch.Tensor:
+        """Return fp32 [layers, rows, hidden_size] for the states of one call, see ``room``."""
+        shape = layers, rows, self._owner.shape.hidden_size
+        size = math.prod(shape)
+        if len(self._hidden) < size:
+            self._hidden = torch.empty(size)
+        return self._hidden[:size].view(shape)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
@@ -84,8 +101,8 @@ class NativeStore:
         """Nothing is kept by sequence: pages are all there is."""
 
 
-class NativeTransformer:
-    """A checkpoint of a family that ``covers`` admits: a ``base.Model``.
+class NativeTransformer(Model):
+    """A checkpoint of a family that ``covers`` admits.
 
     Every row goes through the same kernels in the same order of summation, whatever comes along:
     its logits are bit-equal in any company, on one instruction set.
@@ -108,6 +125,7 @@ class NativeTransformer:
     paged = True
     truncates = True
     device = torch.device("cpu")
+    shape: Architecture
 
     def __init__(
         self,
@@ -127,6 +145,7 @@ class NativeTransformer:
         if architecture is None or not covers(config, architecture, self.dtype):
             raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native step.")
         self.shape = a = architecture
+        self.hidden_layers = a.num_layers
         self.library = library
         kinds = list(dict.fromkeys(a.kinds))
         source = open_source(folder, a)
@@ -249,10 +268,10 @@ class NativeTransformer:
         self._turn(store.num_slots)
         return store
 
-    def run(self, segments: Sequence[Segment], store: Store) -> Output:
-        """``forward`` over ``segments``."""
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """See ``base.Model``; hidden states are fp32."""
         assert isinstance(store, NativeStore)
-        return self.forward(segments, store)
+        return self.forward(segments, store, hidden=hidden)
 
     def forward(
         self,
@@ -271,9 +290,9 @@ class NativeTransformer:
                 embedding.
 
         Returns:
-            Logits of the rows that want them (None when none does) and the hidden states in the
-            model's dtype. A row that is not finite, or attends to one, has NaN logits; no other
-            row is touched by it.
+            Logits of the rows that want them (None when none does) and the hidden states, fp32. A
+            row that is not finite, or attends to one, has NaN logits; no other row is touched by
+            it.
 
         Raises:
             ModelError: a token, page, position or layer is out of range.
@@ -286,63 +305,122 @@ class NativeTransformer:
         run = range(s.num_layers) if layers is None else layers
         words = _words(segments)
         self.library.forward(self.handle, store.handle, words, run, hidden, logits, kept)
-        states = dict(zip(hidden, kept.to(self.dtype), strict=True)) if hidden else {}
-        return Output(logits if wanted else None, states)
+        return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
 
     def decide(
         self,
         segments: Sequence[Segment],
         store: Store,
-        laws: Sequence[NativeLaw],
-        masks: Sequence[Mask | None] = (),
-    ) -> tuple[Sequence[int], Sequence[float]]:
-        """Run ``segments`` and draw where they want logits, in one call.
-
-        Args:
-            segments: what to run; they want no logits, or those of their last token and all nodes.
-            store: this model's cache.
-            laws: of each segment that wants logits, see ``deciding``.
-            masks: of each row that does, where any of them has one.
-
-        Returns:
-            The token of each row and its score, as of ``Noise.draw``.
+        inputs: Sequence[SampleInput],
+        noise: Noise | None,
+        hidden: Sequence[int] = (),
+    ) -> Samples:
+        """See ``base.Model``; rows that need no Python are decided in the forward's own call.
 
         Raises:
-            ModelError: a token, page or position is out of range, or a mask too short.
+            ModelError: a token, page, position or layer is out of range.
         """
         assert isinstance(store, NativeStore)
-        rows = sum(segment.logits for segment in segments)
-        for mask in masks if laws else ():
-            if mask is not None and len(mask) * 8 < laws[0].vocab_size:
-                raise ModelError("a mask is shorter than the vocabulary.")
-        words, handles = _words(segments), [law.handle for law in laws]
-        return self.library.decide(self.handle, store.handle, words, handles, rows, masks)
+        scored = [segment for segment in segments if segment.logits]
+        same_length(scored, inputs)
+        rows = sum(segment.logits for segment in scored)
+        laws = [
+            self._law_for(asked, noise) if segment.logits == asked.count(segment) else None
+            for segment, asked in zip(scored, inputs, strict=True)
+        ]
+        masks: list[Mask | None] = []
+        if any(law is not None and law.has_grammar for law in laws):
+            masks = _masks(scored, inputs, laws)
+        keeps = [
+            law is not None and asked.keep == Keep.RAW
+            for law, asked in zip(laws, inputs, strict=True)
+        ]
+        kept = sum(segment.logits for segment, keep in zip(scored, keeps, strict=True) if keep)
+        logits = store.room(rows + kept)
+        states = None
+        if hidden:
+            count = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
+            states = store.hidden_room(len(hidden), count)
+        tokens, scores = self.library.decide(
+            self.handle,
+            store.handle,
+            _words(segments),
+            [0 if law is None else law.handle for law in laws],
+            rows,
+            logits,
+            masks,
+            keeps if kept else (),
+            hidden,
+            states,
+        )
+        samples = Samples(tokens, scores, logits[:rows])
+        if states is not None:
+            samples.hidden = dict(zip(hidden, states, strict=True))
+        if kept or any(asked.keep for asked in inputs):
+            _take_kept(samples, logits, scored, inputs, laws)
+        slow = [i for i, law in enumerate(laws) if law is None]
+        if slow:
+            sample_in_python(samples, scored, inputs, slow, noise)
+        return samples
+
+    def _law_for(self, asked: SampleInput, noise: Noise | None) -> NativeLaw | None:
+        """Return the law by which C++ draws for an input, None where Python has a say in it.
+
+        It does with a processor, with bad words of several tokens, and with drafted tokens that
+        penalties count. What a grammar has to say comes as masks.
+        """
+        law = asked.sequence.law
+        if not (asked.samples and isinstance(law, NativeLaw) and isinstance(noise, NativeNoise)):
+            return None
+        if not law.static or (law.penalises and asked.drafted):
+            return None
+        if asked.keep == Keep.PROCESSED and law.vocab_size != self.shape.vocab_size:
+            return None
+        law.know(asked.sequence.tokens)
+        return law
 
     def draft(
         self,
         segments: Sequence[Segment],
         store: Store,
-        laws: Sequence[NativeLaw],
-        lengths: Sequence[int],
-    ) -> list[list[int]]:
-        """Run ``segments`` and draft token by token behind those that want a row of logits.
+        inputs: Sequence[DraftInput],
+        noise: Noise,
+        keeps_laws: bool = False,
+    ) -> list[DraftNodes]:
+        """See ``base.Model``; chains that need no Python are drafted in one call.
 
-        Args:
-            segments: what of each sequence is to be run first; pages reach to the draft's end.
-            store: this model's cache.
-            laws: of each sequence that drafts, see ``deciding``.
-            lengths: how many tokens to draft for it.
-
-        Returns:
-            The drafts, in the order of ``laws``; shorter where a law leaves nothing to draw.
+        A chain also ends where its law leaves nothing to draw.
 
         Raises:
             ModelError: a token, page or position is out of range.
         """
         assert isinstance(store, NativeStore)
-        within("a draft's length", max(lengths, default=0), 0, store.num_slots)
-        words, handles = _words(segments), [law.handle for law in laws]
-        return self.library.draft(self.handle, store.handle, words, handles, lengths)
+        longest = max((asked.length for asked in inputs), default=0)
+        within("a draft's length", longest, 0, store.num_slots)
+        laws: dict[int, NativeLaw] = {}
+        for i, asked in enumerate(inputs):
+            law = self._law_for(SampleInput(asked.sequence), noise)
+            if (
+                law is not None and not law.has_grammar and not keeps_laws
+            ):  # masks follow from tokens
+                laws[i] = law
+        fast: list[Segment] = []
+        slow: list[Segment] = []
+        number = 0
+        for segment in segments:
+            (fast if not segment.logits or number in laws else slow).append(segment)
+            number += segment.logits > 0
+        nodes: dict[int, DraftNodes] = {}
+        if fast:
+            lengths = [inputs[i].length for i in laws]
+            handles = [law.handle for law in laws.values()]
+            chains = self.library.draft(self.handle, store.handle, _words(fast), handles, lengths)
+            nodes = dict(zip(laws, map(DraftNodes.chain, chains), strict=True))
+        if slow:
+            others = [i for i in range(len(inputs)) if i not in laws]
+            drafted = super().draft(slow, store, [inputs[i] for i in others], noise, keeps_laws)
+            nodes.update(zip(others, drafted, strict=True))
+        return [nodes[i] for i in range(len(inputs))]
 
 
 def _keeps_rows(beside: NativeTransformer | None) -> bool:
@@ -350,24 +428,51 @@ def _keeps_rows(beside: NativeTransformer | None) -> bool:
     return beside is None or beside.embedding is not None
 
 
-def deciding(
-    model: Model, noise: Noise, sequences: Iterable[Sampled]
-) -> tuple[NativeTransformer, list[NativeLaw]] | None:
-    """``model``, and the laws by which it draws for ``sequences`` in a forward's own call.
+def _masks(
+    segments: Sequence[Segment], inputs: Sequence[SampleInput], laws: list[NativeLaw | None]
+) -> list[Mask | None]:
+    """Return what grammars let come at each row; a law whose parser gives up goes to Python.
 
-    None where Python has a say in it: with another model or noise, a processor. What a grammar has
-    to say comes as masks.
+    ``laws`` loses such a law, so that ``sample_in_python`` says what is wrong.
     """
-    if not (isinstance(model, NativeTransformer) and isinstance(noise, NativeNoise)):
-        return None
-    laws: list[NativeLaw] = []
-    for sequence in sequences:
-        law = sequence.law
-        if not (isinstance(law, NativeLaw) and law.static):
-            return None
-        law.know(sequence.tokens)
-        laws.append(law)
-    return model, laws
+    masks: list[Mask | None] = []
+    for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):
+        found: list[Mask | str | None] = [None] * segment.logits
+        law = laws[i]
+        if law is not None and law.has_grammar:
+            try:
+                found = law.masks(asked.sequence.tokens, asked.paths(segment))
+            except Exception:
+                laws[i] = None
+            if any(isinstance(mask, str) for mask in found):
+                laws[i] = None
+        if laws[i] is None:
+            found = [None] * segment.logits
+        for mask in found:
+            if isinstance(mask, str):
+                mask = None
+            elif mask is not None and law is not None and len(mask) * 8 < law.vocab_size:
+                raise ModelError("a mask is shorter than the vocabulary.")
+            masks.append(mask)
+    return masks
+
+
+def _take_kept(
+    samples: Samples,
+    logits: torch.Tensor,
+    segments: Sequence[Segment],
+    inputs: Sequence[SampleInput],
+    laws: Sequence[NativeLaw | None],
+) -> None:
+    """Hand the logits that inputs with a law keep to ``samples``; raw ones follow all rows."""
+    line, raw = 0, len(samples.logits)
+    for i, (segment, asked, law) in enumerate(zip(segments, inputs, laws, strict=True)):
+        if law is not None and asked.keep == Keep.RAW:
+            samples.kept[i] = logits[raw : raw + segment.logits]
+            raw += segment.logits
+        elif law is not None and asked.keep == Keep.PROCESSED:
+            samples.kept[i] = logits[line : line + segment.logits]
+        line += segment.logits
 
 
 def _words(segments: Sequence[Segment]) -> array[int]:

@@ -14,8 +14,8 @@ from ..cache.store import KVStore, Writer, page_bytes
 from ..config import Recipe
 from ..errors import ModelError
 from .attention import Attention
-from .base import Output, Store
-from .families import read_architecture, read_config
+from .base import Model, Output, Store
+from .families import Architecture, read_architecture, read_config
 from .quantize import Matrix
 from .rope import BY_LENGTH, Rope
 from .rows import TILE, Rows, Segment, build_rows, padded
@@ -113,8 +113,8 @@ def choose_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
     return checkpoint
 
 
-class Transformer:
-    """A checkpoint of a native family, ready to run: a ``base.Model``.
+class Transformer(Model):
+    """A checkpoint of a native family, ready to run.
 
     Args:
         folder: a Hugging Face checkpoint.
@@ -130,6 +130,7 @@ class Transformer:
 
     trees = True
     truncates = True
+    shape: Architecture
 
     def __init__(
         self,
@@ -145,6 +146,7 @@ class Transformer:
         if architecture is None:
             raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native path.")
         self.shape = architecture
+        self.hidden_layers = architecture.num_layers
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
         self.weights = load_weights(folder, self.shape, self.dtype, device, recipe)
@@ -174,10 +176,10 @@ class Transformer:
         """``segments``, whose pages are those of ``store``, as ``forward`` wants them."""
         return build_rows(segments, store.page_size, store.num_slots, self.device, self._unit)
 
-    def run(self, segments: Sequence[Segment], store: Store) -> Output:
-        """``forward`` over ``segments``."""
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """See ``base.Model``; hidden states are in the model's dtype."""
         assert isinstance(store, KVStore)
-        return self.forward(self.rows(segments, store), store)
+        return self.forward(self.rows(segments, store), store, hidden=hidden)
 
     @torch.inference_mode()
     def forward(

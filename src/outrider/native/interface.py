@@ -9,7 +9,7 @@ import torch
 
 from .ranges import Fields, Whole
 
-ABI = 9
+ABI = 10
 """What the library's ``outrider_abi`` answers; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -133,7 +133,15 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "draw": (_Text, [_Pointer, Whole("rows"), _long("stride"), Whole("width"), *[_Pointer] * 4]),
-    "decide": (_Text, [*_WORDS, _Pointer, Whole("laws"), *[_Pointer] * 3, Whole("rows")]),
+    "decide": (
+        _Text,
+        [
+            *(*_WORDS, _Pointer, _Pointer, Whole("laws"), _Pointer),
+            *(_Pointer, Whole("rows of logits"), Whole("vocabulary")),
+            *(_Pointer, Whole("hidden states"), _Pointer, Whole("rows"), Whole("width")),
+            *(_Pointer, _Pointer, Whole("rows")),
+        ],
+    ),
     "draft": (
         _Text,
         [*_WORDS, _Pointer, _Pointer, Whole("drafts"), Whole("longest"), _Pointer, _Pointer],

@@ -337,22 +337,42 @@ class Library:
         words: array[int],
         laws: Sequence[int],
         rows: int,
+        logits: torch.Tensor,
         masks: Sequence[NDArray[np.uint8] | None] = (),
+        keeps: Sequence[bool] = (),
+        layers: Sequence[int] = (),
+        hidden: torch.Tensor | None = None,
     ) -> tuple[array[int], array[float]]:
-        """Run the segments in ``words`` and draw for the ``rows`` that want logits.
+        """Run the segments in ``words`` and draw for those that have a law.
 
-        These are, of a segment, none or those of its last token and of all its nodes; ``laws`` has
-        a law for each segment of the latter kind, ``masks`` (of the laws' vocabulary) none or one
-        for each of the rows.
+        Args:
+            model, store, words: as of ``forward``.
+            laws: of each segment that wants logits, 0 for none: its logits stay as they are.
+            rows: how many want logits; a segment with a law wants those of its last token and of
+                all its nodes.
+            logits: fp32 [rows and more, vocabulary], written; what is kept follows the rows.
+            masks: none, or one of the law's vocabulary for each row.
+            keeps: of each law, whether its segment's logits are kept as they were; none keeps
+                none.
+            layers, hidden: whose hidden states go to ``hidden``, fp32 [layers, all rows, width].
 
         Returns:
-            The token of each row and its score.
+            The token of each row and its score, 0 where there is no law.
         """
+        expect(logits, tuple(logits.shape[:2]), torch.float32)
         handles = array("Q", laws)
-        pointers = None
+        pointers = flags = None
         if masks:
             same_length(range(rows), masks)
             pointers = array("Q", [0 if mask is None else mask.ctypes.data for mask in masks])
+        if keeps:
+            same_length(laws, keeps)
+            flags = array("B", keeps)
+        states: tuple[int | None, ...] = (None, 0, None, 0, 0)
+        if hidden is not None:
+            expect(hidden, (len(layers), *hidden.shape[1:3]), torch.float32)
+            which = int32s("layers", layers)
+            states = at(which), len(layers), hidden.data_ptr(), *hidden.shape[1:]
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
         self._run(
             self._c.outrider_decide,
@@ -361,8 +381,12 @@ class Library:
             at(words),
             len(words),
             at(handles),
+            None if flags is None else at(flags),
             len(handles),
             None if pointers is None else at(pointers),
+            logits.data_ptr(),
+            *logits.shape,
+            *states,
             at(tokens),
             at(scores),
             rows,

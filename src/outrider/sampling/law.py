@@ -275,34 +275,6 @@ class SequenceLaw:
         return found
 
 
-def row_masks(
-    laws: Sequence[SequenceLaw],
-    tokens: Sequence[list[int]],
-    paths: Sequence[Sequence[Sequence[int]]],
-) -> list[Mask | None] | None:
-    """What grammars let come at the rows of several sequences, one after the other.
-
-    Args:
-        laws: of the sequences.
-        tokens: their committed ids, prompt and output.
-        paths: of each sequence's rows, see ``SequenceLaw.apply``.
-
-    Returns:
-        The masks; None where a parser gave up or failed, which ``apply`` makes that row tell.
-    """
-    found: list[Mask | None] = []
-    for law, ids, these in zip(laws, tokens, paths, strict=True):
-        try:
-            masks = law.masks(ids, these)
-        except Exception:
-            return None
-        for mask in masks:
-            if isinstance(mask, str):
-                return None
-            found.append(mask)
-    return found
-
-
 def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Mask what min_p, top_k and top_p leave out, in place; z is fp32 [rows, vocabulary].
 

@@ -1,4 +1,4 @@
-// The C interface, read by native/library.py. Functions that can fail return a sentence, or null.
+// The C interface, declared in native/interface.py. Functions that can fail return a sentence, or null.
 #include <algorithm>
 
 #include "guard.hpp"
@@ -8,7 +8,7 @@ namespace outrider {
 
 int cpu_level();
 
-// The layout is that of native/library.py's QuantizedData.
+// The layout is that of QuantizedData in native/interface.py.
 struct QuantizedData {
     const std::uint8_t* codes;  // [out, in]
     const float* scales;        // [out, groups]
@@ -234,7 +234,7 @@ std::unique_ptr<Model> make_model(const Config& config, const void* embedding) {
 
 using namespace outrider;
 
-API int outrider_abi() noexcept { return 9; }
+API int outrider_abi() noexcept { return 10; }
 
 // Nanoseconds that the process has spent in calls of this library that can fail.
 API std::int64_t outrider_spent() noexcept { return spent; }

@@ -9,13 +9,12 @@
 namespace outrider {
 namespace {
 
-// Runs all layers; returns the logits [num_logits, vocabulary] of the rows that want them.
-float* run(const Model& model, Store& store, const Rows& rows) {
+// Runs all layers; writes the logits [num_logits, vocabulary] of the rows that want them.
+void run(const Model& model, Store& store, const Rows& rows, float* logits, Hidden hidden = {}) {
     const auto layers = all_layers(model);
-    float* logits = store.logits.reserve(std::size_t(rows.num_logits) * model.c.vocabulary);
     forward(model, store, rows,
-            Wanted{layers.data(), int(layers.size()), nullptr, 0, logits, nullptr});
-    return logits;
+            Wanted{layers.data(), int(layers.size()), hidden.layers, hidden.count, logits,
+                   hidden.out});
 }
 
 // Makes the law of a row of `own` logits, in place, and draws from it. Before its position stand
@@ -35,11 +34,12 @@ Drawn decide(const Law& law, float* z, int own, int committed, Path path, Mask m
     return draw(z, wanted, law.o.temperature == 0 ? nullptr : &key);
 }
 
-// A row to decide: that of a node, or of its segment's last token (-1).
+// A row to decide: line `line` of the logits, behind a node or its segment's last token (-1).
 struct Decision {
     const Law* law;
     const Scored* from;
-    int node;
+    int node, line;
+    float* raw;  // where its logits are kept before they become a law, or null
 };
 
 // The ids of a node's ancestors and its own: in place for a chain, in `room` for a tree.
@@ -50,25 +50,43 @@ Path path_to(const Scored& from, int node, std::vector<std::int32_t>& room) {
     return {room.data(), int(room.size())};
 }
 
+// Whether the layers of hidden states are the model's.
+bool known(const Model& model, Hidden hidden) {
+    return std::all_of(hidden.layers, hidden.layers + hidden.count,
+                       [&](int layer) { return layer >= -1 && layer < model.c.layers; });
+}
+
 const char* decide_all(const Model& model, Store& store, const Rows& rows, const Law* const* laws,
-                       int num_laws, const Mask* masks, std::int32_t* tokens, float* scores) {
+                       const std::uint8_t* keeps, int num_laws, const Mask* masks, float* logits,
+                       int num_lines, Hidden hidden, std::int32_t* tokens, float* scores) {
     if (!complete(model)) return INCOMPLETE;
     if (int(rows.scored.size()) != num_laws) return "there are not as many laws as wanted";
+    if (!known(model, hidden)) return "there is no such layer";
+    const std::size_t width = model.c.vocabulary;
     std::vector<Decision> all;
+    int line = 0, kept = rows.num_logits;
     for (int s = 0; s < num_laws; ++s) {
         const Scored& from = rows.scored[s];
-        if (from.logits != 1 + from.num_nodes) return "not every node wants a row of logits";
-        for (int node = -1; node < from.num_nodes; ++node) all.push_back({laws[s], &from, node});
+        if (laws[s] && from.logits != 1 + from.num_nodes)
+            return "not every node wants a row of logits";
+        for (int node = -1; laws[s] && node < from.num_nodes; ++node) {
+            const bool keep = keeps && keeps[s];
+            if (keep && kept >= num_lines) return "there is no room for logits that are kept";
+            all.push_back({laws[s], &from, node, line + 1 + node,
+                           keep ? logits + kept++ * width : nullptr});
+        }
+        line += from.logits;
     }
-    float* logits = run(model, store, rows);
+    run(model, store, rows, logits, hidden);
     each_row(int(all.size()), model.c.vocabulary, [&](int r) {
         const Decision& d = all[r];
+        float* z = logits + d.line * width;
+        if (d.raw) std::copy(z, z + width, d.raw);
         std::vector<std::int32_t> room;
-        const Drawn drawn = decide(*d.law, logits + std::size_t(r) * model.c.vocabulary,
-                                   model.c.vocabulary, d.from->committed,
-                                   path_to(*d.from, d.node, room), masks ? masks[r] : nullptr);
-        tokens[r] = drawn.token;
-        scores[r] = drawn.score;
+        const Drawn drawn = decide(*d.law, z, model.c.vocabulary, d.from->committed,
+                                   path_to(*d.from, d.node, room), masks ? masks[d.line] : nullptr);
+        tokens[d.line] = drawn.token;
+        scores[d.line] = drawn.score;
     });
     return nullptr;
 }
@@ -89,7 +107,8 @@ const char* draft(const Model& model, Store& store, Rows rows, std::vector<Draft
     for (Drafting& d : all) drawing.push_back(&d);
     std::vector<std::int32_t> next;
     for (;;) {
-        float* logits = run(model, store, rows);
+        float* logits = store.logits.reserve(std::size_t(rows.num_logits) * own);
+        run(model, store, rows, logits);
         if (drawing.empty()) return nullptr;
         each_row(int(drawing.size()), own, [&](int r) {
             Drafting& d = *drawing[r];
@@ -121,20 +140,31 @@ const char* draft(const Model& model, Store& store, Rows rows, std::vector<Draft
 
 using namespace outrider;
 
-// A forward over `words` (see outrider_forward) whose segments either want no logits or want those
-// of their last token and of all nodes: these rows are decided, by a law a segment and, unless
-// `masks` is null, a mask a row. Their `tokens` and `scores` [num_rows] are written.
+// A forward over `words` (see outrider_forward) into `logits` [num_lines, vocabulary], whose first
+// `num_rows` lines are those of the rows that want logits. A segment with a law wants them of its
+// last token and of all nodes: these rows are decided, with a mask a row unless `masks` is null, and
+// their `tokens` and `scores` [num_rows] are written. Where `keeps` is set for it, its logits are
+// copied before that to the next lines behind the others. A segment without a law (null) keeps its
+// logits as they are. `hidden_out` is as outrider_forward's.
 API const char* outrider_decide(const Model* model, Store* store, const std::int32_t* words,
-                                std::int64_t count, const Law* const* laws, int num_laws,
-                                const Mask* masks, std::int32_t* tokens, float* scores,
+                                std::int64_t count, const Law* const* laws,
+                                const std::uint8_t* keeps, int num_laws, const Mask* masks,
+                                float* logits, int num_lines, int vocabulary,
+                                const std::int32_t* hidden, int num_hidden, float* hidden_out,
+                                int hidden_rows, int width, std::int32_t* tokens, float* scores,
                                 int num_rows) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
+        if (vocabulary != model->c.vocabulary || (num_hidden && width != model->c.hidden))
+            return "the room for results has another shape than its model";
         const std::vector<Using> kept(laws, laws + num_laws);
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
-        if (rows.num_logits != num_rows) return "the rows are not as many as announced";
-        return decide_all(*model, *store, rows, laws, num_laws, masks, tokens, scores);
+        if (rows.num_logits != num_rows || num_lines < num_rows ||
+            (num_hidden && hidden_rows != int(rows.rows.size())))
+            return "the rows are not as many as announced";
+        return decide_all(*model, *store, rows, laws, keeps, num_laws, masks, logits, num_lines,
+                          {hidden, num_hidden, hidden_out}, tokens, scores);
     }, model, store);
 }
 

@@ -15,7 +15,7 @@
 
 namespace outrider {
 
-// The layout is that of native/library.py's Config.
+// The layout is that of Config in native/interface.py.
 struct Config {
     std::int32_t dtype;  // 0 fp32, 1 bf16
     std::int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, max_length;
@@ -91,7 +91,7 @@ struct Store : Counted {
     Memory<char> data;
     std::vector<std::uint8_t> harmed;  // slots whose row was not finite
     int num_harmed = 0;
-    Memory<float> logits;  // of rows that are decided in the forward's own call
+    Memory<float> logits;  // of the rows that a draft goes on from
 };
 
 template <class T>
@@ -132,6 +132,13 @@ struct Wanted {
     int num_hidden;
     float* logits;      // [num_logits, vocabulary]
     float* hidden_out;  // [num_hidden, rows, hidden]
+};
+
+// Hidden states that are wanted of a forward: see Wanted.
+struct Hidden {
+    const std::int32_t* layers = nullptr;
+    int count = 0;
+    float* out = nullptr;
 };
 
 // Reads `words` (see api.cpp) into rows; returns what is wrong with them, or null.
