@@ -233,15 +233,14 @@ def test_errors_leave_the_engine_as_it_was(llm: LLM, monkeypatch: pytest.MonkeyP
 def test_logits_that_are_not_finite_are_an_error(
     ngram: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = ngram.engine.model.run
+    decide = ngram.engine.model.decide
 
     def broken(*args: Any) -> Any:
-        output = run(*args)
-        if output.logits is not None:
-            output.logits.fill_(float("nan"))
-        return output
+        samples = decide(*args)
+        samples.scores = [float("nan")] * len(samples.scores)
+        return samples
 
-    monkeypatch.setattr(ngram.engine.model, "run", broken)
+    monkeypatch.setattr(ngram.engine.model, "decide", broken)
     with pytest.raises(NumericalError, match="NaN"):
         explain(ngram, PROMPT, 0.8, seed=0)
 

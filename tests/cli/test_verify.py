@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from outrider.cli import app
 from outrider.cli import verify as cli_verify
 from outrider.engine.engine import Engine
 from outrider.intake import Intake
+from outrider.models.base import Model, Output
 from outrider.sampling import oracle
 from outrider.sampling.ratio import RULES, make_rule
 
@@ -87,15 +90,14 @@ def test_a_spoilt_engine_is_caught(pair: Path) -> None:
     """The speculative engine answers from another temperature than the plain one."""
 
     def spoil(engine: Engine) -> None:
-        run = engine.model.run
+        model, run = engine.model, engine.model.run
 
-        def sharper(*args: object) -> object:
-            output = run(*args)  # type: ignore[arg-type]
-            if output.logits is not None:
-                output.logits.mul_(1.3)
-            return output
+        def sharper(*args: Any) -> Output:
+            output = run(*args)
+            return replace(output, logits=None if output.logits is None else output.logits * 1.3)
 
-        engine.model.run = sharper  # type: ignore[method-assign, assignment]
+        model.run = sharper  # type: ignore[method-assign]
+        model.decide = partial(Model.decide, model)  # type: ignore[method-assign]
 
     report = verify(pair, prompts(), "none", LAWS, 6, Fault("sharper", spoil=spoil))
     assert not report.checks[1].passed

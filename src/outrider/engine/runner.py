@@ -69,7 +69,8 @@ class Runner:
         noise = None if rule.keeps_laws else self.noise
         samples = self.model.decide(segments, self.store, inputs, noise, layers)
         rows = _rows(segments, inputs) if rule.keeps_laws else []
-        laws = Laws(samples.logits, rows, _firsts(plan, segments), samples.drawn)
+        drawn = None if noise is None else (samples.tokens, samples.scores)
+        laws = Laws(samples.logits, rows, _firsts(plan, segments), drawn)
         verdict = rule(laws, draft, self.noise)
         self._take_errors(verdict, samples, scored)
         self._score(plan, verdict, samples, scored)

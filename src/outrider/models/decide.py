@@ -82,11 +82,6 @@ class Samples:
     reasons: dict[int, str] = field(default_factory=dict)
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    @property
-    def drawn(self) -> tuple[Sequence[int], Sequence[float]]:
-        """The tokens and their scores."""
-        return self.tokens, self.scores
-
 
 class DraftInput(NamedTuple):
     """A sequence to draft for, and how many tokens at most."""
