@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.config import EngineConfig
-from outrider.drafters.base import Drafter, DrafterContext, DrafterSpec
+from outrider.drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
@@ -154,6 +154,9 @@ class AdversarySpec(DrafterSpec):
     @property
     def name(self) -> str:  # type: ignore[override]
         return self.kind
+
+    def needs(self, context: DrafterContext) -> Needs:
+        return Needs(max_nodes=3 * context.config.num_speculative_tokens)
 
     def make(self, context: DrafterContext) -> Adversary:
         return Adversary(self.kind, self.answers, self.length)

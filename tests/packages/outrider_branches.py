@@ -10,7 +10,13 @@ class BranchesSpec(DrafterSpec):
     name = "branches"
 
     def needs(self, context):
-        return Needs(page_bytes=64 * context.config.page_size, fixed_bytes=1 << 20)
+        config = context.config
+        return Needs(
+            page_bytes=64 * config.page_size,
+            fixed_bytes=1 << 20,
+            max_nodes=2 * config.num_speculative_tokens,
+            target_layers=(0, 1),
+        )
 
     def make(self, context):
         return Branches(context.config.num_speculative_tokens, context.model.shape.vocab_size)

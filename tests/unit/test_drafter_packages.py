@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
+from outrider.drafters.base import Needs
 from outrider.drafters.registry import find_drafter, known_specs
 from outrider.errors import ConfigError
 from outrider.types import Speculation
@@ -114,6 +115,23 @@ def test_a_drafter_of_trees_is_budgeted_and_chosen(tiny_llama: Path) -> None:
         for name in ("none", "branches")
     }
     assert drafted == {"none": set(), "branches": {"branches"}}
+
+
+@pytest.mark.usefixtures("branches")
+def test_a_drafter_takes_no_more_than_it_needs(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec: Any = find_drafter("branches", tiny_llama)
+    for needs, sentence in (
+        (Needs(target_layers=(0, 1)), r"drafts 8 nodes, but its needs say max_nodes = 0"),
+        (
+            Needs(max_nodes=8, target_layers=(0,)),
+            r"hidden states of layers \(0, 1\), but its needs",
+        ),
+    ):
+        monkeypatch.setattr(type(spec), "needs", lambda *_, needs=needs: needs)
+        with pytest.raises(ConfigError, match=sentence):
+            LLM(tiny_llama, "branches")
 
 
 @pytest.mark.usefixtures("branches")

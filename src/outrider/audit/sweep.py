@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..drafters.base import Drafter, DrafterContext, DrafterSpec
+from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from ..errors import NumericalError
 from ..llm import LLM
 from ..sampling.draws import Noise
@@ -202,6 +202,9 @@ class BranchesSpec(DrafterSpec):
     name = Branches.name
     answers: Answers
     rng: random.Random
+
+    def needs(self, context: DrafterContext) -> Needs:
+        return Needs(max_nodes=3 * context.config.num_speculative_tokens)
 
     def make(self, context: DrafterContext) -> Branches:
         length = context.config.num_speculative_tokens

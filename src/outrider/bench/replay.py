@@ -262,7 +262,8 @@ class ReplayModel(Model):
         self.shape = Shape(**own)
         self.dtype, self.device = model.dtype, model.device
         self.trees, self.truncates = model.trees, model.truncates
-        self.paged, self.hidden_layers = model.paged, model.hidden_layers
+        self.paged = model.paged
+        self.hidden_layers, self.hidden_size = model.hidden_layers, model.hidden_size
         self._model = model
         self._tracks = tracks
 

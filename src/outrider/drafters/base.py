@@ -71,11 +71,15 @@ class Needs:
     """What a drafter takes of the engine.
 
     ``page_bytes`` are those of its own cache for each page of the target's, whose page ids it then
-    shares; ``fixed_bytes`` come once. ``loaded`` goes back to ``make`` as it is.
+    shares; ``fixed_bytes`` come once. ``max_nodes`` is the most nodes that its drafts have, 0 for
+    chains; ``target_layers`` are those whose hidden states it wants. ``loaded`` goes back to
+    ``make`` as it is.
     """
 
     page_bytes: int = 0
     fixed_bytes: int = 0
+    max_nodes: int = 0
+    target_layers: tuple[int, ...] = ()
     loaded: Any = None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..config import DEFAULT_SHARE, EngineConfig, free_memory, parse_memory
+from ..drafters.base import Needs
 from ..errors import MemoryBudgetError
 from ..limits import LARGEST_INT
+from ..models.base import Model
 
 
 @dataclass(frozen=True)
@@ -34,38 +37,54 @@ class Budget:
         )
 
 
-def plan_budget(
-    config: EngineConfig,
-    max_length: int,
-    target_bytes: int,
-    drafter_bytes: int,
-    fixed_bytes: int = 0,
-) -> Budget:
-    """How many pages ``config.memory`` pays for; a page costs target and drafter together.
+def working_bytes(config: EngineConfig, model: Model, needs: Collection[Needs]) -> int:
+    """Return the bytes that a step's logits and hidden states take at most.
 
-    Without ``memory``: what ``max_num_seqs`` sequences of full length need, at most half of the
-    free memory.
+    Decoding sequences have a row of logits for their last token and for each draft node, twice
+    where raw ones are kept for log probabilities; a prompt whose log probabilities are asked has
+    one for each of its tokens.
+    """
+    nodes = max([config.num_speculative_tokens, *(each.max_nodes for each in needs)])
+    layers = {layer for each in needs for layer in each.target_layers}
+    decoding = config.max_num_seqs * (1 + nodes)
+    rows = decoding + config.max_num_batched_tokens
+    numbers = (rows + decoding) * model.shape.vocab_size
+    return 4 * (numbers + rows * len(layers) * model.hidden_size)
+
+
+def plan_budget(
+    config: EngineConfig, max_length: int, model: Model, needs: Collection[Needs]
+) -> Budget:
+    """Return how many pages ``config.memory`` pays for; target and drafters share page ids.
+
+    Without ``memory``: what ``max_num_seqs`` sequences of full length need with their drafts, at
+    most half of the memory that is left beside what is needed once.
 
     Raises:
         MemoryBudgetError: not even one sequence of a page fits.
     """
     size = config.page_size
-    per_sequence = -(-(max_length + config.num_speculative_tokens) // size)
+    nodes = max([config.num_speculative_tokens, *(each.max_nodes for each in needs)])
+    per_sequence = -(-(max_length + nodes) // size)
     most = LARGEST_INT // size  # slots are numbered in int32
     wanted = min(per_sequence * config.max_num_seqs + 1, most)
+    target_bytes = model.page_bytes(size)
+    drafter_bytes = sum(each.page_bytes for each in needs)
     each = target_bytes + drafter_bytes
+    fixed = working_bytes(config, model, needs) + sum(once.fixed_bytes for once in needs)
+    free = max(0, free_memory() - fixed)
     given = parse_memory(config.memory)
     if given is None:
-        given = min(wanted * each, int(free_memory() * DEFAULT_SHARE))
+        given = min(wanted * each, int(free * DEFAULT_SHARE))
     pages = min(given // each, wanted)
     if pages < 3:
         raise MemoryBudgetError(
             f"memory of {given} bytes holds {given // each} cache pages of {each} bytes, but 3 are "
             f"the least; give {3 * each} bytes or more ({wanted * each} serve every request)."
         )
-    free = free_memory() - fixed_bytes
     if pages * each > free:
         raise MemoryBudgetError(
-            f"memory asks for {pages * each} bytes of cache, but only {free} are free; give less."
+            f"memory asks for {pages * each} bytes of cache, but only {free} are free beside "
+            f"{fixed} for logits and drafters; give less, or lower max_num_seqs."
         )
     return Budget(pages, size, config.max_num_seqs, pages * target_bytes, pages * drafter_bytes)

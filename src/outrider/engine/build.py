@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ..config import EngineConfig
-from ..drafters.base import DrafterContext, DrafterSpec, NoSpec
+from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
 from ..errors import ConfigError
@@ -79,17 +79,13 @@ def build_engine(
     specs = {each.name: each for each in _companions(target)} | {spec.name: spec}
     context = DrafterContext(target, tokenizer, config, length, rule.keeps_laws)
     needs = {name: each.needs(context) for name, each in specs.items()}
-    budget = plan_budget(
-        config,
-        length,
-        target.page_bytes(config.page_size),
-        sum(each.page_bytes for each in needs.values()),
-        sum(each.fixed_bytes for each in needs.values()),
-    )
+    budget = plan_budget(config, length, target, needs.values())
     drafters = {
         name: each.make(replace(context, num_pages=budget.pages, needs=needs[name]))
         for name, each in specs.items()
     }
+    for name, each in drafters.items():
+        _check_needs(each, needs[name])
     return Engine(target, drafters, rule, config, budget, length, spec.name, tokenizer)
 
 
@@ -97,3 +93,21 @@ def _companions(target: Model) -> list[DrafterSpec]:
     """Return the drafters that every request may name of any engine."""
     drafting: list[DrafterSpec] = [NgramSpec(), PredictionSpec()]
     return [NoSpec(), *(drafting if target.truncates else [])]
+
+
+def _check_needs(drafter: Drafter, needs: Needs) -> None:
+    """Refuse a drafter that takes more than its specification said, which memory was sized by.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if drafter.max_nodes > max(drafter.max_length, needs.max_nodes):
+        raise ConfigError(
+            f"drafter {drafter.name!r} drafts {drafter.max_nodes} nodes, but its needs say "
+            f"max_nodes = {needs.max_nodes}; correct its needs()."
+        )
+    if not set(drafter.target_layers) <= set(needs.target_layers):
+        raise ConfigError(
+            f"drafter {drafter.name!r} wants hidden states of layers {drafter.target_layers}, but "
+            f"its needs say {needs.target_layers}; correct its needs()."
+        )

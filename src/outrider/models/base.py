@@ -52,6 +52,8 @@ class Model(ABC):
     """Whether a sequence can go back to an earlier token; if not, nothing can be drafted."""
     hidden_layers: int = 0
     """Layers whose hidden states ``run`` and ``decide`` return: those below this number."""
+    hidden_size: int = 0
+    """Width of a hidden state."""
 
     @abstractmethod
     def page_bytes(self, page_size: int) -> int:

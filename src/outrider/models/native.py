@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..sampling.grammar import Mask
 from .base import Model, Output, Store
 from .decide import DraftInput, DraftNodes, Keep, SampleInput, Samples, sample_in_python
 from .families import Architecture, read_architecture, read_config
+from .native_store import NativeStore
 from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
@@ -59,46 +59,6 @@ def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dt
         and len(set(a.kinds)) <= TABLES
         and not ropes & set(BY_LENGTH)
     )
-
-
-class NativeStore:
-    """The cache of a native model, addressed by slot = page * page_size + offset."""
-
-    def __init__(self, owner: NativeTransformer, num_pages: int, page_size: int) -> None:
-        self._owner = owner  # whose sizes the C side reads: it must not go before its cache
-        self._library = library = owner.library
-        self.page_size = page_size
-        self.num_slots = num_pages * page_size
-        self._logits = torch.empty(0, owner.shape.vocab_size)
-        self._hidden = torch.empty(0)
-        self.handle = library.new_store(owner.handle, num_pages, page_size)
-        free_with(self, library.free_store, self.handle)
-
-    @property
-    def any_harmed(self) -> bool:
-        """Whether a slot stands for a row that was no number."""
-        return self._library.num_harmed(self.handle) > 0
-
-    def room(self, rows: int) -> torch.Tensor:
-        """Return fp32 [rows, vocabulary] for the logits of one call; the next writes them anew."""
-        if len(self._logits) < rows:
-            self._logits = torch.empty(rows, self._owner.shape.vocab_size)
-        return self._logits[:rows]
-
-    def hidden_room(self, layers: int, rows: int) -> torch.Tensor:
-        """Return fp32 [layers, rows, hidden_size] for the states of one call, see ``room``."""
-        shape = layers, rows, self._owner.shape.hidden_size
-        size = math.prod(shape)
-        if len(self._hidden) < size:
-            self._hidden = torch.empty(size)
-        return self._hidden[:size].view(shape)
-
-    def move(self, sources: list[int], targets: list[int]) -> None:
-        """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
-        self._library.move(self.handle, sources, targets)
-
-    def release(self, key: str) -> None:
-        """Nothing is kept by sequence: pages are all there is."""
 
 
 class NativeTransformer(Model):
@@ -145,7 +105,7 @@ class NativeTransformer(Model):
         if architecture is None or not covers(config, architecture, self.dtype):
             raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native step.")
         self.shape = a = architecture
-        self.hidden_layers = a.num_layers
+        self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
         self.library = library
         kinds = list(dict.fromkeys(a.kinds))
         source = open_source(folder, a)
@@ -264,7 +224,7 @@ class NativeTransformer(Model):
         Rotary tables grow with it: no sequence is longer than the cache, and the longest context of
         a model can take more memory than all its weights.
         """
-        store = NativeStore(self, num_pages, page_size)
+        store = NativeStore(self.library, self.handle, self.shape, num_pages, page_size)
         self._turn(store.num_slots)
         return store
 

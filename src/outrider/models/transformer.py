@@ -146,7 +146,7 @@ class Transformer(Model):
         if architecture is None:
             raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native path.")
         self.shape = architecture
-        self.hidden_layers = architecture.num_layers
+        self.hidden_layers, self.hidden_size = architecture.num_layers, architecture.hidden_size
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
         self.weights = load_weights(folder, self.shape, self.dtype, device, recipe)

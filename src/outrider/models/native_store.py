@@ -1,0 +1,60 @@
+"""The cache of a native model, and the room for what its calls return."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..native.checks import free_with
+from ..native.library import Library
+from .families import Architecture
+
+
+class NativeStore:
+    """The cache of a native model, addressed by slot = page * page_size + offset.
+
+    Args:
+        library: the model's.
+        model: its handle; the C side keeps the model for as long as the cache is.
+        shape: what the model says of itself.
+        num_pages, page_size: of the cache.
+    """
+
+    def __init__(
+        self, library: Library, model: int, shape: Architecture, num_pages: int, page_size: int
+    ) -> None:
+        self._library = library
+        self._shape = shape
+        self.page_size = page_size
+        self.num_slots = num_pages * page_size
+        self._logits = torch.empty(0, shape.vocab_size)
+        self._hidden = torch.empty(0)
+        self.handle = library.new_store(model, num_pages, page_size)
+        free_with(self, library.free_store, self.handle)
+
+    @property
+    def any_harmed(self) -> bool:
+        """Whether a slot stands for a row that was no number."""
+        return self._library.num_harmed(self.handle) > 0
+
+    def room(self, rows: int) -> torch.Tensor:
+        """Return fp32 [rows, vocabulary] for the logits of one call; the next writes them anew."""
+        if len(self._logits) < rows:
+            self._logits = torch.empty(rows, self._shape.vocab_size)
+        return self._logits[:rows]
+
+    def hidden_room(self, layers: int, rows: int) -> torch.Tensor:
+        """Return fp32 [layers, rows, hidden_size] for the states of one call, see ``room``."""
+        shape = layers, rows, self._shape.hidden_size
+        size = math.prod(shape)
+        if len(self._hidden) < size:
+            self._hidden = torch.empty(size)
+        return self._hidden[:size].view(shape)
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
+        self._library.move(self.handle, sources, targets)
+
+    def release(self, key: str) -> None:
+        """Nothing is kept by sequence: pages are all there is."""
