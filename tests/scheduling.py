@@ -147,7 +147,8 @@ class House:
 
     def schedule(self) -> Plan:
         nodes = self.max_nodes if self.max_nodes > self.length else self.length
-        return self.scheduler.schedule(lambda _: ("made-up", DraftBudget(self.length, nodes)))
+        budget = DraftBudget(self.length, nodes)
+        return self.scheduler.schedule(lambda _: ("made-up", budget))
 
     def step(self) -> Plan:
         """Schedule, draft, verify, commit; assert what DESIGN section 4 says."""

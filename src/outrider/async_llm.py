@@ -33,7 +33,7 @@ from .intake import Intake, Prompt, of_engine_args
 from .models.families import Folder
 from .outputs import GenerationError, Pending, RequestOutput
 from .text.detokenize import Detokenizer
-from .types import Event, Request, SamplingParams, Speculation, by_request
+from .types import DEFAULT_SPECULATION, Event, Request, SamplingParams, Speculation, by_request
 
 logger = logging.getLogger("outrider")
 
@@ -187,7 +187,9 @@ class AsyncLLM:
         """
         params = sampling_params or SamplingParams()
         request, text = self.request(prompt, params, request_id)
-        request = replace(request, speculation=speculation or Speculation(), priority=priority)
+        request = replace(
+            request, speculation=speculation or DEFAULT_SPECULATION, priority=priority
+        )
         pending = Pending(text, request)
         async for events in self.stream(request):
             for event in events:

@@ -20,7 +20,16 @@ from .errors import ConfigError, ModelError, RequestError, no_option, shown
 from .models.families import Folder, find_folder, read_config, read_shape
 from .sampling.seeds import fresh_seed, request_seed
 from .text.template import TextCodec, differing_entries, has_lone_surrogates, has_tokenizer
-from .types import Event, Logprob, Logprobs, Request, SamplingParams, Speculation, check_vocabulary
+from .types import (
+    DEFAULT_SPECULATION,
+    Event,
+    Logprob,
+    Logprobs,
+    Request,
+    SamplingParams,
+    Speculation,
+    check_vocabulary,
+)
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 
@@ -212,7 +221,7 @@ class Intake:
             base = self.config.seed
             seed = fresh_seed() if base is None else request_seed(base, index)
         name = f"request-{index}" if id is None else id
-        wanted = speculation or Speculation()
+        wanted = speculation or DEFAULT_SPECULATION
         return Request(name, ids, params, seed, self.eos_token_ids, wanted), text
 
     @property

@@ -50,6 +50,13 @@ class Lawgiving(Protocol):
 
     @property
     def error(self) -> str | None: ...
+    @property
+    def native_handle(self) -> int: ...
+    @property
+    def has_grammar(self) -> bool: ...
+    @property
+    def penalises(self) -> bool: ...
+    def masks(self, tokens: list[int], paths: Any) -> list[Any]: ...
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any: ...
     def fit(
         self, tokens: list[int], nodes: list[int], parents: list[int], length: int
@@ -101,9 +108,13 @@ class Speculation:
         check_ids(self, "prediction", self.prediction)
 
     def length(self, most: int) -> int:
-        """The longest draft, where the engine drafts at most ``most`` tokens."""
+        """Return the longest draft, where the engine drafts at most ``most`` tokens."""
         wanted = self.num_speculative_tokens
         return 0 if not self.enabled else most if wanted is None else min(most, wanted)
+
+
+DEFAULT_SPECULATION = Speculation()
+"""A request that leaves drafting to the engine."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,7 @@ class Request:
     params: SamplingParams
     seed: int
     eos_token_ids: frozenset[int] = frozenset()
-    speculation: Speculation = Speculation()
+    speculation: Speculation = DEFAULT_SPECULATION
     detokenize: bool = True
     priority: int = 0
     cache_salt: str = ""
@@ -157,7 +168,7 @@ class Counts:
     """What speculation did, as counts; readers make the ratios.
 
     ``drafts`` counts verify steps with a non-empty draft, ``drafted`` the depths their drafts
-    reached, ``drafted_by_position[i]`` and ``accepted_by_position[i]`` those at depth i + 1.
+    reached, ``outcomes`` by (depth of the draft, tokens accepted of it) how many drafts ended so.
     """
 
     steps: int = 0
@@ -166,37 +177,41 @@ class Counts:
     accepted: int = 0
     nodes: int = 0
     emitted: int = 0
-    drafted_by_position: list[int] = field(default_factory=list)
-    accepted_by_position: list[int] = field(default_factory=list)
+    outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def record(self, depth: int, nodes: int, accepted: int, emitted: int) -> None:
         """Count one decode step: a draft ``depth`` deep of ``nodes`` nodes, and what came of it."""
         self.steps += 1
         self.emitted += emitted
-        if not depth:
-            return
-        self.drafts += 1
-        self.drafted += depth
-        self.accepted += accepted
-        self.nodes += nodes
-        while len(self.drafted_by_position) < depth:
-            self.drafted_by_position.append(0)
-            self.accepted_by_position.append(0)
-        for i in range(depth):
-            self.drafted_by_position[i] += 1
-            self.accepted_by_position[i] += i < accepted
+        if depth:
+            self.drafts += 1
+            self.drafted += depth
+            self.accepted += accepted
+            self.nodes += nodes
+            outcome = depth, accepted
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     def add(self, other: Counts) -> None:
         """Add another's counts to these."""
         for name in ("steps", "drafts", "drafted", "accepted", "nodes", "emitted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, theirs in (
-            (self.drafted_by_position, other.drafted_by_position),
-            (self.accepted_by_position, other.accepted_by_position),
-        ):
-            mine.extend([0] * (len(theirs) - len(mine)))
-            for i, count in enumerate(theirs):
-                mine[i] += count
+        for outcome, count in other.outcomes.items():
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+
+    @property
+    def drafted_by_position(self) -> list[int]:
+        """How many drafts reached depth i + 1."""
+        return self._reached([depth for depth, _ in self.outcomes])
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        """How many drafts were accepted down to depth i + 1."""
+        return self._reached([accepted for _, accepted in self.outcomes])
+
+    def _reached(self, ends: list[int]) -> list[int]:
+        deepest = max((depth for depth, _ in self.outcomes), default=0)
+        pairs = list(zip(ends, self.outcomes.values(), strict=True))
+        return [sum(count for end, count in pairs if end > i) for i in range(deepest)]
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -222,7 +237,8 @@ class Sequence:
     ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
     (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``: an
     array, which the native step takes whole. ``keys`` are those of its full pages, of which the
-    first ``named`` can be found by others.
+    first ``named`` can be found by others. ``has_wishes`` is True where the request does not leave
+    drafting to the engine.
     """
 
     id: str
@@ -238,6 +254,7 @@ class Sequence:
     stop_reason: int | str | None = None
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
     prompt_length: int = field(init=False)
+    has_wishes: bool = field(init=False)
     limit: int = field(init=False, default=0)
     start: Start | None = field(init=False, default=None)
     keys: list[bytes] = field(init=False, default_factory=list)
@@ -245,6 +262,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_token_ids)
+        self.has_wishes = self.request.speculation != DEFAULT_SPECULATION
 
     @property
     def num_output(self) -> int:

@@ -237,8 +237,7 @@ def test_logits_that_are_not_finite_are_an_error(
 
     def broken(*args: Any) -> Any:
         samples = decide(*args)
-        samples.scores = [float("nan")] * len(samples.scores)
-        return samples
+        return samples._replace(scores=[float("nan")] * len(samples.scores))
 
     monkeypatch.setattr(ngram.engine.model, "decide", broken)
     with pytest.raises(NumericalError, match="NaN"):

@@ -19,7 +19,6 @@ from outrider.bench import context
 from outrider.bench.offline import Options
 from outrider.cli import app
 from outrider.config import PRESETS, EngineConfig
-from outrider.drafters import model as drafters_model
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramSpec
@@ -119,20 +118,26 @@ def test_what_no_draft_depends_on_is_not_run(
     target: Path, drafter: Path, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
-    segment = drafters_model._segment
 
-    def counted(sequence: Any, tokens: list[int], start: int, draws: bool) -> Segment:
-        rows.append(len(tokens))
-        return segment(sequence, tokens, start, draws)
+    def counted(llm: LLM) -> LLM:
+        model = llm.engine.drafter.model
+        assert model is not None
+        draft = model.draft
 
-    monkeypatch.setattr(drafters_model, "_segment", counted)
+        def count(segments: list[Segment], *args: Any) -> Any:
+            rows.append(sum(len(segment.tokens) for segment in segments))
+            return draft(segments, *args)
+
+        monkeypatch.setattr(model, "draft", count)
+        return llm
+
     # Whole prompts at once, or the drafter would need some steps to catch up.
     options = {"drafter_window": 6, "max_num_batched_tokens": 256, "enable_prefix_caching": False}
-    llm = open_llm(target, drafter, **options)
+    llm = counted(open_llm(target, drafter, **options))
     quick = drafts(llm, params, monkeypatch)
     run, reach = sum(rows), 1 + 3 * 5
     rows.clear()
-    full = open_llm(target, drafter, **options)
+    full = counted(open_llm(target, drafter, **options))
     assert isinstance(full.engine.drafter, ModelDrafter)
     assert full.engine.drafter._reach == reach
     full.engine.drafter._reach = None

@@ -21,6 +21,7 @@ from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer, choose_dtype
 from outrider.native import choice as native
+from outrider.native.checks import Room
 
 CPU = torch.device("cpu")
 PAGE = 16
@@ -266,7 +267,7 @@ def test_a_model_without_its_weights_is_not_run(model: NativeTransformer) -> Non
     with pytest.raises(ModelError, match="not complete"):
         step.forward(bare, store, words, [0], [], logits, kept)
     with pytest.raises(ModelError, match="not complete"):
-        step.decide(bare, store, words, [], 1, logits)
+        step.decide(bare, store, words, array("Q"), 1, Room(logits))
     with pytest.raises(ModelError, match="not complete"):
         step.check(bare)
     step.free_store(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from outrider.models.decide import DraftInput, Keep, SampleInput
 from outrider.models.native import NativeTransformer, _words
 from outrider.models.rows import Segment
 from outrider.native import choice as native
+from outrider.native.checks import Room
 from outrider.native.laws import NativeLaw, NativeNoise, measurer
 from outrider.sampling.draws import SharedNoise
 from outrider.sampling.grammar import keep
@@ -242,13 +244,13 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
     masks = [mask if row % 3 else None for row, mask in enumerate(some)]
 
     def decide(masks: list[Any]) -> tuple[Any, torch.Tensor]:
-        store, handles = model.new_store(5, 16), [law.handle for law in laws]
-        logits = torch.empty(14, WIDTH)
+        store, handles = model.new_store(5, 16), array("Q", [law.handle for law in laws])
+        logits = Room(torch.empty(14, WIDTH))
         keeps = [True, False, False]
         words = _words(segments)
         return found.decide(
             model.handle, store.handle, words, handles, 10, logits, masks, keeps
-        ), logits[10:]
+        ), logits.tensor[10:]
 
     drawn, raw = decide([])
     masked, _ = decide(masks)
@@ -276,7 +278,8 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
     noise = NativeNoise(WIDTH, CPU, found)
     plans = [CHAIN, CHAIN, TREE, TREE]
     keeps = [Keep.NOTHING, Keep.RAW, Keep.PROCESSED, Keep.RAW]
-    inputs, segments = [], []
+    inputs: list[SampleInput | None] = []
+    segments: list[Segment] = []
     for i, ((nodes, parents), shown) in enumerate(zip(plans, keeps, strict=True)):
         processors = [lambda ids, logits: -logits] if i == 3 else None
         params = SamplingParams(**OPTIONS[options], logits_processors=processors)
@@ -287,12 +290,13 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
         segments.append(Segment([1, 2, 3, 4], 0, [1 + i], 1 + len(nodes), 3, nodes, parents))
     segments[0] = segments[0]._replace(logits=3, nodes=(), parents=())  # a prompt that is scored
     segments.insert(2, Segment([7, 8], 0, [6], 0, 9))  # wants nothing
+    inputs.insert(2, None)
     mine = model.decide(segments, model.new_store(7, 16), inputs, noise, hidden=[-1, 0])
     theirs = Model.decide(model, segments, model.new_store(7, 16), inputs, noise, hidden=[-1, 0])
     sampled = slice(2, None)  # the two rows before are scored only
     assert list(mine.tokens)[sampled] == list(theirs.tokens)[sampled]
     assert list(mine.scores)[sampled] == list(theirs.scores)[sampled]
-    for name, numbers in (("kept", {1, 2, 3}), ("scored", {0}), ("hidden", {-1, 0})):
+    for name, numbers in (("kept", {1, 3, 4}), ("scored", {0}), ("hidden", {-1, 0})):
         values, expected = getattr(mine, name), getattr(theirs, name)
         assert set(values) == set(expected) == numbers
         assert all(torch.equal(values[n], expected[n]) for n in numbers)
@@ -332,8 +336,8 @@ def test_what_cannot_be_decided_is_refused(
 
     def decide(segments: list[Segment], laws: list[NativeLaw], **options: Any) -> None:
         rows = sum(segment.logits for segment in segments)
-        options = {"logits": torch.empty(rows, width)} | options
-        handles = [law.handle for law in laws]
+        options = {"logits": Room(torch.empty(rows, width))} | options
+        handles = array("Q", [law.handle for law in laws])
         found.decide(model.handle, store.handle, _words(segments), handles, rows, **options)
 
     one = Segment([1], 0, [1], 1, 1)
@@ -349,8 +353,8 @@ def test_what_cannot_be_decided_is_refused(
         with pytest.raises(ModelError, match=sentence):
             decide([segment], laws)
     for options, sentence in (
-        ({"logits": torch.empty(0, width)}, "as many as announced"),
-        ({"logits": torch.empty(1, width + 1)}, "another shape"),
+        ({"logits": Room(torch.empty(0, width))}, "as many as announced"),
+        ({"logits": Room(torch.empty(1, width + 1))}, "another shape"),
         ({"keeps": [True]}, "no room for logits"),
         ({"keeps": [True] * 2}, "belong together"),
         ({"masks": [None] * 2}, "belong together"),
@@ -371,6 +375,9 @@ def test_what_cannot_be_decided_is_refused(
         handles = [law.handle for law in laws]
         with pytest.raises(ModelError, match=sentence):
             found.draft(model.handle, store.handle, _words([segment]), handles, lengths)
+    for wrong in (torch.empty(2, 2, dtype=torch.float64), torch.empty(2, 2).T[:1]):
+        with pytest.raises(ModelError, match="cannot read"):
+            Room(wrong)
     sequence = Sequence("r", asked.request, 0, Detokenizer(None, (), ()), good, [1])
     with pytest.raises(ModelError, match="a draft's length is 4294967297"):
         model.draft([one], store, [DraftInput(sequence, 2**32 + 1)], NativeNoise(width, CPU, found))

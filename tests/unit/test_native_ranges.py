@@ -20,6 +20,7 @@ from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
 from outrider.native import choice as native
+from outrider.native.checks import Room
 from outrider.native.interface import FUNCTIONS, Config, Options, QuantizedData
 from outrider.native.laws import NativeLaw
 from outrider.native.library import Library
@@ -277,7 +278,6 @@ def apply_law(
 
 def test_a_call_has_rows(step: Library, model: NativeTransformer) -> None:
     store = model.new_store(1, 16)
+    room = Room(torch.empty(0, model.shape.vocab_size))
     with pytest.raises(ModelError, match="no rows"):
-        step.decide(
-            model.handle, store.handle, array("i"), [], 0, torch.empty(0, model.shape.vocab_size)
-        )
+        step.decide(model.handle, store.handle, array("i"), array("Q"), 0, room)

@@ -24,6 +24,10 @@ from outrider.sampling.acceptance import NOT_FINITE
 from outrider.types import Draft, Origin, Sequence, Verdict
 
 
+def depths_of(plan: Plan) -> list[int]:
+    return [item.budget.depth for item in plan.batch]
+
+
 def test_a_long_prompt_comes_in_chunks() -> None:
     house = House(rows=16)
     house.add(make("a", [1] * 40, max_tokens=3, eos=()))
@@ -100,29 +104,29 @@ def test_drafts_take_free_pages_only() -> None:
     plan = house.step()
     assert plan.preempted == []
     # Position 8 would need a page more; the second is at its last token anyway.
-    assert plan.depths == [0, 0]
+    assert depths_of(plan) == [0, 0]
     assert [s.request.id for s in house.scheduler.running] == ["a"]
-    assert house.step().depths == [4]  # the second has left
+    assert depths_of(house.step()) == [4]  # the second has left
 
 
 def test_drafts_shrink_to_the_pages_left() -> None:
     house = House(num_pages=4, page_size=4, length=9, max_nodes=9, propose=chain(0))
     house.add(make("a", [1] * 5, max_tokens=7, eos=()))
     house.step()
-    assert house.step().depths == [5]
+    assert depths_of(house.step()) == [5]
     house = House(num_pages=4, page_size=4, length=9, max_nodes=9, propose=chain(0))
     house.add(make("a", [1] * 5, max_tokens=7, eos=()))
     house.step()
     table: list[int] = []
     assert house.pool.grow(table, 4)  # somebody else's: two pages of four are left
-    assert house.schedule().depths == [2]
+    assert depths_of(house.schedule()) == [2]
 
 
 def test_draft_lengths_stop_short_of_the_limit() -> None:
     house = House(max_len=12, propose=chain(0))
     house.add(make("a", [1] * 5, max_tokens=4, eos=()), make("b", [2] * 8, max_tokens=None, eos=()))
     house.step()
-    lengths = [house.step().depths for _ in range(3)]
+    lengths = [depths_of(house.step()) for _ in range(3)]
     # After the first token three more are wanted: two of them can be drafted before the bonus.
     assert lengths == [[2, 2], [1, 1], [0, 0]]
     assert not house.arrived
@@ -192,7 +196,7 @@ def test_max_tokens_inside_a_block() -> None:
     house.add(sequence)
     house.step()
     plan = house.schedule()
-    assert plan.depths == [2]
+    assert depths_of(plan) == [2]
     house.pool.grow(sequence.pages, 20)
     tokens, parents = chain(9)(sequence, 6)
     draft = Draft([tokens], [parents])

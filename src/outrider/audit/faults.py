@@ -16,7 +16,8 @@ from ..engine.engine import Engine
 from ..sampling.draws import Noise, SharedNoise
 from ..sampling.fresh import DRAFTING, FreshNoise
 from ..sampling.ratio import Chains, Ratio, Rejection
-from ..types import Lawgiving, Request, Row
+from ..types import Request, Row
+from .wrapped import WrappedLaw
 
 THRESHOLD = 0.1
 
@@ -103,23 +104,11 @@ class Fault:
     spoil: Callable[[Engine], None] | None = None
 
 
-class _StaleLaw:
+class _StaleLaw(WrappedLaw):
     """Makes the law of every row of a block from what stood before the block."""
 
-    def __init__(self, law: Lawgiving) -> None:
-        self._law = law
-
-    @property
-    def error(self) -> str | None:
-        return self._law.error
-
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
-        return self._law.apply(logits, tokens, [[] for _ in paths])
-
-    def fit(
-        self, tokens: list[int], nodes: list[int], parents: list[int], length: int
-    ) -> tuple[list[int], list[int]]:
-        return self._law.fit(tokens, nodes, parents, length)
+        return super().apply(logits, tokens, [[] for _ in paths])
 
 
 def stale_penalties(engine: Engine) -> None:

@@ -30,6 +30,7 @@ from ..types import (
     Verdict,
 )  # fmt: skip
 from ..types import Sequence as Sample
+from .wrapped import WrappedLaw
 
 SEARCHED = 64
 """How many steps are searched for one that shows both an accepted and a rejected token."""
@@ -69,27 +70,18 @@ class Step:
         return 0 < self.standing < min(len(self.draft), len(self.emitted))
 
 
-class _WatchedLaw:
+class _WatchedLaw(WrappedLaw):
     """A sequence's law that keeps a copy of every law it gives."""
 
     def __init__(self, law: Lawgiving) -> None:
-        self._law = law
+        super().__init__(law)
         self.keep: dict[Path, torch.Tensor] = {}
 
-    @property
-    def error(self) -> str | None:
-        return self._law.error
-
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
-        z = self._law.apply(logits, tokens, paths)
+        z = super().apply(logits, tokens, paths)
         for row, path in zip(z, paths, strict=True):
             self.keep[tuple(path)] = row.clone()
         return z
-
-    def fit(
-        self, tokens: list[int], nodes: list[int], parents: list[int], length: int
-    ) -> tuple[list[int], list[int]]:
-        return self._law.fit(tokens, nodes, parents, length)
 
 
 class Watch(Drafter):

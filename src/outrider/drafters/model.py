@@ -121,44 +121,45 @@ class ModelDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        lengths = [budget.depth for budget in budgets]
-        drafts: list[list[int]] = [[] for _ in batch]
+        tokens: list[list[int]] = [[] for _ in batch]
+        parents: list[list[int]] = [[] for _ in batch]
+        laws: list[torch.Tensor | None] = [None] * len(batch)
         segments: list[Segment] = []
-        drawing: list[int] = []  # whose segments a token follows
-        for i, (item, length) in enumerate(zip(batch, lengths, strict=True)):
+        inputs: list[DraftInput | None] = []
+        running: list[tuple[int, _State]] = []
+        for i, (item, (length, _)) in enumerate(zip(batch, budgets, strict=True)):
             if not length:
                 continue  # catching up can wait: a prompt's first token waits for the target alone
-            sequence, tokens = item.sequence, item.sequence.tokens
+            sequence, known = item.sequence, item.sequence.tokens
             state = self._states.get(sequence.id)
             if state is None:
                 state = self._states[sequence.id] = self._known(sequence)
             start, stop = state.num_computed, item.start + item.count
             if self._reach is not None:
                 # Nothing that is still to be drafted depends on what lies before.
-                start = max(start, len(tokens) - self._reach)
-            behind = tokens[start : min(stop, start + self._max_rows)]
+                start = max(start, len(known) - self._reach)
+            behind = known[start : min(stop, start + self._max_rows)]
             if behind and max(behind) >= self._model.shape.vocab_size:
                 continue  # the target has said what this model has no embedding for
             for page in sequence.pages[start // self._page_size :]:
                 self._whole.pop(page, None)
             state.num_computed = start + len(behind)
-            state.base, state.drafted = len(tokens), drafts[i]
+            state.base, state.drafted = len(known), []
             if behind:
-                draws = length > 0 and state.num_computed == len(tokens)
-                segments.append(_segment(sequence, behind, start, draws))
-                if draws:
-                    drawing.append(i)
-        if not segments:
-            return Draft.chains(drafts)
-        inputs = [DraftInput(batch[i].sequence, lengths[i]) for i in drawing]
-        nodes = self._model.draft(segments, self._store, inputs, noise, self._keeps_laws)
-        laws: list[torch.Tensor | None] = [None] * len(batch)
-        for i, drafted in zip(drawing, nodes, strict=True):
-            drafts[i] += drafted.tokens
-            laws[i] = drafted.laws
-            self._states[batch[i].sequence.id].num_computed += max(0, len(drafted.tokens) - 1)
-        draft = Draft.chains(drafts)
-        return draft._replace(laws=laws) if self._keeps_laws else draft
+                draws = state.num_computed == len(known)
+                pages, prompt = sequence.pages, sequence.prompt_length
+                segments.append(
+                    Segment(behind, start, pages, int(draws), prompt, (), (), sequence.id)
+                )
+                inputs.append(DraftInput(sequence, length) if draws else None)
+                running.append((i, state))
+        if segments:
+            drafts = self._model.draft(segments, self._store, inputs, noise, self._keeps_laws)
+            for (i, state), nodes in zip(running, drafts, strict=True):
+                tokens[i] = state.drafted = nodes.tokens
+                parents[i], laws[i] = nodes.parents, nodes.laws
+                state.num_computed += max(0, len(nodes.tokens) - 1)
+        return Draft(tokens, parents, laws if self._keeps_laws else None)
 
     def observe(
         self,
@@ -204,9 +205,3 @@ class ModelDrafter(Drafter):
     def release(self, seq_id: str, ended: bool) -> None:
         self._states.pop(seq_id, None)
         self._store.release(seq_id)
-
-
-def _segment(sequence: Sampled, tokens: list[int], start: int, draws: bool) -> Segment:
-    """Rows of a sequence; ``draws`` says that a token follows."""
-    pages, prompt = sequence.pages, sequence.prompt_length
-    return Segment(tokens, start, pages, int(draws), prompt, (), (), sequence.id)

@@ -263,9 +263,10 @@ class Engine:
         """Schedule, draft, verify, commit; return what was emitted."""
         begin = time.perf_counter()
         scheduler, speculator = self.scheduler, self.speculator
-        speculator.paused = speculator.probes and self.costs.probe_due(scheduler.num_decoding)
+        decoding = scheduler.num_decoding
+        speculator.pause(speculator.probes and self.costs.probe_due(decoding))
         chunk = self.costs.max_chunk(self.config.max_num_batched_tokens)
-        plan = scheduler.schedule(speculator.budget, chunk)
+        plan = scheduler.schedule(speculator.budget, chunk, decoding)
         for sequence in plan.preempted:
             self._forget(sequence, ended=False)
         if not plan.batch:
@@ -279,8 +280,8 @@ class Engine:
         speculator.observe(plan, draft, verdict, states)
         self.costs.observe(
             StepTimes(
-                rows=sum(item.count for item in plan.batch),
-                decoding=sum(item.samples and item.count == 1 for item in plan.batch),
+                rows=plan.rows,
+                decoding=plan.decoding,
                 emitted=len(events),
                 drafters={
                     item.drafter for item, t in zip(plan.batch, draft.tokens, strict=True) if t
@@ -296,16 +297,15 @@ class Engine:
     def _fitted(plan: Plan, draft: Draft) -> Draft:
         """Cut drafts to what grammars accept; drafts with distributions comply already."""
         for i, item in enumerate(plan.batch):
-            if draft.laws is not None and draft.laws[i] is not None:
+            law, depth = item.sequence.law, item.budget.depth
+            if not depth or not law.has_grammar or (draft.laws and draft.laws[i] is not None):
                 continue
-            depth = item.budget.depth
-            if depth and item.sequence.request.params.structured_outputs is not None:
-                try:
-                    draft.tokens[i], draft.parents[i] = item.sequence.law.fit(
-                        item.sequence.tokens, draft.tokens[i], draft.parents[i], depth
-                    )
-                except Exception:  # the target will meet it too, and say so
-                    draft.tokens[i], draft.parents[i] = [], []
+            try:
+                draft.tokens[i], draft.parents[i] = law.fit(
+                    item.sequence.tokens, draft.tokens[i], draft.parents[i], depth
+                )
+            except Exception:  # the target will meet it too, and say so
+                draft.tokens[i], draft.parents[i] = [], []
         return draft
 
     def _closed(self, event: Event) -> Event:

@@ -14,7 +14,7 @@ from ..sampling.acceptance import AcceptanceRule
 from ..sampling.draws import SharedNoise
 from ..sampling.law import Laws
 from ..sampling.logprobs import Measure, logprobs, measure
-from ..types import Draft, HiddenStates, Logprobs, Row, Scheduled, Verdict
+from ..types import Draft, HiddenStates, Row, Scheduled, Verdict
 from .scheduler import Plan, unexpected
 
 UNUSED = Row("", 0, 0, 0, True, 0)
@@ -61,58 +61,66 @@ class Runner:
             draft: its drafts.
             layers: those whose hidden states are wanted.
         """
-        pairs = zip(plan.batch, draft.tokens, draft.parents, strict=True)
-        segments = [_segment(item, nodes, parents) for item, nodes, parents in pairs]
-        scored = [i for i, segment in enumerate(segments) if segment.logits]
-        inputs = [self._input(plan.batch[i]) for i in scored]
-        rule = self.rule
-        noise = None if rule.keeps_laws else self.noise
-        samples = self.model.decide(segments, self.store, inputs, noise, layers)
-        rows = _rows(segments, inputs) if rule.keeps_laws else []
-        drawn = None if noise is None else (samples.tokens, samples.scores)
-        laws = Laws(samples.logits, rows, _firsts(plan, segments), drawn)
-        verdict = rule(laws, draft, self.noise)
-        self._take_errors(verdict, samples, scored)
-        self._score(plan, verdict, samples, scored)
-        self._straighten(plan, verdict)
+        segments: list[Segment] = []
+        inputs: list[SampleInput | None] = []
+        first: list[int | None] = []
+        row = 0
+        for item, nodes, parents in zip(plan.batch, draft.tokens, draft.parents, strict=True):
+            sequence, start = item.sequence, item.start
+            params, logits = sequence.request.params, 1 + len(nodes) if item.samples else 0
+            if params.prompt_logprobs is not None:
+                logits = max(logits, _num_scored(item))
+            row += logits
+            first.append(row - 1 - len(nodes) if item.samples else None)
+            keep = Keep.NOTHING if params.logprobs is None else self._shown
+            inputs.append(SampleInput(sequence, item.samples, keep) if logits else None)
+            segments.append(
+                Segment(
+                    sequence.tokens[start : start + item.count],
+                    start,
+                    sequence.pages,
+                    logits,
+                    sequence.prompt_length,
+                    nodes,
+                    parents,
+                    sequence.id,
+                )
+            )
+        if self.rule.keeps_laws:
+            samples = self.model.decide(segments, self.store, inputs, None, layers)
+            laws = Laws(samples.logits, _rows(segments, inputs), first)
+        else:
+            samples = self.model.decide(segments, self.store, inputs, self.noise, layers)
+            laws = Laws(samples.logits, [], first, (samples.tokens, samples.scores))
+        verdict = self.rule(laws, draft, self.noise)
+        for i, error in samples.errors.items():
+            known = isinstance(error, RequestError)
+            verdict.errors[i] = str(error) if known else unexpected(error)
+        for i, reason in samples.reasons.items():
+            if verdict.errors[i]:  # the rule met a row that is NaN by it
+                verdict.errors[i] = reason
+        if samples.kept or samples.scored:
+            self._score(plan, verdict, samples)
+        self._compact_tree_cache(plan, verdict)
         return verdict, _states(segments, samples) if layers else None
 
-    def _input(self, item: Scheduled) -> SampleInput:
-        """Return what becomes of an item's rows of logits."""
-        shows = item.sequence.request.params.logprobs is not None
-        return SampleInput(item.sequence, item.samples, self._shown if shows else Keep.NOTHING)
-
-    @staticmethod
-    def _take_errors(verdict: Verdict, samples: Samples, scored: list[int]) -> None:
-        """Say in ``verdict`` what went wrong with options, where it is known better than by rows.
-
-        A reason counts only where the rule met the row that is NaN by it.
-        """
-        for number, error in samples.errors.items():
-            known = isinstance(error, RequestError)
-            verdict.errors[scored[number]] = str(error) if known else unexpected(error)
-        for number, reason in samples.reasons.items():
-            if verdict.errors[scored[number]]:
-                verdict.errors[scored[number]] = reason
-
     @torch.inference_mode()
-    def _score(self, plan: Plan, verdict: Verdict, samples: Samples, scored: list[int]) -> None:
+    def _score(self, plan: Plan, verdict: Verdict, samples: Samples) -> None:
         """Measure the log probabilities that are asked of prompts and of the step's tokens."""
-        for number, logits in samples.scored.items():
-            _score_prompt(plan.batch[scored[number]], logits, self._measure)
-        if not samples.kept:
-            return
-        found: list[list[Logprobs] | None] = [None] * len(plan.batch)
-        for number, logits in samples.kept.items():
-            i = scored[number]
-            tokens, count = verdict.tokens[i], plan.batch[i].sequence.request.params.logprobs
-            if tokens and count is not None:
-                rows = [0, *(1 + node for node in verdict.path[i])]
-                found[i] = logprobs(logits, rows, tokens, count, self._measure)
-        verdict.logprobs.extend(found)
+        for i, logits in samples.scored.items():
+            _score_prompt(plan.batch[i], logits, self._measure)
+        for i, item in enumerate(plan.batch):
+            tokens, count = verdict.tokens[i], item.sequence.request.params.logprobs
+            rows = [0, *(1 + node for node in verdict.path[i])]
+            asked = count is not None and tokens and i in samples.kept
+            verdict.logprobs.append(
+                logprobs(samples.kept[i], rows, tokens, count or 0, self._measure)
+                if asked
+                else None
+            )
 
-    def _straighten(self, plan: Plan, verdict: Verdict) -> None:
-        """Gather the entries of accepted tree nodes to where a chain would have them."""
+    def _compact_tree_cache(self, plan: Plan, verdict: Verdict) -> None:
+        """Move the entries of accepted tree nodes to where a chain would have them."""
         sources: list[int] = []
         targets: list[int] = []
         size = self.store.page_size
@@ -126,46 +134,20 @@ class Runner:
             self.store.move(sources, targets)
 
 
-def _segment(item: Scheduled, nodes: list[int], parents: list[int]) -> Segment:
-    """Return an item's rows; it wants logits where tokens are drawn, or log probabilities asked."""
-    sequence, start = item.sequence, item.start
-    return Segment(
-        sequence.tokens[start : start + item.count],
-        start,
-        sequence.pages,
-        _num_scored(item) or (1 + len(nodes) if item.samples else 0),
-        sequence.prompt_length,
-        nodes,
-        parents,
-        sequence.id,
-    )
-
-
 def _num_scored(item: Scheduled) -> int:
     """Return how many of an item's rows want logits for the prompt's log probabilities."""
     sequence = item.sequence
-    if sequence.request.params.prompt_logprobs is None or sequence.sample_index:
-        return 0
-    return item.count if max(1, len(sequence.prompt_logprobs)) < sequence.prompt_length else 0
+    done = max(1, len(sequence.prompt_logprobs)) >= sequence.prompt_length
+    return 0 if sequence.sample_index or done else item.count
 
 
-def _firsts(plan: Plan, segments: list[Segment]) -> list[int | None]:
-    """Return each segment's first sampled row among those of logits, None where none is."""
-    first: list[int | None] = []
-    row = 0
-    for item, segment in zip(plan.batch, segments, strict=True):
-        row += segment.logits
-        first.append(row - 1 - len(segment.nodes) if item.samples else None)
-    return first
-
-
-def _rows(segments: list[Segment], inputs: list[SampleInput]) -> list[Row]:
+def _rows(segments: list[Segment], inputs: list[SampleInput | None]) -> list[Row]:
     """Return whose token each row of logits decides."""
     rows: list[Row] = []
-    scored = (segment for segment in segments if segment.logits)
-    for segment, asked in zip(scored, inputs, strict=True):
-        rows += [UNUSED] * (segment.logits - asked.count(segment))
-        rows += asked.rows(asked.paths(segment))
+    for segment, asked in zip(segments, inputs, strict=True):
+        if asked is not None:
+            paths = asked.paths(segment)
+            rows += [UNUSED] * (segment.logits - len(paths)) + asked.rows(paths)
     return rows
 
 

@@ -11,7 +11,18 @@ from typing import NamedTuple
 from ..cache.pages import PagePool
 from ..cache.prefix import extend_keys
 from ..errors import MemoryBudgetError, shown
-from ..types import Draft, DraftBudget, Drafted, Event, Origin, Scheduled, Sequence, Start, Verdict
+from ..types import (
+    NO_DRAFT,
+    Draft,
+    DraftBudget,
+    Drafted,
+    Event,
+    Origin,
+    Scheduled,
+    Sequence,
+    Start,
+    Verdict,
+)
 
 logger = logging.getLogger("outrider")
 
@@ -27,15 +38,16 @@ Choose = Callable[[Sequence], tuple[str, DraftBudget]]
 
 
 class Plan(NamedTuple):
-    """One step: the sequences that run, and those whose pages were taken to make room."""
+    """One step: the sequences that run, and those whose pages were taken to make room.
+
+    ``rows`` counts the committed rows of the batch, ``decoding`` its sequences that have no others
+    than their last token's.
+    """
 
     batch: list[Scheduled]
     preempted: list[Sequence]
-
-    @property
-    def depths(self) -> list[int]:
-        """How many tokens may be drafted for each sequence of the batch."""
-        return [item.budget.depth for item in self.batch]
+    rows: int = 0
+    decoding: int = 0
 
 
 class Scheduler:
@@ -93,9 +105,9 @@ class Scheduler:
     @property
     def num_decoding(self) -> int:
         """Running sequences that have but their last token to compute."""
-        return sum(s.num_computed == len(s.tokens) - 1 for s in self.running)
+        return sum([s.num_computed == len(s.tokens) - 1 for s in self.running])
 
-    def schedule(self, choose: Choose, max_chunk: int | None = None) -> Plan:
+    def schedule(self, choose: Choose, max_chunk: int | None = None, decoding: int = 0) -> Plan:
         """Choose the rows of the next step and give their sequences pages.
 
         Running sequences go first, oldest first; when pages run out the youngest is preempted and
@@ -105,11 +117,12 @@ class Scheduler:
             choose: who drafts for a sequence, and how far.
             max_chunk: rows of prompts that may go beside sequences that decode; None for no limit
                 but that of all rows.
+            decoding: ``num_decoding``.
         """
         chosen: list[tuple[Sequence, int]] = []
         preempted: list[Sequence] = []
         room = self._max_rows
-        if max_chunk is not None and (decoding := self.num_decoding):
+        if max_chunk is not None and decoding:
             room = min(room, decoding + max_chunk)
         for sequence in self.running:  # which the youngest may leave meanwhile, at its end
             count = min(len(sequence.tokens) - sequence.num_computed, room)
@@ -135,8 +148,11 @@ class Scheduler:
             count = min(len(sequence.tokens) - sequence.num_computed, room)
             chosen.append((sequence, count))
             room -= count
-        self.rows += sum(count for _, count in chosen)
-        return Plan([self._scheduled(*rows, choose) for rows in chosen], preempted)
+        rows = sum([count for _, count in chosen])
+        self.rows += rows
+        batch = [self._scheduled(sequence, count, choose) for sequence, count in chosen]
+        decoding = sum([item.samples and item.count == 1 for item in batch])
+        return Plan(batch, preempted, rows, decoding)
 
     def _looks_up(self, sequence: Sequence) -> bool:
         """Whether the prefix cache may serve it; a prompt that is scored is computed, but once."""
@@ -211,13 +227,25 @@ class Scheduler:
         """Its rows; if it decodes, with a draft as deep as its limit and the free pages allow."""
         start, known = sequence.num_computed, len(sequence.tokens)
         samples = start + count == known
-        drafter, (depth, nodes) = choose(sequence)
+        drafter, budget = choose(sequence)
+        if not samples or count > 1:
+            budget = NO_DRAFT
+        elif budget.depth:
+            budget = self._affordable(sequence, budget)
+        return Scheduled(sequence, start, count, samples, drafter, budget)
+
+    def _affordable(self, sequence: Sequence, budget: DraftBudget) -> DraftBudget:
+        """Return ``budget`` as far as the sequence's limit and the free pages allow."""
+        known, (depth, nodes) = len(sequence.tokens), budget
         branches = nodes > depth
-        depth = max(0, min(depth, sequence.limit - known - 1)) if samples and count == 1 else 0
+        room = sequence.limit - known - 1
+        if room < depth:
+            depth = max(0, room)
         while depth and not self.pool.grow(sequence.pages, known + (nodes if branches else depth)):
             depth -= 1
-        budget = DraftBudget(depth, nodes if branches and depth else depth)
-        return Scheduled(sequence, start, count, samples, drafter, budget)
+        if depth == budget.depth:
+            return budget
+        return DraftBudget(depth, nodes if branches and depth else depth)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and free its pages at once."""
@@ -268,33 +296,38 @@ class Scheduler:
     ) -> list[Event]:
         """Append tokens up to the first that ends the output; later ones never happened."""
         sequence = item.sequence
-        events = []
+        request, sample = sequence.request, sequence.sample_index
+        events: list[Event] = []
         accepted = len(verdict.path[index])
         logprobs = verdict.logprobs[index] if verdict.logprobs else None
-        drafted = None
-        if depth:
-            drafted = Drafted(item.drafter, draft.tokens[index], depth)
-        first = sequence.num_output == 0
+        drafted = Drafted(item.drafter, draft.tokens[index], depth) if depth else None
+        start = prompt_logprobs = None
+        if sequence.num_output == 0:
+            start, prompt_logprobs = sequence.start, sequence.prompt_logprobs or None
+        first = drafted
         for i, token in enumerate(verdict.tokens[index]):
             sequence.tokens.append(token)
             origin = Origin.ACCEPTED if i < accepted else Origin.BONUS if depth else Origin.PLAIN
             text = self._advance(sequence, token)
             events.append(
                 Event(
-                    sequence.request.id,
-                    sequence.sample_index,
+                    request.id,
+                    sample,
                     token,
                     text,
                     origin,
                     sequence.finish_reason,
-                    logprobs=None if logprobs is None else logprobs[i],
-                    prompt_logprobs=(sequence.prompt_logprobs or None) if first and not i else None,
-                    drafted=None if i else drafted,
-                    start=sequence.start if first and not i else None,
+                    None,
+                    None,
+                    None if logprobs is None else logprobs[i],
+                    prompt_logprobs,
+                    first,
+                    start,
                 )
             )
             if sequence.finish_reason is not None:
                 break
+            first = start = prompt_logprobs = None  # of the step's first event
         if drafted is not None and sequence.finish_reason is not None and len(events) < depth:
             # Depths beyond the end of the output count as not drafted.
             events[0] = events[0]._replace(drafted=drafted.cut(len(events)))

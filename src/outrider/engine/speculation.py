@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 from ..drafters.base import Drafter
@@ -13,12 +14,14 @@ from ..drafters.prediction import PredictionSpec
 from ..errors import ConfigError, RequestError, shown
 from ..sampling.draws import Noise
 from ..types import (
+    DEFAULT_SPECULATION,
     NO_DRAFT,
     Draft,
     DraftBudget,
     HiddenStates,
     Request,
     Scheduled,
+    Speculation,
     Verdict,
     depths,
 )
@@ -26,9 +29,10 @@ from ..types import Sequence as SequenceState
 from .scheduler import Plan
 
 D = TypeVar("D", bound=Drafter)
-T = TypeVar("T")
 logger = logging.getLogger("outrider")
 
+CHAINS = [list(range(-1, length - 1)) for length in range(64)]
+"""The parents of short chains, by length."""
 LONGEST_REASON = 300
 """Characters."""
 
@@ -70,13 +74,23 @@ class Speculator:
         self.max_length = state.num_speculative_tokens
         self.switched_off: dict[str, str] = {}
         """Drafters that failed, and why."""
-        self.paused = False
-        """True in a step that goes without drafts to measure what plain decoding takes."""
-        self.target_layers = self._wanted_layers()
+        self.target_layers: tuple[int, ...] = ()
         """Layers of the target whose hidden states a drafter wants."""
         self._enabled = True  # a default of none is shown as off, and stops no other drafter
+        self._paused = False
         self._noise = noise
         self._vocab_size = vocab_size
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Derive what every step needs from the drafters and the switch."""
+        live = {n: each for n, each in self.drafters.items() if n not in self.switched_off}
+        self.target_layers = tuple(
+            sorted({i for each in live.values() for i in each.target_layers})
+        )
+        self._observing = [n for n, each in live.items() if _overrides(each, "observe")]
+        self._releasing = [n for n, each in live.items() if _overrides(each, "release")]
+        self._usual = self._choice(DEFAULT_SPECULATION)
 
     @property
     def default(self) -> Drafter:
@@ -97,6 +111,13 @@ class Speculator:
             )
         self.state = state
         self._enabled = state.enabled
+        self._refresh()
+
+    def pause(self, paused: bool) -> None:
+        """Let the next step go without drafts, to measure what plain decoding takes, or not."""
+        if paused != self._paused:
+            self._paused = paused
+            self._refresh()
 
     @contextmanager
     def wrapped(self, wrap: Callable[[Drafter], D]) -> Iterator[D]:
@@ -105,10 +126,12 @@ class Speculator:
         inner = self.drafters[name]
         self.drafters[name] = wrapper = wrap(inner)
         self.probes = False
+        self._refresh()
         try:
             yield wrapper
         finally:
             self.drafters[name], self.probes = inner, probes
+            self._refresh()
 
     def check(self, request: Request) -> None:
         """Refuse a request for a drafter or a length that there is not.
@@ -116,7 +139,7 @@ class Speculator:
         Raises:
             ConfigError: it asks for one.
         """
-        self.name_for(request)
+        self._name(request.speculation)
         wanted, most = request.speculation.num_speculative_tokens or 0, self.max_length
         if wanted > most:
             raise ConfigError(
@@ -124,16 +147,15 @@ class Speculator:
                 "most; give that or less."
             )
 
-    def name_for(self, request: Request) -> str:
+    def _name(self, wishes: Speculation) -> str:
         """Return the name of the drafter of a request.
 
         Raises:
             ConfigError: there is none of the name that it gives.
         """
-        wanted = request.speculation.drafter
-        if wanted is not None:
-            return self._known(wanted)
-        predicts = request.speculation.prediction and PredictionSpec.name in self.drafters
+        if wishes.drafter is not None:
+            return self._known(wishes.drafter)
+        predicts = wishes.prediction and PredictionSpec.name in self.drafters
         return PredictionSpec.name if predicts else self.state.drafter
 
     def _known(self, name: str) -> str:
@@ -144,12 +166,16 @@ class Speculator:
 
     def budget(self, sequence: SequenceState) -> tuple[str, DraftBudget]:
         """Return who drafts for a sequence in the next step, and how far its draft may go."""
-        request, state = sequence.request, self.state
-        name = self.name_for(request)
+        if sequence.has_wishes:
+            return self._choice(sequence.request.speculation)
+        return self._usual
+
+    def _choice(self, wishes: Speculation) -> tuple[str, DraftBudget]:
+        name = self._name(wishes)
         drafter = self.drafters[name]
-        if self.paused or not self._enabled or name in self.switched_off:
+        if self._paused or not self._enabled or name in self.switched_off:
             return name, NO_DRAFT
-        depth = request.speculation.length(min(state.num_speculative_tokens, drafter.max_length))
+        depth = wishes.length(min(self.state.num_speculative_tokens, drafter.max_length))
         branches = drafter.max_nodes > drafter.max_length
         return name, DraftBudget(depth, drafter.max_nodes if branches and depth else depth)
 
@@ -173,47 +199,48 @@ class Speculator:
 
     def _made(self, name: str, items: Sequence[Scheduled]) -> Draft:
         """Return one drafter's drafts, empty ones where it failed."""
-        budgets = [item.budget for item in items]
+        if name not in self.switched_off:
+            budgets = [item.budget for item in items]
+            try:
+                made = self.drafters[name].propose(items, budgets, self._noise)
+                check_draft(made, budgets, self._vocab_size)
+                return made
+            except RequestError:
+                raise
+            except Exception as error:
+                self._switch_off(name, error)
+        return Draft.chains([[] for _ in items])
 
-        def propose(drafter: Drafter) -> Draft:
-            made = drafter.propose(items, budgets, self._noise)
-            check_draft(made, budgets, self._vocab_size)
-            return made
-
-        return self._call(name, propose) or Draft.chains([[] for _ in items])
-
-    def _call(self, name: str, call: Callable[[Drafter], T]) -> T | None:
-        """Return ``call(drafter)``; None where the drafter fails or has failed, which stops it."""
-        if name in self.switched_off:
-            return None
-        try:
-            return call(self.drafters[name])
-        except RequestError:
-            raise
-        except Exception as error:
-            self.switched_off[name] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
-            self.target_layers = self._wanted_layers()
-            logger.exception("drafter %s failed and is switched off", name)
-            return None
-
-    def _wanted_layers(self) -> tuple[int, ...]:
-        live = (each for name, each in self.drafters.items() if name not in self.switched_off)
-        return tuple(sorted({layer for each in live for layer in each.target_layers}))
+    def _switch_off(self, name: str, error: Exception) -> None:
+        """Stop a drafter that failed."""
+        self.switched_off[name] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+        self._refresh()
+        logger.error("drafter %s failed and is switched off", name, exc_info=error)
 
     def observe(
         self, plan: Plan, draft: Draft, verdict: Verdict, states: HiddenStates | None
     ) -> None:
         """Tell every drafter what was committed."""
-        for name, each in self.drafters.items():
-            if type(each).observe is not Drafter.observe:
-                self._call(
-                    name, lambda drafter: drafter.observe(plan.batch, draft, verdict, states)
-                )
+        for name in self._observing:
+            try:
+                self.drafters[name].observe(plan.batch, draft, verdict, states)
+            except RequestError:
+                raise
+            except Exception as error:
+                self._switch_off(name, error)
 
     def release(self, seq_id: str, ended: bool) -> None:
         """Have every drafter forget a sequence, see ``Drafter.release``."""
-        for name in self.drafters:
-            self._call(name, lambda drafter: drafter.release(seq_id, ended))
+        for name in self._releasing:
+            try:
+                self.drafters[name].release(seq_id, ended)
+            except Exception as error:
+                self._switch_off(name, error)
+
+
+def _overrides(drafter: Drafter, method: str) -> bool:
+    """Return True where a drafter has a method of its own."""
+    return getattr(type(drafter), method) is not getattr(Drafter, method)
 
 
 def _merged(names: list[str], parts: Mapping[str, list[int]], made: Mapping[str, Draft]) -> Draft:
@@ -240,21 +267,21 @@ def check_draft(draft: Draft, budgets: Sequence[DraftBudget], vocab_size: int) -
         ValueError: a draft is missing, too large or too deep, or has an id outside the vocabulary
             or a parent that does not come before its child.
     """
-    for tokens, parents, budget in zip(draft.tokens, draft.parents, budgets, strict=True):
-        if not tokens and not parents:
-            continue
-        if len(tokens) != len(parents) or len(tokens) > budget.nodes:
+    if not any(draft.tokens) and not any(draft.parents):
+        return
+    ids = [*chain.from_iterable(draft.tokens)]
+    if set(map(type, ids)) - {int} or min(ids, default=0) < 0 or max(ids, default=0) >= vocab_size:
+        raise ValueError(f"a draft has ids outside the vocabulary of {vocab_size}.")
+    for tokens, parents, (deepest, most) in zip(draft.tokens, draft.parents, budgets, strict=True):
+        depth = len(tokens)
+        if depth != len(parents) or depth > most:
             raise ValueError(
-                f"a draft has {len(tokens)} tokens and {len(parents)} parents, but {budget.nodes} "
-                "nodes may be drafted."
+                f"a draft has {depth} tokens and {len(parents)} parents, but {most} nodes may be "
+                "drafted."
             )
-        if set(map(type, tokens)) != {int} or min(tokens) < 0 or max(tokens) >= vocab_size:
-            raise ValueError(f"a draft has ids outside the vocabulary of {vocab_size}.")
-        if parents == list(range(-1, len(tokens) - 1)):
-            depth = len(tokens)
-        elif all(type(p) is int and -1 <= p < i for i, p in enumerate(parents)):
-            depth = max(depths(parents))
-        else:
-            raise ValueError("a draft has a parent that does not come before its child.")
-        if depth > budget.depth:
-            raise ValueError(f"a draft is {depth} tokens deep, but {budget.depth} may be drafted.")
+        if depth >= len(CHAINS) or parents != CHAINS[depth]:
+            if not all(type(p) is int and -1 <= p < i for i, p in enumerate(parents)):
+                raise ValueError("a draft has a parent that does not come before its child.")
+            depth = max(depths(parents), default=0)
+        if depth > deepest:
+            raise ValueError(f"a draft is {depth} tokens deep, but {deepest} may be drafted.")

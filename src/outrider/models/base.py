@@ -81,7 +81,7 @@ class Model(ABC):
         self,
         segments: Sequence[Segment],
         store: Store,
-        inputs: Sequence[SampleInput],
+        inputs: Sequence[SampleInput | None],
         noise: Noise | None,
         hidden: Sequence[int] = (),
     ) -> Samples:
@@ -89,23 +89,21 @@ class Model(ABC):
 
         Args:
             segments, store, hidden: as of ``run``.
-            inputs: of each segment that wants logits, in order.
+            inputs: of each segment, None where it wants no logits.
             noise: what to draw with; None processes logits and draws nothing.
         """
         output = self.run(segments, store, hidden)
         logits = output.logits
         if logits is None:
             logits = torch.empty(0, self.shape.vocab_size)
-        samples = Samples([0] * len(logits), [0.0] * len(logits), logits, hidden=output.hidden)
-        scored = [segment for segment in segments if segment.logits]
-        sample_in_python(samples, scored, inputs, range(len(inputs)), noise)
-        return samples
+        raw = Samples([0] * len(logits), [0.0] * len(logits), logits, hidden=output.hidden)
+        return sample_in_python(raw, segments, inputs, range(len(inputs)), noise)
 
     def draft(
         self,
         segments: Sequence[Segment],
         store: Store,
-        inputs: Sequence[DraftInput],
+        inputs: Sequence[DraftInput | None],
         noise: Noise,
         keeps_laws: bool = False,
     ) -> list[DraftNodes]:
@@ -116,32 +114,38 @@ class Model(ABC):
         Args:
             segments: the rows that each sequence lacks; pages reach to the draft's end.
             store: this model's cache.
-            inputs: of each segment that wants a row of logits, in order.
+            inputs: of each segment, None where nothing is drafted behind it.
             noise: what to draw with.
             keeps_laws: whether nodes carry the processed logits that they were drawn from.
+
+        Returns:
+            The nodes behind each segment.
         """
-        tokens: list[list[int]] = [[] for _ in inputs]
-        laws: list[list[torch.Tensor]] = [[] for _ in inputs]
         keep = Keep.PROCESSED if keeps_laws else Keep.NOTHING
-        drawing = list(range(len(inputs)))
-        last = [segment for segment in segments if segment.logits]
-        while segments:
-            asked = [SampleInput(inputs[i].sequence, True, keep, tokens[i]) for i in drawing]
-            samples = self.decide(segments, store, asked, noise)
-            for row, i in enumerate(drawing):
-                tokens[i].append(samples.tokens[row])
-                if keeps_laws:
-                    laws[i].append(samples.kept[row].clone())
-            drawing = [
-                i
-                for i in drawing
-                if len(tokens[i]) < inputs[i].length and tokens[i][-1] < self.shape.vocab_size
+        tokens: list[list[int]] = [[] for _ in segments]
+        laws: list[list[torch.Tensor]] = [[] for _ in segments]
+        last, running = list(segments), list(range(len(segments)))
+        while running:
+            asked = [
+                each and SampleInput(each.sequence, True, keep, tokens[i])
+                for i, each in ((i, inputs[i]) for i in running)
             ]
-            for i in drawing:
-                before = last[i]
-                start = before.start + len(before.tokens)
-                last[i] = before._replace(tokens=tokens[i][-1:], start=start)
-            segments = [last[i] for i in drawing]
+            samples = self.decide([last[i] for i in running], store, asked, noise)
+            drawn = iter(samples.tokens)
+            drafting = []
+            for number, i in enumerate(running):
+                drafted = inputs[i]
+                if drafted is None:
+                    continue
+                tokens[i].append(next(drawn))
+                if keeps_laws:
+                    laws[i].append(samples.kept[number].clone())
+                if len(tokens[i]) < drafted.length and tokens[i][-1] < self.shape.vocab_size:
+                    before = last[i]
+                    start = before.start + len(before.tokens)
+                    last[i] = before._replace(tokens=tokens[i][-1:], start=start)
+                    drafting.append(i)
+            running = drafting
         return [
             DraftNodes.chain(ids, torch.cat(z) if z else None)
             for ids, z in zip(tokens, laws, strict=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ class Keep(IntEnum):
 
 
 class SampleInput(NamedTuple):
-    """What becomes of the rows of logits that one segment wants.
+    """What becomes of the rows of logits that a segment wants.
 
     With ``samples`` a token is drawn behind the segment's last token and behind each of its nodes;
     rows before these are scored only. ``drafted`` are the ids at the segment's end that are drafted
@@ -37,10 +37,6 @@ class SampleInput(NamedTuple):
     samples: bool = True
     keep: Keep = Keep.NOTHING
     drafted: Sequence[int] = ()
-
-    def count(self, segment: Segment) -> int:
-        """Return how many rows of its segment are sampled from."""
-        return 1 + len(segment.nodes) if self.samples else 0
 
     def paths(self, segment: Segment) -> list[list[int]]:
         """Return for each sampled row the drafted ids between the committed tokens and its own."""
@@ -61,26 +57,29 @@ class SampleInput(NamedTuple):
         ]
 
 
-@dataclass(slots=True)
-class Samples:
+NOTHING: Any = MappingProxyType({})
+
+
+class Samples(NamedTuple):
     """What ``Model.decide`` returns. Its tensors are valid until the next call on the same cache.
 
     ``tokens`` and ``scores`` have an entry for each row of logits, as of ``Noise.draw``; those of
-    rows that are not sampled from mean nothing. ``logits`` are fp32 [rows, vocabulary], processed
-    in place where no noise was given. By the number of the input: ``kept`` are the logits that it
-    keeps, fp32 [sampled rows, vocabulary], ``scored`` the raw ones of rows that are scored only,
-    ``errors`` what its pipeline raised, ``reasons`` why it made rows NaN. ``hidden`` are the hidden
-    states by layer, [all rows, hidden_size].
+    rows that are not sampled from mean nothing. ``logits`` begin with these rows, fp32 [rows and
+    more, vocabulary]; they are processed in place where no noise was given. By the number of the
+    segment: ``kept`` are the logits that its input keeps, fp32 [sampled rows, vocabulary],
+    ``scored`` the raw ones of rows that are scored only, ``errors`` what its pipeline raised,
+    ``reasons`` why that made rows NaN. ``hidden`` are the hidden states by layer, [all rows,
+    hidden_size].
     """
 
     tokens: Sequence[int]
     scores: Sequence[float]
     logits: torch.Tensor
-    kept: dict[int, torch.Tensor] = field(default_factory=dict)
-    scored: dict[int, torch.Tensor] = field(default_factory=dict)
-    errors: dict[int, Exception] = field(default_factory=dict)
-    reasons: dict[int, str] = field(default_factory=dict)
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    kept: Mapping[int, torch.Tensor] = NOTHING
+    scored: Mapping[int, torch.Tensor] = NOTHING
+    errors: Mapping[int, Exception] = NOTHING
+    reasons: Mapping[int, str] = NOTHING
+    hidden: Mapping[int, torch.Tensor] = NOTHING
 
 
 class DraftInput(NamedTuple):
@@ -114,55 +113,55 @@ class DraftNodes(NamedTuple):
 def sample_in_python(
     samples: Samples,
     segments: Sequence[Segment],
-    inputs: Sequence[SampleInput],
-    numbers: Sequence[int],
+    inputs: Sequence[SampleInput | None],
+    numbers: Collection[int],
     noise: Noise | None,
-) -> None:
-    """Process the logits of some inputs and draw their tokens, which ``samples`` takes in.
+) -> Samples:
+    """Return ``samples`` with the tokens of some segments, whose logits Python processes.
 
     Args:
-        samples: with the raw logits of these inputs; ``tokens`` and ``scores`` can be written.
-        segments: those that want logits.
-        inputs: theirs.
-        numbers: which of them to sample.
+        samples: with the raw logits of these segments.
+        segments, inputs: as of ``Model.decide``.
+        numbers: of the segments to sample.
         noise: what to draw with; None processes logits and draws nothing.
     """
-    ends, end = [], 0
-    for segment in segments:
-        end += segment.logits
-        ends.append(end)
-    missing = 0 if noise is None else noise.vocab_size - samples.logits.shape[1]
+    logits = samples.logits
+    missing = 0 if noise is None else noise.vocab_size - logits.shape[1]
     if missing:  # padded or cut to the target's vocabulary, which its options speak of
-        samples.logits = F.pad(samples.logits, (0, missing), value=NEVER)
+        logits = F.pad(logits, (0, missing), value=NEVER)
+    kept, scored = dict(samples.kept), dict(samples.scored)
+    errors: dict[int, Exception] = {}
+    reasons: dict[int, str] = {}
     lines: list[int] = []
     rows: list[Row] = []
-    for i in numbers:
-        asked, segment = inputs[i], segments[i]
-        first = ends[i] - asked.count(segment)
-        if first > ends[i] - segment.logits:
-            samples.scored[i] = samples.logits[ends[i] - segment.logits : first]
-        if not asked.samples:
+    end = 0
+    for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):
+        begin, end = end, end + segment.logits
+        if asked is None or i not in numbers:
             continue
-        paths, z = asked.paths(segment), samples.logits[first : ends[i]]
+        paths = asked.paths(segment)
+        first = end - len(paths)
+        if first > begin:
+            scored[i] = logits[begin:first]
+        if not paths:
+            continue
+        z, sequence = logits[first:end], asked.sequence
         if asked.keep == Keep.RAW:
             # By NumPy: copies of torch wake its threads, which then spin beside the step's.
-            samples.kept[i] = torch.from_numpy(z.numpy().copy()) if z.is_cpu else z.clone()
-        sequence = asked.sequence
+            kept[i] = torch.from_numpy(z.numpy().copy()) if z.is_cpu else z.clone()
         try:
             sequence.law.apply(z, sequence.tokens, paths)
         except Exception as error:  # of its options: the others go on
-            samples.errors[i] = error
+            errors[i] = error
         if sequence.law.error:
-            samples.reasons[i] = sequence.law.error
+            reasons[i] = sequence.law.error
         if asked.keep == Keep.PROCESSED:
-            samples.kept[i] = z
-        lines += range(first, ends[i])
+            kept[i] = z
+        lines += range(first, end)
         rows += asked.rows(paths)
-    if noise is None or not lines:
-        return
-    z = samples.logits if len(lines) == len(samples.logits) else samples.logits[lines]
-    tokens, scores = noise.draw(z, rows)
-    own_tokens, own_scores = list(samples.tokens), list(samples.scores)
-    for line, token, score in zip(lines, tokens, scores, strict=True):
-        own_tokens[line], own_scores[line] = token, score
-    samples.tokens, samples.scores = own_tokens, own_scores
+    tokens, scores = list(samples.tokens), list(samples.scores)
+    if noise is not None and lines:
+        z = logits if len(lines) == len(logits) else logits[lines]
+        for line, token, score in zip(lines, *noise.draw(z, rows), strict=True):
+            tokens[line], scores[line] = token, score
+    return Samples(tokens, scores, logits, kept, scored, errors, reasons, samples.hidden)

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from ..config import Recipe
 from ..errors import ModelError
-from ..native.checks import free_with, same_length
+from ..native.checks import free_with
 from ..native.interface import DTYPES, TABLES, Config
 from ..native.laws import NativeLaw, NativeNoise
 from ..native.library import Library
@@ -271,33 +271,44 @@ class NativeTransformer(Model):
         self,
         segments: Sequence[Segment],
         store: Store,
-        inputs: Sequence[SampleInput],
+        inputs: Sequence[SampleInput | None],
         noise: Noise | None,
         hidden: Sequence[int] = (),
     ) -> Samples:
         """See ``base.Model``; rows that need no Python are decided in the forward's own call.
 
+        Python has a say in rows with a processor or bad words of several tokens, and in rows behind
+        drafted tokens that penalties count. What a grammar has to say comes as masks.
+
         Raises:
             ModelError: a token, page, position or layer is out of range.
         """
         assert isinstance(store, NativeStore)
-        scored = [segment for segment in segments if segment.logits]
-        same_length(scored, inputs)
-        rows = sum(segment.logits for segment in scored)
-        laws = [
-            self._law_for(asked, noise) if segment.logits == asked.count(segment) else None
-            for segment, asked in zip(scored, inputs, strict=True)
-        ]
-        masks: list[Mask | None] = []
-        if any(law is not None and law.has_grammar for law in laws):
-            masks = _masks(scored, inputs, laws)
-        keeps = [
-            law is not None and asked.keep == Keep.RAW
-            for law, asked in zip(laws, inputs, strict=True)
-        ]
-        kept = sum(segment.logits for segment, keep in zip(scored, keeps, strict=True) if keep)
-        logits = store.room(rows + kept)
-        states = None
+        native = isinstance(noise, NativeNoise)
+        laws: list[int] = []
+        keeps: list[bool] = []
+        slow: list[int] = []
+        grammars: list[int] = []
+        rows = kept = keeping = 0
+        for i, asked in enumerate(inputs):
+            if asked is None:
+                continue
+            segment, law, keep = segments[i], asked.sequence.law, asked.keep
+            count = segment.logits
+            handle = law.native_handle if native and count == 1 + len(segment.nodes) else 0
+            if handle and (keep or law.penalises or not asked.samples):
+                handle = self._handle(asked)
+            if not handle:
+                slow.append(i)
+            elif law.has_grammar:
+                grammars.append(i)
+            laws.append(handle)
+            keeps.append(keep == Keep.RAW and handle != 0)
+            kept += keeps[-1] * count
+            keeping += keep
+            rows += count
+        masks = _masks(segments, inputs, grammars, slow, laws) if grammars else ()
+        room, states = store.room(rows + kept), None
         if hidden:
             count = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
             states = store.hidden_room(len(hidden), count)
@@ -305,82 +316,82 @@ class NativeTransformer(Model):
             self.handle,
             store.handle,
             _words(segments),
-            [0 if law is None else law.handle for law in laws],
+            array("Q", laws),
             rows,
-            logits,
+            room,
             masks,
             keeps if kept else (),
             hidden,
             states,
         )
-        samples = Samples(tokens, scores, logits[:rows])
+        samples = Samples(tokens, scores, room.tensor)
         if states is not None:
-            samples.hidden = dict(zip(hidden, states, strict=True))
-        if kept or any(asked.keep for asked in inputs):
-            _take_kept(samples, logits, scored, inputs, laws)
-        slow = [i for i, law in enumerate(laws) if law is None]
+            samples = samples._replace(hidden=dict(zip(hidden, states, strict=True)))
+        if keeping:
+            samples = _with_kept(samples, segments, inputs, slow)
         if slow:
-            sample_in_python(samples, scored, inputs, slow, noise)
+            samples = samples._replace(logits=room.tensor[:rows])
+            samples = sample_in_python(samples, segments, inputs, slow, noise)
         return samples
 
-    def _law_for(self, asked: SampleInput, noise: Noise | None) -> NativeLaw | None:
-        """Return the law by which C++ draws for an input, None where Python has a say in it.
-
-        It does with a processor, with bad words of several tokens, and with drafted tokens that
-        penalties count. What a grammar has to say comes as masks.
-        """
+    def _handle(self, asked: SampleInput) -> int:
+        """Return the handle of an input's law, which knows all tokens; 0 where Python has a say."""
         law = asked.sequence.law
-        if not (asked.samples and isinstance(law, NativeLaw) and isinstance(noise, NativeNoise)):
-            return None
-        if not law.static or (law.penalises and asked.drafted):
-            return None
+        assert isinstance(law, NativeLaw)
+        if not asked.samples or (law.penalises and asked.drafted):
+            return 0
         if asked.keep == Keep.PROCESSED and law.vocab_size != self.shape.vocab_size:
-            return None
+            return 0
         law.know(asked.sequence.tokens)
-        return law
+        return law.native_handle
 
     def draft(
         self,
         segments: Sequence[Segment],
         store: Store,
-        inputs: Sequence[DraftInput],
+        inputs: Sequence[DraftInput | None],
         noise: Noise,
         keeps_laws: bool = False,
     ) -> list[DraftNodes]:
         """See ``base.Model``; chains that need no Python are drafted in one call.
 
-        A chain also ends where its law leaves nothing to draw.
+        A chain also ends where its law leaves nothing to draw. A grammar's masks follow from
+        tokens, so that its chains are drafted token by token.
 
         Raises:
             ModelError: a token, page or position is out of range.
         """
         assert isinstance(store, NativeStore)
-        longest = max((asked.length for asked in inputs), default=0)
-        within("a draft's length", longest, 0, store.num_slots)
-        laws: dict[int, NativeLaw] = {}
-        for i, asked in enumerate(inputs):
-            law = self._law_for(SampleInput(asked.sequence), noise)
-            if (
-                law is not None and not law.has_grammar and not keeps_laws
-            ):  # masks follow from tokens
-                laws[i] = law
+        native = isinstance(noise, NativeNoise) and not keeps_laws
+        laws: list[int] = []
+        lengths: list[int] = []
+        drafting: list[int] = []
         fast: list[Segment] = []
-        slow: list[Segment] = []
-        number = 0
-        for segment in segments:
-            (fast if not segment.logits or number in laws else slow).append(segment)
-            number += segment.logits > 0
-        nodes: dict[int, DraftNodes] = {}
+        slow: list[int] = []
+        for i, asked in enumerate(inputs):
+            if asked is not None:
+                law = asked.sequence.law
+                if not native or law.has_grammar or not law.native_handle:
+                    slow.append(i)
+                    continue
+                if law.penalises:
+                    self._handle(SampleInput(asked.sequence))
+                laws.append(law.native_handle)
+                lengths.append(asked.length)
+                drafting.append(i)
+            fast.append(segments[i])
+        within("a draft's length", max(lengths, default=1), 1, store.num_slots)
+        nodes = [DraftNodes([], [])] * len(segments)
         if fast:
-            lengths = [inputs[i].length for i in laws]
-            handles = [law.handle for law in laws.values()]
-            chains = self.library.draft(self.handle, store.handle, _words(fast), handles, lengths)
-            nodes = dict(zip(laws, map(DraftNodes.chain, chains), strict=True))
+            words = _words(fast)
+            drafts = self.library.draft(self.handle, store.handle, words, laws, lengths)
+            for i, tokens in zip(drafting, drafts, strict=True):
+                nodes[i] = DraftNodes.chain(tokens)
         if slow:
-            others = [i for i in range(len(inputs)) if i not in laws]
-            drafted = super().draft(slow, store, [inputs[i] for i in others], noise, keeps_laws)
-            nodes.update(zip(others, drafted, strict=True))
-        return [nodes[i] for i in range(len(inputs))]
+            some = [segments[i] for i in slow], store, [inputs[i] for i in slow]
+            for i, drafted in zip(slow, super().draft(*some, noise, keeps_laws), strict=True):
+                nodes[i] = drafted
+        return nodes
 
 
 def _keeps_rows(beside: NativeTransformer | None) -> bool:
@@ -389,50 +400,56 @@ def _keeps_rows(beside: NativeTransformer | None) -> bool:
 
 
 def _masks(
-    segments: Sequence[Segment], inputs: Sequence[SampleInput], laws: list[NativeLaw | None]
+    segments: Sequence[Segment],
+    inputs: Sequence[SampleInput | None],
+    grammars: Sequence[int],
+    slow: list[int],
+    laws: list[int],
 ) -> list[Mask | None]:
-    """Return what grammars let come at each row; a law whose parser gives up goes to Python.
+    """Return what grammars let come at each row of logits.
 
-    ``laws`` loses such a law, so that ``sample_in_python`` says what is wrong.
+    A segment whose parser gives up loses its law and joins ``slow``, where it is told why.
+
+    Args:
+        segments, inputs: as of ``Model.decide``.
+        grammars: numbers of the segments that have one.
+        slow: numbers of those that Python samples from.
+        laws: of the segments that want logits.
     """
     masks: list[Mask | None] = []
+    number = -1
     for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):
+        number += asked is not None
         found: list[Mask | str | None] = [None] * segment.logits
-        law = laws[i]
-        if law is not None and law.has_grammar:
+        if asked is not None and i in grammars:
             try:
-                found = law.masks(asked.sequence.tokens, asked.paths(segment))
-            except Exception:
-                laws[i] = None
+                found = asked.sequence.law.masks(asked.sequence.tokens, asked.paths(segment))
+            except Exception as error:
+                found = [str(error)] * segment.logits
             if any(isinstance(mask, str) for mask in found):
-                laws[i] = None
-        if laws[i] is None:
-            found = [None] * segment.logits
-        for mask in found:
-            if isinstance(mask, str):
-                mask = None
-            elif mask is not None and law is not None and len(mask) * 8 < law.vocab_size:
-                raise ModelError("a mask is shorter than the vocabulary.")
-            masks.append(mask)
+                laws[number] = 0
+                slow.append(i)
+        masks += [None if isinstance(mask, str) else mask for mask in found]
     return masks
 
 
-def _take_kept(
+def _with_kept(
     samples: Samples,
-    logits: torch.Tensor,
     segments: Sequence[Segment],
-    inputs: Sequence[SampleInput],
-    laws: Sequence[NativeLaw | None],
-) -> None:
-    """Hand the logits that inputs with a law keep to ``samples``; raw ones follow all rows."""
-    line, raw = 0, len(samples.logits)
-    for i, (segment, asked, law) in enumerate(zip(segments, inputs, laws, strict=True)):
-        if law is not None and asked.keep == Keep.RAW:
-            samples.kept[i] = logits[raw : raw + segment.logits]
-            raw += segment.logits
-        elif law is not None and asked.keep == Keep.PROCESSED:
-            samples.kept[i] = logits[line : line + segment.logits]
-        line += segment.logits
+    inputs: Sequence[SampleInput | None],
+    slow: Sequence[int],
+) -> Samples:
+    """Return ``samples`` with the logits that inputs with a law keep; raw ones follow all rows."""
+    kept = {}
+    line, raw = 0, len(samples.tokens)
+    for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):
+        count = segment.logits
+        if asked is not None and asked.keep and i not in slow:
+            first = raw if asked.keep == Keep.RAW else line
+            kept[i] = samples.logits[first : first + count]
+            raw += count if asked.keep == Keep.RAW else 0
+        line += count
+    return samples._replace(kept=kept)
 
 
 def _words(segments: Sequence[Segment]) -> array[int]:

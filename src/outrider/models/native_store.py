@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ..native.checks import free_with
+from ..native.checks import Room, free_with
 from ..native.library import Library
 from .families import Architecture
 
@@ -28,7 +28,7 @@ class NativeStore:
         self._shape = shape
         self.page_size = page_size
         self.num_slots = num_pages * page_size
-        self._logits = torch.empty(0, shape.vocab_size)
+        self._room = Room(torch.empty(0, shape.vocab_size))
         self._hidden = torch.empty(0)
         self.handle = library.new_store(model, num_pages, page_size)
         free_with(self, library.free_store, self.handle)
@@ -38,11 +38,11 @@ class NativeStore:
         """Whether a slot stands for a row that was no number."""
         return self._library.num_harmed(self.handle) > 0
 
-    def room(self, rows: int) -> torch.Tensor:
-        """Return fp32 [rows, vocabulary] for the logits of one call; the next writes them anew."""
-        if len(self._logits) < rows:
-            self._logits = torch.empty(rows, self._shape.vocab_size)
-        return self._logits[:rows]
+    def room(self, rows: int) -> Room:
+        """Return room for the logits of one call, at least ``rows``; the next writes them anew."""
+        if self._room.rows < rows:
+            self._room = Room(torch.empty(rows, self._room.width))
+        return self._room
 
     def hidden_room(self, layers: int, rows: int) -> torch.Tensor:
         """Return fp32 [layers, rows, hidden_size] for the states of one call, see ``room``."""

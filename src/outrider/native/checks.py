@@ -41,3 +41,17 @@ def wide_bias(bias: torch.Tensor | None, out: int) -> torch.Tensor | None:
     wide = bias.float().contiguous()
     expect(wide, (out,), torch.float32)
     return wide
+
+
+class Room:
+    """A tensor that calls write to: fp32 [rows, width], checked once.
+
+    Args:
+        tensor: on the CPU, contiguous.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.rows, self.width = tensor.shape
+        expect(tensor, (self.rows, self.width), torch.float32)
+        self.tensor = tensor
+        self.pointer = tensor.data_ptr()

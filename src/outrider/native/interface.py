@@ -133,15 +133,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "draw": (_Text, [_Pointer, Whole("rows"), _long("stride"), Whole("width"), *[_Pointer] * 4]),
-    "decide": (
-        _Text,
-        [
-            *(*_WORDS, _Pointer, _Pointer, Whole("laws"), _Pointer),
-            *(_Pointer, Whole("rows of logits"), Whole("vocabulary")),
-            *(_Pointer, Whole("hidden states"), _Pointer, Whole("rows"), Whole("width")),
-            *(_Pointer, _Pointer, Whole("rows")),
-        ],
-    ),
+    "decide": (_Text, [_Pointer] * 12),
     "draft": (
         _Text,
         [*_WORDS, _Pointer, _Pointer, Whole("drafts"), Whole("longest"), _Pointer, _Pointer],

@@ -33,8 +33,6 @@ class NativeLaw(SequenceLaw):
     ) -> None:
         super().__init__(request, grammar)
         params = request.params
-        self.static = not request.bad_words and not params.logits_processors
-        """Whether nothing of it but a grammar's masks needs Python."""
         self.vocab_size = request.vocab_size
         self._late = bool(params.logits_processors)
         # Raw logits are their own law.
@@ -47,8 +45,6 @@ class NativeLaw(SequenceLaw):
             or request.banned is not None
         )
         self._step = step
-        self.penalises = params.penalises
-        """Whether drafted tokens before a row count for its law."""
         self._known = len(self._prompt)
         options = Options(
             seed=request.request.seed,
@@ -73,6 +69,8 @@ class NativeLaw(SequenceLaw):
             self._prompt if params.penalises else (),
         )
         free_with(self, step.free_law, self.handle)
+        if not request.bad_words and not params.logits_processors:
+            self.native_handle = self.handle
 
     def know(self, tokens: list[int]) -> None:
         """Take in what was committed since the last call; ``tokens`` are prompt and output."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .checks import at, expect, same_length
+from .checks import Room, at, expect, same_length
 from .interface import Options
 from .packing import PackingCalls
 from .ranges import float32s, int32s, uint32s, within
@@ -149,9 +149,9 @@ class Library(PackingCalls):
         model: int,
         store: int,
         words: array[int],
-        laws: Sequence[int],
+        laws: array[int],
         rows: int,
-        logits: torch.Tensor,
+        logits: Room,
         masks: Sequence[NDArray[np.uint8] | None] = (),
         keeps: Sequence[bool] = (),
         layers: Sequence[int] = (),
@@ -161,10 +161,11 @@ class Library(PackingCalls):
 
         Args:
             model, store, words: as of ``forward``.
-            laws: of each segment that wants logits, 0 for none: its logits stay as they are.
+            laws: uint64, of each segment that wants logits, 0 for none: its logits stay as they
+                are.
             rows: how many want logits; a segment with a law wants those of its last token and of
                 all its nodes.
-            logits: fp32 [rows and more, vocabulary], written; what is kept follows the rows.
+            logits: at least that many rows; what is kept follows them.
             masks: none, or one of the law's vocabulary for each row.
             keeps: of each law, whether its segment's logits are kept as they were; none keeps
                 none.
@@ -173,37 +174,46 @@ class Library(PackingCalls):
         Returns:
             The token of each row and its score, 0 where there is no law.
         """
-        expect(logits, tuple(logits.shape[:2]), torch.float32)
-        handles = array("Q", laws)
-        pointers = flags = None
+        pointers = flags = which = states = None
+        states_rows = width = 0
         if masks:
             same_length(range(rows), masks)
             pointers = array("Q", [0 if mask is None else mask.ctypes.data for mask in masks])
         if keeps:
             same_length(laws, keeps)
             flags = array("B", keeps)
-        states: tuple[int | None, ...] = (None, 0, None, 0, 0)
         if hidden is not None:
             expect(hidden, (len(layers), *hidden.shape[1:3]), torch.float32)
-            which = int32s("layers", layers)
-            states = at(which), len(layers), hidden.data_ptr(), *hidden.shape[1:]
+            _, states_rows, width = hidden.shape
+            which, states = int32s("layers", layers), hidden.data_ptr()
+        sizes = array(  # the layout is that of DecideSizes in src/draft.cpp
+            "q",
+            (
+                len(words),
+                len(laws),
+                rows,
+                logits.rows,
+                logits.width,
+                len(layers),
+                states_rows,
+                width,
+            ),
+        )
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
         self._run(
             self._c.outrider_decide,
             model,
             store,
-            at(words),
-            len(words),
-            at(handles),
+            sizes.buffer_info()[0],
+            words.buffer_info()[0],
+            laws.buffer_info()[0],
             None if flags is None else at(flags),
-            len(handles),
             None if pointers is None else at(pointers),
-            logits.data_ptr(),
-            *logits.shape,
-            *states,
-            at(tokens),
-            at(scores),
-            rows,
+            logits.pointer,
+            None if which is None else at(which),
+            states,
+            tokens.buffer_info()[0],
+            scores.buffer_info()[0],
         )
         return tokens, scores
 

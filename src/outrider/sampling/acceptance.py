@@ -63,16 +63,16 @@ class Coupled:
             path: list[int] = []
             error = None
             if first is not None:
-                children = {edge: i for i, edge in enumerate(zip(parents, nodes, strict=True))}
-                node: int | None = -1
-                while node is not None:
-                    row = first + 1 + node
-                    token = ids[row]
-                    error = error or trouble(best[row])
-                    tokens.append(token)
-                    node = children.get((node, token))
-                    if node is not None:
+                tokens.append(ids[first])
+                error = trouble(best[first])
+                last = -1
+                # Parents come before their children: one pass meets every accepted node.
+                for node, (parent, token) in enumerate(zip(parents, nodes, strict=True)):
+                    if parent == last and token == tokens[-1]:
+                        last, row = node, first + 1 + node
                         path.append(node)
+                        tokens.append(ids[row])
+                        error = error or trouble(best[row])
             verdict.tokens.append(tokens)
             verdict.path.append(path)
             verdict.errors.append(error)

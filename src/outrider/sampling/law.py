@@ -94,6 +94,12 @@ class SequenceLaw:
         self._prompt = request.request.prompt_token_ids
         self._grammar = grammar
         self._history: History | None = None
+        self.native_handle = 0
+        """The law in C++, 0 where Python has a say in it beside a grammar's masks."""
+        self.has_grammar = grammar is not None
+        """Whether ``masks`` leave something out."""
+        self.penalises = request.params.penalises
+        """Whether drafted tokens before a row count for its law."""
         self.error: str | None = None
         """Why rows are NaN after the last call of ``apply``: a processor, or a grammar's parser."""
 
@@ -130,11 +136,6 @@ class SequenceLaw:
                     keep(z, mask)
         if self._law.bad_words:
             self._ban_words(logits, tokens, paths)
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether ``masks`` leave something out."""
-        return self._grammar is not None
 
     def masks(self, tokens: list[int], paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
         """What the grammar lets come behind each of ``paths``, see ``Grammar.masks``.

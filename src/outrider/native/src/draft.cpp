@@ -58,7 +58,7 @@ bool known(const Model& model, Hidden hidden) {
 
 const char* decide_all(const Model& model, Store& store, const Rows& rows, const Law* const* laws,
                        const std::uint8_t* keeps, int num_laws, const Mask* masks, float* logits,
-                       int num_lines, Hidden hidden, std::int32_t* tokens, float* scores) {
+                       std::int64_t num_lines, Hidden hidden, std::int32_t* tokens, float* scores) {
     if (!complete(model)) return INCOMPLETE;
     if (int(rows.scored.size()) != num_laws) return "there are not as many laws as wanted";
     if (!known(model, hidden)) return "there is no such layer";
@@ -140,31 +140,35 @@ const char* draft(const Model& model, Store& store, Rows rows, std::vector<Draft
 
 using namespace outrider;
 
-// A forward over `words` (see outrider_forward) into `logits` [num_lines, vocabulary], whose first
-// `num_rows` lines are those of the rows that want logits. A segment with a law wants them of its
-// last token and of all nodes: these rows are decided, with a mask a row unless `masks` is null, and
-// their `tokens` and `scores` [num_rows] are written. Where `keeps` is set for it, its logits are
-// copied before that to the next lines behind the others. A segment without a law (null) keeps its
-// logits as they are. `hidden_out` is as outrider_forward's.
-API const char* outrider_decide(const Model* model, Store* store, const std::int32_t* words,
-                                std::int64_t count, const Law* const* laws,
-                                const std::uint8_t* keeps, int num_laws, const Mask* masks,
-                                float* logits, int num_lines, int vocabulary,
-                                const std::int32_t* hidden, int num_hidden, float* hidden_out,
-                                int hidden_rows, int width, std::int32_t* tokens, float* scores,
-                                int num_rows) {
+// Sizes of a call of outrider_decide; the layout is that of Library.decide.
+struct DecideSizes {
+    std::int64_t words, laws, rows, lines, vocabulary, hidden, hidden_rows, width;
+};
+
+// A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
+// lines are those of the rows that want logits. A segment with a law wants them of its last token
+// and of all nodes: these rows are decided, with a mask a row unless `masks` is null, and their
+// `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits are copied before
+// that to the next lines behind the others. A segment without a law (null) keeps its logits as they
+// are. `hidden` are layers, and `hidden_out` is as outrider_forward's.
+API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
+                                const std::int32_t* words, const Law* const* laws,
+                                const std::uint8_t* keeps, const Mask* masks, float* logits,
+                                const std::int32_t* hidden, float* hidden_out,
+                                std::int32_t* tokens, float* scores) {
     return guarded([&]() -> const char* {
+        const DecideSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
-        if (vocabulary != model->c.vocabulary || (num_hidden && width != model->c.hidden))
+        if (n.vocabulary != model->c.vocabulary || (n.hidden && n.width != model->c.hidden))
             return "the room for results has another shape than its model";
-        const std::vector<Using> kept(laws, laws + num_laws);
+        const std::vector<Using> kept(laws, laws + n.laws);
         Rows rows;
-        if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
-        if (rows.num_logits != num_rows || num_lines < num_rows ||
-            (num_hidden && hidden_rows != int(rows.rows.size())))
+        if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
+        if (rows.num_logits != n.rows || n.lines < n.rows ||
+            (n.hidden && n.hidden_rows != std::int64_t(rows.rows.size())))
             return "the rows are not as many as announced";
-        return decide_all(*model, *store, rows, laws, keeps, num_laws, masks, logits, num_lines,
-                          {hidden, num_hidden, hidden_out}, tokens, scores);
+        return decide_all(*model, *store, rows, laws, keeps, int(n.laws), masks, logits, n.lines,
+                          {hidden, int(n.hidden), hidden_out}, tokens, scores);
     }, model, store);
 }
 
