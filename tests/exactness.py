@@ -1,11 +1,11 @@
-"""What the exactness tests share: a planted pair, adversarial drafters, and a way to run them."""
+"""Helpers of the exactness tests: a planted pair, engines, and a way to run them."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.config import EngineConfig
-from outrider.drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
+from outrider.drafters.base import DrafterSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
-from outrider.sampling.draws import Noise
-from outrider.types import Draft, DraftBudget, Event, Request, SamplingParams, Scheduled
+from outrider.types import Event, Request, SamplingParams
 
 VOCABULARY = 211
 END = 3
@@ -85,81 +84,6 @@ def tiny_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(names[:4])
     return tokenizer
-
-
-class Adversary(Drafter):
-    """A drafter that knows what the target will say and proposes it, spoils it, or branches.
-
-    Args:
-        kind: "right" proposes the coming tokens, "wrong" never does, "ragged" proposes trees of
-            random shape that hold them down to a random depth.
-        answers: each output as plain decoding gave it, by prompt and sample.
-    """
-
-    def __init__(
-        self, kind: str, answers: dict[tuple[tuple[int, ...], int], list[int]], length: int
-    ) -> None:
-        self.name = kind
-        self.max_length = length
-        self.max_nodes = 3 * length if kind == "ragged" else length
-        self._answers = answers
-        self._random = random.Random(length)
-
-    def propose(self, batch: Seq[Scheduled], budgets: Seq[DraftBudget], noise: Noise) -> Draft:
-        tokens, parents = [], []
-        for item, (length, _) in zip(batch, budgets, strict=True):
-            sequence = item.sequence
-            answer = self._answers[sequence.request.prompt_token_ids, sequence.sample_index]
-            coming = answer[sequence.num_output : sequence.num_output + length]
-            if self.name == "ragged" and length:
-                nodes, above = self._tree(coming, length)
-            else:
-                shift = 0 if self.name == "right" else 1
-                nodes = [(t + shift) % VOCABULARY for t in coming]
-                above = list(range(-1, len(nodes) - 1))
-            tokens.append(nodes)
-            parents.append(above)
-        return Draft(tokens, parents)
-
-    def _tree(self, coming: list[int], length: int) -> tuple[list[int], list[int]]:
-        nodes: list[int] = []
-        parents: list[int] = []
-        depths: list[int] = []
-        right, depth_right = -1, 0
-        for _ in range(self._random.randint(0, 3 * length)):
-            if self._random.random() < 0.6 and depth_right < len(coming):
-                parent, token = right, coming[depth_right]
-            else:
-                parent = self._random.randint(-1, len(nodes) - 1)
-                token = self._random.randrange(VOCABULARY)
-            depth = 1 if parent < 0 else depths[parent] + 1
-            if depth > length or (parent, token) in zip(parents, nodes, strict=True):
-                continue
-            nodes.append(token)
-            parents.append(parent)
-            depths.append(depth)
-            if parent == right and depth_right < len(coming) and token == coming[depth_right]:
-                right, depth_right = len(nodes) - 1, depth
-        return nodes, parents
-
-
-@dataclass(frozen=True)
-class AdversarySpec(DrafterSpec):
-    """Makes an ``Adversary``."""
-
-    kind: str
-    answers: dict[tuple[tuple[int, ...], int], list[int]] = field(default_factory=dict)
-    length: int = 4
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.kind
-
-    def needs(self, context: DrafterContext) -> Needs:
-        return Needs(max_nodes=3 * context.config.num_speculative_tokens)
-
-    def make(self, context: DrafterContext) -> Adversary:
-        return Adversary(self.kind, self.answers, self.length)
 
 
 def make_engine(

@@ -33,7 +33,7 @@ class Letters:
 
     @property
     def stopped_by(self) -> str | None:
-        return self.finder.found
+        return self.finder.stopped_by
 
 
 def make(

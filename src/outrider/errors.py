@@ -1,14 +1,14 @@
-"""Every error that Outrider raises on purpose.
+"""All errors that Outrider raises.
 
     OutriderError
     ├── ConfigError (ValueError)      an option or a combination of options is wrong
     ├── ModelError                    a checkpoint, tokenizer or drafter cannot be used
-    ├── MemoryBudgetError             the memory given cannot hold what was asked for
-    ├── WorkerError                   the engine's process died under a request
+    ├── MemoryBudgetError             the memory budget is too small
+    ├── WorkerError                   the engine's process died
     └── RequestError (ValueError)     one request is wrong; the others are unharmed
-        └── NumericalError            a request failed on the way: its logits make no law
+        └── NumericalError            a request failed while it ran: its logits are not finite
 
-Each message is one sentence (or two): what is wrong, where, and what to do.
+Each message is one or two sentences: what is wrong, where, and what to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from reprlib import Repr
 
 SHOWN = 100
-"""Characters of a wrong value that a message shows."""
+"""Most characters of a value in a message."""
 _short = Repr()
 _short.maxstring = _short.maxother = _short.maxlong = SHOWN
 
@@ -36,11 +36,11 @@ class ModelError(OutriderError):
 
 
 class MemoryBudgetError(OutriderError):
-    """The memory given cannot hold what was asked for."""
+    """The memory budget is too small."""
 
 
 class WorkerError(OutriderError):
-    """The engine's process died under a request, or cannot be kept alive."""
+    """The engine's process died, or cannot be kept alive."""
 
 
 class RequestError(OutriderError, ValueError):
@@ -51,15 +51,17 @@ class NumericalError(RequestError):
     """A request's logits are NaN or infinite, no token is allowed, or its processor failed."""
 
 
-def no_option(owner: str, name: str, known: Sequence[str], also: Sequence[str] = ()) -> ConfigError:
-    """The error for an option that ``owner`` does not have; ``also`` are names it understands."""
-    near = difflib.get_close_matches(name, [*known, *also], 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+def no_option(
+    owner: str, name: str, options: Sequence[str], aliases: Sequence[str] = ()
+) -> ConfigError:
+    """Return the error for an option that ``owner`` does not have; its hint may be an alias."""
+    near = difflib.get_close_matches(name, [*options, *aliases], 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(options)}."
     return ConfigError(f"{owner} has no option {name!r}; {hint}")
 
 
 def shown(value: object) -> str:
-    """The value as a message shows it: on one line, and shortened where it is long."""
+    """Return the value for a message: on one line, shortened if it is long."""
     try:
         return " ".join(_short.repr(value).split())
     except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits

@@ -1,51 +1,89 @@
-"""Typed reading of the values in a checkpoint's files."""
+"""Reads values of a checkpoint's files, checked for type and range."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from .errors import ModelError, shown
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ModelError, OutriderError, shown
 from .limits import LARGEST_FLOAT, LARGEST_INT
 
 ITEMS = {int: "whole numbers", str: "texts"}
 
 
 def one_line(error: BaseException) -> str:
-    """The first paragraph of the message of ``error``, on one line; its type if it has none."""
+    """Return the first paragraph of an error's message on one line, or its type's name."""
     words = " ".join(str(error).strip().split("\n\n")[0].split())
     return words[:300].rstrip(". ") or type(error).__name__
 
 
+@contextmanager
+def readable(what: str, remedy: str) -> Iterator[None]:
+    """Raise ModelError "``what`` (the reason); ``remedy``" for any error inside.
+
+    A panic in the tokenizers library, which is written in Rust, is no ``Exception``.
+    """
+    try:
+        yield
+    except (OutriderError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ModelError(f"{what} ({one_line(error)}); {remedy}") from error
+
+
+def fill(buffer: NDArray[np.uint8], path: Path, begin: int) -> None:
+    """Read bytes of a file from ``begin`` on into ``buffer``, which has their number.
+
+    They are read, not mapped: a mapped file that shrinks kills the process.
+
+    Raises:
+        ModelError: the file is gone or has become shorter.
+    """
+    at = 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(begin)
+            while at < len(buffer):
+                count = file.readinto(buffer[at:].data)
+                if not count:
+                    raise ModelError(f"{path} became shorter while it was read; fetch it again.")
+                at += count
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}).") from None
+
+
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in ``file``.
+    """Return the JSON object in ``file``.
 
     Raises:
         ModelError: the file cannot be read, or holds no JSON object.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{file} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError, MemoryError) as error:
         reason = one_line(error)
         raise ModelError(f"{file} is damaged; fetch the checkpoint again ({reason}).") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ModelError(f"{file} is damaged; fetch the checkpoint again (no JSON object).")
-    return found
+    return value
 
 
 class Fields:
-    """Named values of one file, each checked for its type and range when it is read.
+    """Named values of one file, each checked for type and range when it is read.
 
-    Every method returns ``default`` for a value that is missing or null, and refuses it when there
-    is no default.
+    Methods return ``default`` for a value that is missing or null, and refuse it without a default.
 
     Args:
         values: the values by name.
-        where: the file and, inside it, the section, for messages.
+        where: the file and its section, for messages.
 
     Raises:
         ModelError: a value is missing, of another type, or out of range.
@@ -58,16 +96,16 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
-    def refuse(self, name: str, wanted: str) -> ModelError:
-        """The error for the value of ``name``; ``wanted`` says what fits."""
+    def refuse(self, name: str, needed: str) -> ModelError:
+        """Return the error for the value of ``name``; ``needed`` describes a valid one."""
         value = self._values.get(name)
-        said = "missing" if value is None else shown(value)
-        return ModelError(f"{self.where}: {name} is {said}; {wanted} is needed.")
+        actual = "missing" if value is None else shown(value)
+        return ModelError(f"{self.where}: {name} is {actual}; {needed} is needed.")
 
     def whole(
         self, name: str, low: int = 0, high: int = LARGEST_INT, default: int | None = None
     ) -> int:
-        """A whole number from ``low`` to ``high``."""
+        """Return a whole number from ``low`` to ``high``."""
         value = self._values.get(name)
         if value is None and default is not None:
             return default
@@ -84,7 +122,7 @@ class Fields:
         low: float = -LARGEST_FLOAT,
         positive: bool = False,
     ) -> float:
-        """A finite number of at least ``low``, and above 0 if ``positive``."""
+        """Return a finite number of at least ``low``, and above 0 if ``positive``."""
         value = self._values.get(name)
         if value is None and default is not None:
             return default
@@ -94,7 +132,7 @@ class Fields:
         return float(value)
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A text."""
+        """Return a text."""
         value = self._values.get(name)
         if value is None and default is not None:
             return default
@@ -103,7 +141,7 @@ class Fields:
         return value
 
     def listed(self, name: str, kind: type) -> list[Any]:
-        """A list whose items are all of ``kind``, empty where it is missing."""
+        """Return a list whose items are all of ``kind``; empty if it is missing."""
         value = self._values.get(name)
         if value is None:
             return []
@@ -112,20 +150,20 @@ class Fields:
         return list(value)
 
     def section(self, name: str) -> Fields:
-        """The object ``name``, empty where it is missing."""
+        """Return the object ``name``; empty if it is missing."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise self.refuse(name, "an object")
         return Fields(value or {}, f"{self.where}: {name}")
 
     def sections(self, name: str) -> list[Fields]:
-        """The objects that the object ``name`` holds."""
+        """Return the objects inside the object ``name``."""
         inner = self.section(name)
         return [inner.section(each) for each in inner._values]
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """True for a finite number that fp32 can hold, and no boolean."""
+    """Return whether ``value`` is a finite number that fp32 can hold, and no boolean."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= LARGEST_FLOAT  # false for NaN

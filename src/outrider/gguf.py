@@ -1,8 +1,7 @@
-"""GGUF files: metadata, and where each tensor lies.
+"""Reads the headers of GGUF files: metadata, and where each tensor lies.
 
-The layout is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. The header is read here
-because the ``gguf`` package's reader takes several seconds for a vocabulary of 128k; types of
-tensors and what they mean are that package's.
+The layout is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. The ``gguf`` package's
+reader takes several seconds for a vocabulary of 128k; only its tensor types are used here.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +18,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from .errors import ModelError
-from .fields import Fields
+from .fields import Fields, fill
 
 SUFFIX = ".gguf"
 VERSIONS = (2, 3)
@@ -38,14 +36,14 @@ NUMBERS = {
     11: "q",
     12: "d",
 }
-"""Metadata's types of fixed size, as ``struct`` spells them."""
+"""Types of fixed size in metadata, as ``struct`` codes."""
 DIMENSIONS = 4
 LARGEST_UNIT = 1 << 20
-"""Tensors start at multiples of ``general.alignment``, 32 unless given; this is its limit."""
+"""Bound on ``general.alignment``, the unit of tensors' offsets; its default is 32."""
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a user who gives ``path`` means a GGUF file."""
+    """Return whether ``path`` names a GGUF file; it need not exist."""
     return path.suffix == SUFFIX and not path.is_dir()
 
 
@@ -75,42 +73,21 @@ class GGUF:
     def read(
         self, tensor: StoredTensor, begin: int = 0, nbytes: int | None = None
     ) -> npt.NDArray[np.uint8]:
-        """``nbytes`` of ``tensor`` from ``begin`` on, all of it by default: uint8 [nbytes].
-
-        The bytes are read, not mapped: a mapped file that shrinks ends the process.
+        """Return ``nbytes`` of ``tensor`` from ``begin`` on, by default all: uint8 [nbytes].
 
         Raises:
             ModelError: the file is gone or has become shorter.
         """
-        found = np.empty(tensor.nbytes - begin if nbytes is None else nbytes, np.uint8)
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(tensor.begin + begin)
-                complete = read_into(file, found)
-        except OSError as error:
-            raise ModelError(f"{self.path} cannot be read ({error.strerror}).") from None
-        if not complete:
-            raise ModelError(f"{self.path} became shorter while it was read; fetch it again.")
-        return found
-
-
-def read_into(file: FileIO, room: npt.NDArray[np.uint8]) -> bool:
-    """Fill ``room`` from ``file``; False where the file ends before that."""
-    at = 0
-    while at < len(room):
-        count = file.readinto(room[at:].data)
-        if not count:
-            return False
-        at += count
-    return True
+        octets = np.empty(tensor.nbytes - begin if nbytes is None else nbytes, np.uint8)
+        fill(octets, self.path, tensor.begin + begin)
+        return octets
 
 
 def open_gguf(path: Path) -> GGUF:
-    """The file at ``path``; its header is read, its tensors are not.
+    """Return the file at ``path``, without reading its tensors.
 
     Raises:
-        ModelError: there is no such file, it is damaged, one of several parts, or holds what is not
-            known.
+        ModelError: the file is missing, damaged, one of several parts, or of an unknown version.
     """
     try:
         state = path.stat()
@@ -138,7 +115,7 @@ def _parsed(path: Path, header: _Header, size: int) -> GGUF:
         raise ModelError(f"{path} is GGUF of version {version}; versions 2 and 3 are read.")
     try:
         metadata = {header.text(): header.value() for _ in range(num_entries)}
-        found = [header.tensor() for _ in range(num_tensors)]
+        entries = [header.tensor() for _ in range(num_tensors)]
     except (struct.error, UnicodeDecodeError, KeyError, MemoryError, OverflowError):
         raise ModelError(f"{path}: the header is damaged; fetch the file again.") from None
     fields = Fields(metadata, str(path))
@@ -152,7 +129,7 @@ def _parsed(path: Path, header: _Header, size: int) -> GGUF:
     start = -(-header.at // unit) * unit
     tensors = {
         name: _placed(path, name, shape, kind, start + offset, size)
-        for name, shape, kind, offset in found
+        for name, shape, kind, offset in entries
     }
     if sum(t.nbytes for t in tensors.values()) > size:
         raise ModelError(f"{path}: tensors overlap in the file; fetch it again.")
@@ -162,20 +139,20 @@ def _parsed(path: Path, header: _Header, size: int) -> GGUF:
 def _placed(
     path: Path, name: str, shape: tuple[int, ...], kind: int, begin: int, size: int
 ) -> StoredTensor:
-    """The tensor ``name`` at the byte ``begin``, which lies inside a file of ``size`` bytes."""
+    """Return the tensor ``name`` at the byte ``begin`` of a file of ``size`` bytes."""
     try:
-        known = GGMLQuantizationType(kind)
+        type = GGMLQuantizationType(kind)
     except ValueError:
         raise ModelError(f"{path}: tensor {name!r} is of unknown type {kind}.") from None
-    block, octets = GGML_QUANT_SIZES[known]
+    block, octets = GGML_QUANT_SIZES[type]
     length = prod(shape) // block * octets
     if not shape or 0 in shape or shape[-1] % block or begin + length > size:
         raise ModelError(f"{path}: tensor {name!r} is damaged or cut off; fetch the file again.")
-    return StoredTensor(shape, known, begin, length)
+    return StoredTensor(shape, type, begin, length)
 
 
 class _Header:
-    """Reads a header from front to back; ``at`` is the next byte."""
+    """Reads a header from start to end; ``at`` is the next byte."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
@@ -183,23 +160,23 @@ class _Header:
         self.at = 4
 
     def _read(self, length: int) -> bytes:
-        found = self._file.read(length) if length <= self._size - self.at else b""
-        if len(found) != length:
+        octets = self._file.read(length) if length <= self._size - self.at else b""
+        if len(octets) != length:
             raise struct.error("the file ends inside its header")
         self.at += length
-        return found
+        return octets
 
     def take(self, form: str) -> tuple[Any, ...]:
-        """The next numbers."""
+        """Return the next numbers, by their ``struct`` codes."""
         return struct.unpack("<" + form, self._read(struct.calcsize("<" + form)))
 
     def text(self) -> str:
-        """The next string."""
+        """Return the next string."""
         (length,) = self.take("Q")
         return str(self._read(length), "utf-8")
 
     def value(self) -> Any:
-        """The next entry's value: a number, a string, or a list of one of these."""
+        """Return the next value of metadata: a number, a string, or a list of one of these."""
         (kind,) = self.take("I")
         if kind == STRING:
             return self.text()
@@ -211,7 +188,7 @@ class _Header:
         return list(self.take(f"{count}{NUMBERS[kind]}"))
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """The next tensor's name, shape, type and offset."""
+        """Return the next tensor's name, shape, type and offset."""
         name = self.text()
         (dims,) = self.take("I")
         if dims > DIMENSIONS:

@@ -19,7 +19,7 @@ from .drafters.registry import find_drafter
 from .errors import ConfigError, ModelError, RequestError, no_option, shown
 from .models.families import Folder, find_folder, read_config, read_shape
 from .sampling.seeds import fresh_seed, request_seed
-from .text.template import TextCodec, differing_entries, has_lone_surrogates, has_tokenizer
+from .text.codec import TextCodec, differing_entries, has_lone_surrogates, has_tokenizer
 from .types import (
     DEFAULT_SPECULATION,
     Event,

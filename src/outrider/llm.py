@@ -21,7 +21,7 @@ from .outputs import (
     Pending,
     RequestOutput,
 )
-from .text.template import Message
+from .text.codec import Message
 from .types import Event, SamplingParams, Speculation
 
 logger = logging.getLogger("outrider")

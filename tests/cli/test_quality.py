@@ -21,7 +21,7 @@ from outrider.cli import app
 from outrider.config import Recipe
 from outrider.errors import ConfigError
 from outrider.models.export import export
-from outrider.text.template import TextCodec
+from outrider.text.codec import TextCodec
 
 TEXT = " ".join(f"def f{i}(fox): return the_dog[{i * i % 97}]\n" for i in range(400))
 

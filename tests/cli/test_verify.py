@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import enumeration
 import numpy as np
 import pytest
 import torch
@@ -21,13 +21,11 @@ from outrider.audit.faults import FAULTS, Fault
 from outrider.audit.sweep import MIXES, Mix
 from outrider.audit.trial import continued, hold
 from outrider.audit.verify import FALSE_ALARM, QUICK, Size, verify
+from outrider.audit.wrapped import WrappedLaw
 from outrider.bench.rules import Bounds, coupled_acceptance, measure, opened
 from outrider.cli import app
 from outrider.cli import verify as cli_verify
-from outrider.engine.engine import Engine
 from outrider.intake import Intake
-from outrider.models.base import Model, Output
-from outrider.sampling import oracle
 from outrider.sampling.ratio import RULES, make_rule
 
 TINY = Size("tiny", 2, 20, 8, 1, (Mix("model", 3, 4), Mix("tree", 3, 2)), 12, 2**11)
@@ -89,17 +87,12 @@ def test_stale_penalties_are_caught(pair: Path) -> None:
 def test_a_spoilt_engine_is_caught(pair: Path) -> None:
     """The speculative engine answers from another temperature than the plain one."""
 
-    def spoil(engine: Engine) -> None:
-        model, run = engine.model, engine.model.run
+    class Sharper(WrappedLaw):
+        def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
+            return super().apply(logits.mul_(1.3), tokens, paths)
 
-        def sharper(*args: Any) -> Output:
-            output = run(*args)
-            return replace(output, logits=None if output.logits is None else output.logits * 1.3)
-
-        model.run = sharper  # type: ignore[method-assign]
-        model.decide = partial(Model.decide, model)  # type: ignore[method-assign]
-
-    report = verify(pair, prompts(), "none", LAWS, 6, Fault("sharper", spoil=spoil))
+    fault = Fault("sharper", law=lambda sequence: Sharper(sequence.law))
+    report = verify(pair, prompts(), "none", LAWS, 6, fault)
     assert not report.checks[1].passed
     assert "gap" in report.checks[1].violations[0]
 
@@ -167,7 +160,7 @@ def test_coupled_acceptance_of_many_laws_is_the_oracles() -> None:
     q[::4, 5] = 0
     p, q = p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
     got = coupled_acceptance(torch.from_numpy(p), torch.from_numpy(q)).numpy()
-    expected = [oracle.coupled_acceptance(a, b) for a, b in zip(p, q, strict=True)]
+    expected = [enumeration.coupled_acceptance(a, b) for a, b in zip(p, q, strict=True)]
     np.testing.assert_allclose(got, expected, atol=1e-12)
     bounds = Bounds()
     bounds.add(torch.from_numpy(p), torch.from_numpy(q))
@@ -251,4 +244,4 @@ def test_the_pocket_pair_catches_every_fault(name: str) -> None:
     greedy, equality, laws = report.checks
     assert greedy.passed
     assert bool(laws.violations) == (FAULTS[name].rule is not None)
-    assert bool(equality.violations) == (FAULTS[name].spoil is not None)
+    assert bool(equality.violations) == (FAULTS[name].law is not None)

@@ -18,7 +18,7 @@ from outrider.bench.workload import BUNDLED, FOLDER, Item, Workload, load_worklo
 from outrider.errors import ConfigError
 from outrider.params import StructuredOutputsParams
 from outrider.sampling.grammar import Grammars
-from outrider.text.template import TextCodec
+from outrider.text.codec import TextCodec
 
 
 def written(tmp_path: Path, name: str, text: str) -> str:

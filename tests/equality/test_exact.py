@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import VOCABULARY, AdversarySpec, make_engine, planted_pair, requests, run
+from exactness import VOCABULARY, make_engine, planted_pair, requests, run
 
+from outrider.audit.adversary import AdversarySpec
 from outrider.audit.sweep import unlike_before
 from outrider.engine.engine import Engine
 from outrider.types import SamplingParams
@@ -97,11 +98,11 @@ def _engine(
     spec: str | AdversarySpec = drafter
     if drafter in ("wrong", "right", "ragged"):
         answers = {
-            (tuple(prompt), sample): reference(option)[f"r{i}/{sample}"]
-            for i, prompt in enumerate(_prompts())
+            (1000 + i, sample): reference(option)[f"r{i}/{sample}"]
+            for i in range(len(_prompts()))
             for sample in range(_params(option).n)
         }
-        spec = AdversarySpec(drafter, answers, length)
+        spec = AdversarySpec(drafter, answers, random.Random(length))
     return make_engine(
         reference.folder,
         spec,

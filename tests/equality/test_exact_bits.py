@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import END, VOCABULARY, AdversarySpec, make_engine, planted_pair, run
+from exactness import END, VOCABULARY, make_engine, planted_pair, run
 from test_exact import OPTIONS
 
 from outrider import LLM, pocket
+from outrider.audit.adversary import AdversarySpec
 from outrider.audit.sweep import MIXES, Answers, asks, decode, open_mix
 from outrider.native.choice import library
-from outrider.text.template import TextCodec
+from outrider.text.codec import TextCodec
 from outrider.types import Request, SamplingParams
 
 pytestmark = [
@@ -94,11 +95,11 @@ def _drafted(
     spec: str | AdversarySpec = drafter
     if drafter in ("wrong", "right", "ragged"):
         answers = {
-            (request.prompt_token_ids, sample): expected[f"{request.id}/{sample}"]
+            (request.seed, sample): expected[f"{request.id}/{sample}"]
             for request in queued
             for sample in range(request.params.n)
         }
-        spec = AdversarySpec(drafter, answers, length)
+        spec = AdversarySpec(drafter, answers, random.Random(length))
     engine = make_engine(
         folder,
         spec,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import VOCABULARY, AdversarySpec, make_engine, planted_pair, requests, run
+from exactness import VOCABULARY, make_engine, planted_pair, requests, run
 
+from outrider.audit.adversary import AdversarySpec
 from outrider.errors import ConfigError
 from outrider.models.fallback import Fallback
 from outrider.types import SamplingParams
@@ -78,8 +80,8 @@ def test_drafts_change_nothing(
     adversarial = drafter in ("ragged", "wrong", "right")
     spec: str | AdversarySpec = drafter
     if adversarial:
-        answers = {(tuple(p), 0): expected[f"r{i}/0"] for i, p in enumerate(PROMPTS)}
-        spec = AdversarySpec(drafter, answers, 4)
+        answers = {(1000 + i, 0): expected[f"r{i}/0"] for i in range(len(PROMPTS))}
+        spec = AdversarySpec(drafter, answers, random.Random(4))
     engine = make_engine(
         pair(family),
         spec,

@@ -18,10 +18,9 @@ from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
 from outrider.config import EngineConfig, Recipe
 from outrider.errors import ConfigError, ModelError
-from outrider.models.export import bits_per_weight, export
+from outrider.models.export import as_tensors, bits_per_weight, export, pack
 from outrider.models.families import read_architecture, read_config
-from outrider.models.formats.base import unpack
-from outrider.models.packed import as_tensors, pack
+from outrider.models.formats.shared import unpack
 from outrider.models.quantize import Quantized, quantize
 from outrider.models.transformer import Transformer
 from outrider.models.weights import load_weights
@@ -219,7 +218,7 @@ def test_the_recipe_is_told_and_other_files_come_along(tiny_llama: Path, tmp_pat
 def test_large_checkpoints_are_sharded(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.models.export.SHARD", 10_000)
+    monkeypatch.setattr("outrider.models.export.MAX_SHARD", 10_000)
     recipe = Recipe.parse("int8")
     export(tiny_llama, tmp_path / "few", recipe)
     files = sorted(file.name for file in (tmp_path / "few").glob("*.safetensors"))

@@ -9,22 +9,25 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import enumeration
 import numpy as np
 import pytest
 import torch
-from exactness import AdversarySpec, make_engine, planted_pair, requests, run
+from enumeration import Emissions, Model
+from exactness import make_engine, planted_pair, requests, run
 
+from outrider.audit import oracle
+from outrider.audit.adversary import AdversarySpec
 from outrider.config import ACCEPTANCE_RULES
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.models.base import Model as Target
 from outrider.models.rows import Segment
-from outrider.sampling import fresh, oracle
+from outrider.sampling import fresh
 from outrider.sampling.acceptance import NOT_FINITE
 from outrider.sampling.draws import SharedNoise
 from outrider.sampling.law import Laws, RequestLaw
 from outrider.sampling.noise import SEED_STREAM, SHARED_STREAM
-from outrider.sampling.oracle import Emissions, Model
 from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains, make_rule
 from outrider.types import Draft, Request, Row, SamplingParams
 
@@ -47,7 +50,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.1, "logit_bias": {1: 1.5, 3: -2.0}, "allowed_token_ids": [0, 1, 3]},
     {"temperature": 0.0, "frequency_penalty": 1.0},
 ]
-REFERENCES = {"rejection": oracle.token_rule_output_law, "block": oracle.block_rule_output_law}
+REFERENCES = {
+    "rejection": enumeration.token_rule_output_law,
+    "block": enumeration.block_rule_output_law,
+}
 Raw = Callable[[tuple[int, ...]], torch.Tensor]
 
 
@@ -136,8 +142,8 @@ def test_the_output_law_is_the_oracles_and_the_targets(
             expected = REFERENCES[rule.name](p, q, length)
             keys = found.keys() | expected.keys()
             assert all(abs(found.get(k, 0) - expected.get(k, 0)) < 1e-6 for k in keys)
-        joint = oracle.continued(found, p, length + 1)
-        exact = oracle.continued({(): 1.0}, p, length + 1)
+        joint = enumeration.continued(found, p, length + 1)
+        exact = enumeration.continued({(): 1.0}, p, length + 1)
         np.testing.assert_allclose(joint, exact, atol=1e-6)
 
 
@@ -146,7 +152,7 @@ def test_block_accepts_at_least_as_much_as_rejection() -> None:
     for seed in range(20):
         target, drafter = raw_logits(seed, 3), raw_logits(200 + seed, 3)
         block, token = (
-            oracle.accepted_per_draft(emissions(rule, target, drafter, OPTIONS[0], 3, False))
+            enumeration.accepted_per_draft(emissions(rule, target, drafter, OPTIONS[0], 3, False))
             for rule in (Block(), Rejection())
         )
         gains.append(block - token)
@@ -301,7 +307,7 @@ def test_the_engine_emits_the_targets_law(
             seen[tuple(found[f"{request.id}/0"][:3])] += 1
     model = partial(logits_after, engine.model)
     target = oracle_model(lambda path: model([*prompt, *path]), options)
-    expected = oracle.continued({(): 1.0}, target, 3) * seen.sum()
+    expected = enumeration.continued({(): 1.0}, target, 3) * seen.sum()
     assert p_value(seen.ravel(), expected.ravel()) > 1e-6
     assert 0 < engine.counts.accepted < engine.counts.drafted
 

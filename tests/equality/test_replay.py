@@ -34,7 +34,7 @@ from outrider.cli import app
 from outrider.errors import ConfigError
 from outrider.params import StructuredOutputsParams
 from outrider.sampling.noise import words
-from outrider.text.template import TextCodec
+from outrider.text.codec import TextCodec
 
 VOCABULARY = 4096
 PROMPT = [5, 6, 7, 8]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 
+import enumeration
 import numpy as np
 import pytest
 import torch
 
-from outrider.sampling import oracle
+from outrider.audit import oracle
 from outrider.sampling.acceptance import NOT_FINITE, NOTHING_LEFT, Coupled, trouble
 from outrider.sampling.draws import SharedNoise
 from outrider.sampling.law import Laws, RequestLaw
@@ -75,10 +76,10 @@ def test_acceptance_meets_its_closed_form() -> None:
         y, _ = noise.draw(zp.expand(draws, -1), rows)
         x, _ = noise.draw(zq.expand(draws, -1), rows)
         p, q = (torch.softmax(z.double(), -1).numpy() for z in (zp, zq))
-        expected = oracle.coupled_acceptance(p, q)
+        expected = enumeration.coupled_acceptance(p, q)
         rate = np.mean(np.array(x) == np.array(y))
         assert abs(rate - expected) < 5 * math.sqrt(expected * (1 - expected) / draws)
-        assert expected >= oracle.coupled_acceptance_bound(p, q)
+        assert expected >= enumeration.coupled_acceptance_bound(p, q)
 
 
 def test_a_draw_is_the_lowest_id_among_equals() -> None:

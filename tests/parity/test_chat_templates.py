@@ -10,8 +10,8 @@ import pytest
 from conftest import save_tokenizer
 
 from outrider.errors import RequestError
-from outrider.text.chat import LONGEST_TEXT, STEPS, render
-from outrider.text.template import TextCodec
+from outrider.text.codec import TextCodec
+from outrider.text.template import LONGEST_TEXT, STEPS, render
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief.", "name": None},

@@ -24,11 +24,11 @@ from outrider.audit.reference import transformers_model
 from outrider.errors import ModelError
 from outrider.gguf import open_gguf
 from outrider.models.families import read_config, read_shape
-from outrider.models.formats.gguf import GGUFTensors
+from outrider.models.formats.gguf_weights import GGUFTensors
 from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
-from outrider.text.template import TextCodec, has_tokenizer
+from outrider.text.codec import TextCodec, has_tokenizer
 
 MakeCheckpoint = Callable[..., Path]
 CPU = torch.device("cpu")

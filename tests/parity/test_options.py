@@ -24,9 +24,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from outrider.audit import oracle
 from outrider.errors import ConfigError, RequestError
 from outrider.params import SamplingParams, StructuredOutputsParams
-from outrider.sampling import oracle
 from outrider.sampling.grammar import Grammar, Grammars, keep
 from outrider.sampling.law import RequestLaw, SequenceLaw
 from outrider.types import Request

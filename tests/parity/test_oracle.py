@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+import enumeration
 import numpy as np
 import pytest
+from enumeration import Emissions, Model
 from numpy.typing import NDArray
 
-from outrider.sampling import oracle
+from outrider.audit import oracle
+from outrider.audit.oracle import Law
 from outrider.sampling.noise import gumbel
-from outrider.sampling.oracle import Emissions, Law, Model
 
 Rule = Callable[[Model, Model, int], Emissions]
-RULES: list[Rule] = [oracle.token_rule_output_law, oracle.block_rule_output_law]
+RULES: list[Rule] = [enumeration.token_rule_output_law, enumeration.block_rule_output_law]
 
 
 def random_law(rng: np.random.Generator, size: int, sharpness: float = 1.0) -> Law:
@@ -76,12 +78,14 @@ def test_coupled_acceptance_lies_between_its_bounds() -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
         p, q = random_law(rng, 7, 2.0), random_law(rng, 7)
-        acceptance = oracle.coupled_acceptance(p, q)
-        assert oracle.coupled_acceptance_bound(p, q) - 1e-12 <= acceptance
+        acceptance = enumeration.coupled_acceptance(p, q)
+        assert enumeration.coupled_acceptance_bound(p, q) - 1e-12 <= acceptance
         assert acceptance <= 1 - oracle.total_variation(p, q) + 1e-12
-        assert oracle.coupled_acceptance(p, p) == pytest.approx(1)
+        assert enumeration.coupled_acceptance(p, p) == pytest.approx(1)
     apart = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-    assert oracle.coupled_acceptance(*apart) == oracle.coupled_acceptance_bound(*apart) == 0
+    assert (
+        enumeration.coupled_acceptance(*apart) == enumeration.coupled_acceptance_bound(*apart) == 0
+    )
 
 
 def test_coupled_acceptance_is_what_the_noise_does() -> None:
@@ -90,7 +94,7 @@ def test_coupled_acceptance_is_what_the_noise_does() -> None:
     n = 40_000
     g = gumbel([3] * n, [0] * n, range(n), 9)
     rate = float(np.mean((np.log(p) + g).argmax(1) == (np.log(q) + g).argmax(1)))
-    expected = oracle.coupled_acceptance(p, q)
+    expected = enumeration.coupled_acceptance(p, q)
     # 4.9 standard deviations: a false alarm once in 10^6 seeds, and the seed is fixed.
     assert abs(rate - expected) < 4.9 * np.sqrt(expected * (1 - expected) / n)
 
@@ -104,15 +108,15 @@ def test_the_rules_are_exact(rule: Rule, holes: bool, length: int) -> None:
         emissions = rule(target, drafter, length)
         assert sum(emissions.values()) == pytest.approx(1, abs=1e-12)
         assert {len(tokens) for tokens in emissions} <= set(range(1, length + 2))
-        got = oracle.continued(emissions, target, length + 1)
-        expected = oracle.continued({(): 1.0}, target, length + 1)
+        got = enumeration.continued(emissions, target, length + 1)
+        expected = enumeration.continued({(): 1.0}, target, length + 1)
         np.testing.assert_allclose(got, expected, atol=1e-14)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_rules_at_the_ends(rule: Rule) -> None:
     target = random_model(5, 3)
-    assert oracle.accepted_per_draft(rule(target, target, 3)) == pytest.approx(3)
+    assert enumeration.accepted_per_draft(rule(target, target, 3)) == pytest.approx(3)
 
     def apart(tokens: tuple[int, ...], first: bool) -> Law:
         return np.array([1.0, 0.0]) if first else np.array([0.25, 0.75])
@@ -124,16 +128,16 @@ def test_the_rules_at_the_ends(rule: Rule) -> None:
 
 def test_the_token_rule_accepts_the_first_token_with_one_minus_tv() -> None:
     target, drafter = random_model(7, 4), random_model(8, 4)
-    emissions = oracle.token_rule_output_law(target, drafter, 1)
+    emissions = enumeration.token_rule_output_law(target, drafter, 1)
     expected = 1 - oracle.total_variation(target(()), drafter(()))
-    assert oracle.accepted_per_draft(emissions) == pytest.approx(expected)
+    assert enumeration.accepted_per_draft(emissions) == pytest.approx(expected)
 
 
 def test_the_block_rule_never_accepts_less() -> None:
     gains = []
     for seed in range(10):
         target, drafter = random_model(seed, 3), random_model(seed + 50, 3)
-        token, block = (oracle.accepted_per_draft(rule(target, drafter, 3)) for rule in RULES)
+        token, block = (enumeration.accepted_per_draft(rule(target, drafter, 3)) for rule in RULES)
         assert block >= token - 1e-12
         gains.append(block - token)
     assert max(gains) > 0.01  # so that it is not the token rule under another name
@@ -141,8 +145,8 @@ def test_the_block_rule_never_accepts_less() -> None:
 
 def test_a_wrong_rule_is_seen() -> None:
     target, drafter = random_model(9, 3), random_model(10, 3)
-    emissions = oracle.token_rule_output_law(target, lambda t: drafter(()), 2)
-    unconditioned = oracle.token_rule_output_law(lambda t: target(()), drafter, 2)
-    expected = oracle.continued({(): 1.0}, target, 3)
-    np.testing.assert_allclose(oracle.continued(emissions, target, 3), expected, atol=1e-14)
-    assert np.abs(oracle.continued(unconditioned, target, 3) - expected).max() > 0.01
+    emissions = enumeration.token_rule_output_law(target, lambda t: drafter(()), 2)
+    unconditioned = enumeration.token_rule_output_law(lambda t: target(()), drafter, 2)
+    expected = enumeration.continued({(): 1.0}, target, 3)
+    np.testing.assert_allclose(enumeration.continued(emissions, target, 3), expected, atol=1e-14)
+    assert np.abs(enumeration.continued(unconditioned, target, 3) - expected).max() > 0.01

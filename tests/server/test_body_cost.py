@@ -28,7 +28,7 @@ from outrider.server.errors import LONGEST_SENTENCE, ServerError, body, sentence
 from outrider.server.options import resolve
 from outrider.server.protocol import ChatRequest, CompletionRequest, Refusal
 from outrider.server.room import ALWAYS, Held, Room
-from outrider.text.template import TextCodec
+from outrider.text.codec import TextCodec
 
 MIB = 1 << 20
 MOST_MEMORY = 200 * MIB

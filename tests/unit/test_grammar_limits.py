@@ -17,7 +17,7 @@ from outrider.outputs import GenerationError
 from outrider.pocket import PATH
 from outrider.sampling import grammar as limits
 from outrider.sampling.grammar import Grammar, Grammars
-from outrider.text.template import TextCodec
+from outrider.text.codec import TextCodec
 
 BOMB = "start: s\ns: s s | s s s | A |\nA: /.|\\n/"
 MANY = "start: s\ns: " + " | ".join(f"A{i} s" for i in range(20)) + " |\n"

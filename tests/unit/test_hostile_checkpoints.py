@@ -25,14 +25,14 @@ from outrider.errors import ConfigError, ModelError
 from outrider.fields import Fields
 from outrider.gguf import open_gguf
 from outrider.models.families import read_architecture, read_config, read_shape
-from outrider.models.formats.base import read_scales
 from outrider.models.formats.patterns import matches, patterns
+from outrider.models.formats.shared import read_scales
 from outrider.models.load import load_model
 from outrider.models.rope import PART, Rope
 from outrider.models.weights import Checkpoint
 from outrider.server.build import read_defaults
-from outrider.text.gguf import gguf_tokenizer
-from outrider.text.template import TextCodec
+from outrider.text.codec import TextCodec
+from outrider.text.gguf_tokenizer import gguf_tokenizer
 
 CPU = torch.device("cpu")
 Edit = Callable[..., Path]
@@ -306,7 +306,7 @@ def test_a_tokenizer_of_python_is_refused(plain: Path, monkeypatch: pytest.Monke
         pass
 
     monkeypatch.setattr(
-        "outrider.text.template.AutoTokenizer.from_pretrained", lambda *_, **__: Slow()
+        "outrider.text.codec.AutoTokenizer.from_pretrained", lambda *_, **__: Slow()
     )
     with pytest.raises(ModelError, match=r"written in Python and has no tokenizer.json"):
         TextCodec(plain)
@@ -321,7 +321,7 @@ def test_a_panic_of_the_tokenizer_is_a_sentence(
     def panic(*_: Any, **__: Any) -> Tokenizer:
         raise Panic("called `Option::unwrap()` on a `None` value")
 
-    monkeypatch.setattr("outrider.text.template.AutoTokenizer.from_pretrained", panic)
+    monkeypatch.setattr("outrider.text.codec.AutoTokenizer.from_pretrained", panic)
     with pytest.raises(ModelError, match=r"cannot be read \(called `Option::unwrap"):
         TextCodec(plain)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from outrider.errors import ModelError, RequestError
+from outrider.text.codec import TextCodec, differing_entries, has_tokenizer
 from outrider.text.detokenize import Detokenizer
 from outrider.text.stop import StopFinder
-from outrider.text.template import TextCodec, differing_entries, has_tokenizer
 
 PIECES = ["hello", " wörld", "日本語", "👩‍🔬", "\n\n", "é", "e\u0301", "🙂", " fox", "\ufffd", "𝔘"]
 

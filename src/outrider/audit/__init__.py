@@ -1,1 +1,1 @@
-"""Looking whether what was generated is what the target says."""
+"""Checks that speculative decoding emits the target's output, and shows how a step does."""

@@ -1,7 +1,7 @@
-"""One decode step of a real request, taken apart: what was drafted, drawn and accepted, and why.
+"""Explains one decode step of a request: what was drafted, drawn and accepted, and why.
 
-What is shown is what the step itself computed (see ``audit.watch``); only the noise, a function of
-(seed, position, sample, id), is asked for again. The rule is the coupled one.
+All figures are those the step computed (see ``audit.watch``) except the noise, a function of (seed,
+position, sample, id), which is computed again. The acceptance rule is "coupled".
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..types import Sequence as Sample
 from .watch import Step, Watch, watch_step
 
 TOP = 5
-"""How many of each law's likeliest tokens are listed."""
+"""Likeliest tokens that are listed, of target and drafter each."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token id and its own text, "�" where that is a part of a character only."""
+    """A token id and its text, "�" if that is only part of a character."""
 
     id: int
     text: str
@@ -35,16 +35,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a position holds for one token.
+    """The figures of one token at a position.
 
     Args:
-        p, q: its probability under the target's and the drafter's processed law, 0 to 1; at
-            temperature 0 under the model's own.
+        p, q: its probability by the target's and the drafter's processed logits, 0 to 1; at
+            temperature 0 by the raw ones.
         noise: the Gumbel noise g of this position and token; None at temperature 0.
         target_score, drafter_score: log p + g and log q + g, without g at temperature 0; None for
             a token of probability 0. The highest score of the whole vocabulary is drawn.
 
-    What belongs to the drafter is None where it has no law.
+    Figures of a drafter without logits are None.
     """
 
     id: int
@@ -63,14 +63,14 @@ class Position:
     Args:
         index: 1 and up within the step.
         position: the token's index in prompt + output.
-        draft: what the drafter proposed; None at the bonus and in a step without a draft.
-        target: what the target draws here, after the text before and the draft up to here.
-        outcome: "accepted"; "rejected", and the target's token goes out instead; "dropped", being
-            drafted after a rejected one; "bonus", the target's token after an accepted draft;
-            "plain", the token of a step without a draft; "ended", the output having ended before.
-        why: the outcome in a sentence or two.
+        draft: the drafter's token; None at the bonus and in a step without a draft.
+        target: the target's draw after the text and the draft up to here.
+        outcome: "accepted"; "rejected", the target's token is emitted instead; "dropped", drafted
+            after a rejected token; "bonus", the target's token after an accepted draft; "plain",
+            the token of a step without a draft; "ended", the output ended before.
+        why: the reason for the outcome.
         candidates: the ``TOP`` likeliest tokens of target and drafter, and the two that they chose;
-            the likeliest for the target first.
+            the target's likeliest first.
     """
 
     index: int
@@ -84,7 +84,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A token that the step put out; ``origin`` as in ``types.Origin``."""
+    """A token that the step emitted; ``origin`` as in ``types.Origin``."""
 
     id: int
     text: str
@@ -97,11 +97,11 @@ class Explanation:
 
     Args:
         drafter: "model", "ngram" or "none".
-        step: which decode step of the request, the first after the prompt's own pass being 1.
+        step: number of the decode step; the first after the prompt's pass is 1.
         chosen: why this step is shown.
         text_before: prompt and output before the step.
-        drafted, accepted: counts of this step; what lies beyond the end of the output is neither.
-        summary: what the step came to, in a sentence.
+        drafted, accepted: counts of this step, without tokens beyond the end of the output.
+        summary: the result of the step in a sentence.
     """
 
     drafter: str
@@ -118,12 +118,12 @@ class Explanation:
     summary: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, texts and numbers, none of them infinite."""
+        """Return plain dicts, lists, texts and finite numbers."""
         return asdict(self)
 
 
 def _choose(watch: Watch, step: int | None) -> tuple[Step, str]:
-    """The step to show, and why that one.
+    """Return the step to show, and why it is chosen.
 
     Raises:
         RequestError: there is no such step.
@@ -133,10 +133,10 @@ def _choose(watch: Watch, step: int | None) -> tuple[Step, str]:
             "the output ended with its first token, before there was a step to explain; "
             "give another prompt or seed."
         )
-    if watch.found is not None:
+    if watch.chosen is not None:
         if step is not None:
-            return watch.found, "It is the step that was asked for."
-        return watch.found, (
+            return watch.chosen, "It is the step that was asked for."
+        return watch.chosen, (
             "It is the first in which one draft token is accepted and another rejected."
         )
     if step is not None:
@@ -153,21 +153,20 @@ def _choose(watch: Watch, step: int | None) -> tuple[Step, str]:
 
 
 def label(token: Token | Candidate | Emitted) -> str:
-    """A token's text in quotes, control characters escaped; its id where it is no text."""
+    """Return a token's text in quotes, control characters escaped, or its id if it has no text."""
     return repr(token.text) if token.text.strip("\ufffd") else f"<token {token.id}>"
 
 
 def explain(
     llm: LLM, prompt: Prompt, temperature: float, seed: int, step: int | None = None
 ) -> Explanation:
-    """Run a request up to one decode step, and take that step apart.
+    """Run a request up to one decode step, and return that step's explanation.
 
     Args:
-        llm: idle; its rule is the coupled one.
+        llm: idle, with the coupled rule.
         prompt, temperature, seed: the request, sampled once and with no other option.
-        step: which decode step, 1 or more; None takes the first of ``watch.SEARCHED`` in which one
-            draft token is accepted and another rejected, else the first with a draft, else the
-            first.
+        step: number of the decode step; None takes the first of ``watch.SEARCHED`` with both an
+            accepted and a rejected token, else the first with a draft, else the first.
 
     Raises:
         ConfigError: temperature or seed are out of range.
@@ -178,35 +177,35 @@ def explain(
     if step is not None and step < 1:
         raise RequestError(f"step is {step}; give 1 or more.")
     watch = watch_step(llm, prompt, temperature, seed, step)
-    found, chosen = _choose(watch, step)
+    shown, chosen = _choose(watch, step)
     assert watch.sample is not None
-    view = _View(llm.decode, watch.sample, found, watch.name)
+    view = _View(llm.decode, watch.sample, shown, watch.name)
     positions = view.positions()
-    kept = len(found.emitted)
+    kept = len(shown.emitted)
     drafted = sum(p.draft is not None and p.outcome != "ended" for p in positions)
-    accepted = min(found.standing, kept)
-    own = "bonus" if found.draft else "plain"
+    accepted = min(shown.standing, kept)
+    own = "bonus" if shown.draft else "plain"
     return Explanation(
         drafter=watch.name,
         temperature=0.0 if watch.sample.request.params.greedy else float(temperature),
         seed=seed,
         num_speculative_tokens=llm.config.num_speculative_tokens,
-        step=found.number,
+        step=shown.number,
         chosen=chosen,
-        text_before=llm.decode(found.tokens),
+        text_before=llm.decode(shown.tokens),
         positions=positions,
         output=[
             Emitted(id, llm.decode([id]), "accepted" if i < accepted else own)
-            for i, id in enumerate(found.emitted)
+            for i, id in enumerate(shown.emitted)
         ],
         drafted=drafted,
         accepted=accepted,
-        summary=_summary(drafted, accepted, kept, len(found.drafter)),
+        summary=_summary(drafted, accepted, kept, len(shown.drafter)),
     )
 
 
 def _summary(drafted: int, accepted: int, emitted: int, drawn: int) -> str:
-    """What a step came to; ``drawn`` is how many tokens a drafter with laws drew for it."""
+    """Return the result of a step; ``drawn`` counts the passes of a drafter with logits."""
     tokens = f"{emitted} token{'s' if emitted > 1 else ''} from one pass of the target"
     if not drafted:
         return f"0 drafted, {tokens}: plain decoding."
@@ -219,7 +218,7 @@ def _summary(drafted: int, accepted: int, emitted: int, drawn: int) -> str:
 
 @dataclass(frozen=True)
 class _View:
-    """Makes the positions of a step."""
+    """Describes the positions of a step."""
 
     decode: Callable[[Sequence[int]], str]
     sample: Sample
@@ -227,17 +226,17 @@ class _View:
     drafter: str
 
     def positions(self) -> list[Position]:
-        """The draft's positions, then the one after it where the whole draft was accepted."""
+        """Return the draft's positions, and the one after it if the whole draft was accepted."""
         step = self.step
         more = step.standing == len(step.draft) and len(step.emitted) > step.standing
         return [self._position(i) for i in range(len(step.draft) + more)]
 
     def _position(self, index: int) -> Position:
         step, request = self.step, self.sample.request
-        path, place = tuple(step.draft[:index]), len(step.tokens) + index
+        path, position = tuple(step.draft[:index]), len(step.tokens) + index
         draft = step.draft[index] if index < len(step.draft) else None
         row = Row(
-            "", request.seed, self.sample.sample_index, place, request.params.greedy,
+            "", request.seed, self.sample.sample_index, position, request.params.greedy,
             len(step.tokens),
         )  # fmt: skip
         z = step.target[path]
@@ -262,7 +261,7 @@ class _View:
         proposed = None if draft is None else self._token(draft)
         drawn = self._token(target.drawn)
         outcome, why = self._outcome(index, proposed, drawn, target, drafting)
-        return Position(index + 1, place, proposed, drawn, outcome, why, candidates)
+        return Position(index + 1, position, proposed, drawn, outcome, why, candidates)
 
     def _token(self, id: int) -> Token:
         return Token(id, self.decode([id]))
@@ -298,7 +297,7 @@ class _View:
         )
 
     def _no_draft(self) -> str:
-        """Why nothing was drafted."""
+        """Return why nothing was drafted."""
         if self.drafter == "none":
             return "There is no drafter."
         if not self.step.room:
@@ -312,9 +311,9 @@ class _View:
 
 
 class _Law:
-    """One law with its scores, float64 [vocabulary], as log probabilities.
+    """Processed logits with their scores as log probabilities, float64 [vocabulary].
 
-    Scores are the step's own fp32 z + g less log(sum of exp z), so their order is the draw's.
+    Scores are the step's own fp32 z + g minus log(sum of exp z), so their order is the draw's.
     """
 
     def __init__(self, z: torch.Tensor, score: torch.Tensor) -> None:

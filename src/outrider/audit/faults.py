@@ -1,7 +1,7 @@
-"""Wrong rules that ``verify`` must catch: each was, or could be, somebody's speculative decoding.
+"""Errors that ``verify`` must catch: each was, or could be, somebody's speculative decoding.
 
-An audit that cannot fail proves nothing. Six stand in for the ratio rules; the seventh spoils the
-engines that draft, to which the equalities are put.
+An audit that cannot fail proves nothing. Six are wrong acceptance rules, tested in place of the
+ratio rules. The seventh spoils the engines that draft, which the equality check compares.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from ..engine.engine import Engine
+from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from ..sampling.draws import Noise, SharedNoise
 from ..sampling.fresh import DRAFTING, FreshNoise
 from ..sampling.ratio import Chains, Ratio, Rejection
-from ..types import Request, Row
-from .wrapped import WrappedLaw
+from ..types import Draft, DraftBudget, Lawgiving, Row, Scheduled
+from ..types import Sequence as SequenceState
+from .wrapped import WrappedDrafter, WrappedLaw
 
 THRESHOLD = 0.1
 
@@ -97,31 +98,60 @@ class SharedDraws(Rejection):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong: ``rule`` in place of the ratio rules, or ``spoil`` on drafting engines."""
+    """An error put in on purpose: a rule in place of the ratio rules, or wrong logits pipelines.
+
+    ``law`` returns the pipeline of a sequence that is decoded speculatively.
+    """
 
     name: str
     rule: Ratio | None = None
-    spoil: Callable[[Engine], None] | None = None
+    law: Callable[[SequenceState], Lawgiving] | None = None
 
 
-class _StaleLaw(WrappedLaw):
-    """Makes the law of every row of a block from what stood before the block."""
+class _StalePenalties(WrappedLaw):
+    """Penalises every row of a block by the text before the block: drafted tokens do not count."""
 
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
         return super().apply(logits, tokens, [[] for _ in paths])
 
 
-def stale_penalties(engine: Engine) -> None:
-    """Penalties are computed from the state before the block: drafted tokens do not count."""
-    add = engine.add
+def _stale_penalties(sequence: SequenceState) -> Lawgiving:
+    penalises = sequence.request.params.penalises
+    return _StalePenalties(sequence.law) if penalises else sequence.law
 
-    def spoilt(request: Request) -> None:
-        add(request)
-        for sequence in engine.scheduler.sequences():
-            if sequence.request is request and request.params.penalises:
-                sequence.law = _StaleLaw(sequence.law)
 
-    engine.add = spoilt  # type: ignore[method-assign]
+class _FaultyDrafter(WrappedDrafter):
+    """A drafter whose sequences get a wrong logits pipeline with their first step."""
+
+    def __init__(self, inner: Drafter, law: Callable[[SequenceState], Lawgiving]) -> None:
+        super().__init__(inner)
+        self._law = law
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        for item in batch:
+            if not isinstance(item.sequence.law, WrappedLaw):
+                item.sequence.law = self._law(item.sequence)
+        return super().propose(batch, budgets, noise)
+
+
+@dataclass(frozen=True)
+class FaultySpec(DrafterSpec):
+    """Makes the drafter of ``inner``, its sequences' pipelines replaced as a ``Fault`` says."""
+
+    inner: DrafterSpec
+    law: Callable[[SequenceState], Lawgiving]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.inner.name
+
+    def needs(self, context: DrafterContext) -> Needs:
+        return self.inner.needs(context)
+
+    def make(self, context: DrafterContext) -> Drafter:
+        return _FaultyDrafter(self.inner.make(context), self.law)
 
 
 FAULTS = {
@@ -134,4 +164,4 @@ FAULTS = {
         NoSubtraction,
         SharedDraws,
     )
-} | {"stale-penalties": Fault("stale-penalties", spoil=stale_penalties)}
+} | {"stale-penalties": Fault("stale-penalties", law=_stale_penalties)}

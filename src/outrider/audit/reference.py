@@ -1,4 +1,4 @@
-"""The model that the audit compares with: transformers' own, in fp32."""
+"""transformers' model of a checkpoint in fp32, which the audit compares with."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..models.weights import open_source, plain, quantized
 
 
 def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
-    """transformers' model of the checkpoint in ``folder``, in fp32, quantised by ``recipe``.
+    """Return transformers' model of the checkpoint in ``folder``, quantised by ``recipe``, in fp32.
 
-    Quantised weights and GGUF files are dequantised by Outrider's readers: transformers needs other
-    packages for most of them, and what is audited is the decoding.
+    Outrider's readers dequantise quantised weights and GGUF files: transformers needs other
+    packages for most of them, and the audit is about decoding.
 
     Raises:
-        ModelError: the checkpoint cannot be read; or it is a quantised mixture of experts.
+        ModelError: the checkpoint cannot be read, or is a quantised mixture of experts.
     """
     config = read_config(folder)
     if recipe is None and not is_gguf(folder) and not getattr(config, "quantization_config", None):
@@ -37,14 +37,14 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
     with torch.no_grad():
         source = open_source(folder, architecture)
         for name, weight in model.named_parameters():
-            size = tuple(weight.shape)
-            made = recipe_of(name, recipe, architecture.tied)
-            if made is not None:
-                few = quantized(source, name, (size[0], size[1]), made)
-                found = few.dequantized(torch.float32)
-            elif len(size) == 2:
-                found = plain(source.matrix(name, (size[0], size[1]), torch.float32), torch.float32)
+            if weight.dim() == 1:
+                weight.copy_(source.get(name, tuple(weight.shape), torch.float32))
+                continue
+            outputs, inputs = weight.shape
+            own = recipe_of(name, recipe, architecture.tied)
+            if own is None:
+                matrix = source.matrix(name, (outputs, inputs), torch.float32)
             else:
-                found = source.get(name, size, torch.float32)
-            weight.copy_(found)
+                matrix = quantized(source, name, (outputs, inputs), own)
+            weight.copy_(plain(matrix, torch.float32))
     return model

@@ -1,4 +1,4 @@
-"""The same requests, plain and speculative, in many mixes: the same tokens or a difference."""
+"""Requests and engines of the equality check: every option, in many mixes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 
 import torch
 
-from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
+from ..drafters.registry import find_drafter
 from ..errors import NumericalError
 from ..llm import LLM
-from ..sampling.draws import Noise
-from ..types import Draft, DraftBudget, SamplingParams, Scheduled
-from .record import PENALTIES
+from ..types import SamplingParams
+from .adversary import AdversarySpec, Answers
+from .contexts import PENALTIES
+from .faults import Fault, FaultySpec
 
 MOST_ALLOWED = 200
 
 
 def unlike_before(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """A custom processor that depends on the tokens before: the last two are made unlikely."""
+    """Return logits with the last two tokens made unlikely: a processor that needs the text."""
     out = logits.clone()
     out[ids[-2:]] -= 3
     return out
@@ -36,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all of them": {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
     "min_tokens": {"temperature": 1.0, "min_tokens": 16, "ignore_eos": False},
     "penalties": {"temperature": 0.8, **PENALTIES},
-    # Below 0 they draw the text to what was just said, so that a stale count shows at once.
+    # Below 0 they favour what was just emitted, so a stale count shows at once.
     "penalties below 0": {"temperature": 1.0, "presence_penalty": -2.0, "frequency_penalty": -2.0},
     "penalties below 0, T 1.3": {"temperature": 1.3, "frequency_penalty": -2.0, "min_p": 0.001},
     "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.3},
@@ -69,7 +70,7 @@ PAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class Ask:
-    """One request; its seed is no other's."""
+    """One request, with a seed of its own."""
 
     option: str
     prompt: tuple[int, ...]
@@ -78,8 +79,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Mix:
-    """One way to run them: ``batch`` at once, prompts in pieces of ``chunk``, drafts ``length``
-    long; ``tight`` gives so little memory that sequences are preempted.
+    """One way to run the requests.
+
+    ``batch`` at once, prompts in chunks of ``chunk`` tokens, drafts of ``length``; ``tight`` leaves
+    so little memory that sequences are preempted.
     """
 
     drafter: str
@@ -120,95 +123,32 @@ def asks(
     text: bool,
     rng: random.Random,
 ) -> list[Ask]:
-    """Every prompt under every option with so many seeds, in mixed order.
+    """Return every prompt under every option with ``seeds`` seeds, in random order.
 
     Args:
-        vocabulary: the model's; what the options say of ids beyond it is left out.
-        text: whether the model has a tokenizer, for ``TEXT_OPTIONS``.
+        prompts: token ids.
+        tokens: length of the outputs.
+        seeds: of each prompt and option.
+        vocabulary: the model's; ids of options beyond it are left out.
+        text: the model has a tokenizer, for ``TEXT_OPTIONS``.
+        rng: draws seeds and order.
     """
     options = OPTIONS | (TEXT_OPTIONS if text else {})
     numbers = rng.sample(range(2**53), len(prompts) * len(options) * seeds)
-    found = []
+    requests = []
     for number, seed in enumerate(numbers):
         option = list(options)[number % len(options)]
         prompt = tuple(prompts[number // len(options) % len(prompts)])
-        given = {"ignore_eos": True, "max_tokens": tokens, **options[option]}
-        if "allowed_token_ids" in given:
-            given["allowed_token_ids"] = [i for i in given["allowed_token_ids"] if i < vocabulary]
-        if "logit_bias" in given:
-            bias = given["logit_bias"].items()
-            given["logit_bias"] = {i: b for i, b in bias if i < vocabulary}
-        given["min_tokens"] = min(tokens, given.get("min_tokens", 0))
-        found.append(Ask(option, prompt, SamplingParams(seed=seed, **given)))
-    rng.shuffle(found)
-    return found
-
-
-Answers = dict[int, list[list[int]]]  # the samples' ids by seed
-
-
-class Branches(Drafter):
-    """A drafter of trees that knows what plain decoding said, and hides it among wrong branches.
-
-    Args:
-        answers: the tokens that are to come.
-        length: how deep a tree may be; it has up to three times as many nodes.
-        vocabulary: ids that wrong branches are made of.
-    """
-
-    name = "tree"
-
-    def __init__(self, answers: Answers, length: int, vocabulary: int, rng: random.Random) -> None:
-        self.max_length, self.max_nodes = length, 3 * length
-        self._answers = answers
-        self._vocabulary = vocabulary
-        self._rng = rng
-
-    def propose(
-        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
-    ) -> Draft:
-        trees = []
-        for item, (length, _) in zip(batch, budgets, strict=True):
-            sequence = item.sequence
-            answer = self._answers[sequence.request.seed][sequence.sample_index]
-            coming = answer[sequence.num_output : sequence.num_output + length]
-            trees.append(self._tree(coming, length) if length else ([], []))
-        return Draft([tokens for tokens, _ in trees], [parents for _, parents in trees])
-
-    def _tree(self, coming: list[int], length: int) -> tuple[list[int], list[int]]:
-        """A random tree that holds the coming tokens down to a random depth."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        depths: dict[int, int] = {-1: 0}
-        path = [-1]  # the nodes of the right branch so far
-        for _ in range(self._rng.randint(1, self.max_nodes)):
-            right = len(path) <= len(coming) and self._rng.random() < 0.6
-            parent = path[-1] if right else self._rng.choice(list(depths))
-            token = coming[len(path) - 1] if right else self._rng.randrange(self._vocabulary)
-            if depths[parent] == length or (parent, token) in zip(parents, tokens, strict=True):
-                continue
-            if right:
-                path.append(len(tokens))
-            depths[len(tokens)] = depths[parent] + 1
-            tokens.append(token)
-            parents.append(parent)
-        return tokens, parents
-
-
-@dataclass(frozen=True)
-class BranchesSpec(DrafterSpec):
-    """Makes ``Branches`` of these answers."""
-
-    name = Branches.name
-    answers: Answers
-    rng: random.Random
-
-    def needs(self, context: DrafterContext) -> Needs:
-        return Needs(max_nodes=3 * context.config.num_speculative_tokens)
-
-    def make(self, context: DrafterContext) -> Branches:
-        length = context.config.num_speculative_tokens
-        return Branches(self.answers, length, context.model.shape.vocab_size, self.rng)
+        values = {"ignore_eos": True, "max_tokens": tokens, **options[option]}
+        if "allowed_token_ids" in values:
+            values["allowed_token_ids"] = [i for i in values["allowed_token_ids"] if i < vocabulary]
+        if "logit_bias" in values:
+            bias = values["logit_bias"].items()
+            values["logit_bias"] = {i: b for i, b in bias if i < vocabulary}
+        values["min_tokens"] = min(tokens, values.get("min_tokens", 0))
+        requests.append(Ask(option, prompt, SamplingParams(seed=seed, **values)))
+    rng.shuffle(requests)
+    return requests
 
 
 def open_mix(
@@ -218,30 +158,37 @@ def open_mix(
     answers: Answers,
     longest: int,
     rng: random.Random,
+    fault: Fault,
 ) -> LLM:
-    """An engine for one mix.
+    """Return an engine for one mix.
 
     Args:
-        options: those of every engine: model, dtype, and the drafter's folder where there is one.
-        page_bytes: what a page of its cache takes.
+        mix: how it runs.
+        options: those of every engine: model, dtype and drafter.
+        page_bytes: of a page of its cache.
+        answers: the outputs of plain decoding, for trees.
         longest: the longest request, prompt and output, in tokens.
+        rng: draws the trees.
+        fault: an error put in on purpose.
     """
-    given = dict(options)
+    values = dict(options)
     if mix.drafter == "tree":
-        given["drafter"] = BranchesSpec(answers, rng)
+        values["drafter"] = AdversarySpec("ragged", answers, rng)
     elif mix.drafter != "model":
-        given["drafter"] = "ngram" if mix.drafter == "ngram" else None
-    given |= {"num_speculative_tokens": mix.length, "max_num_seqs": mix.batch,
+        values["drafter"] = mix.drafter
+    if fault.law is not None:
+        values["drafter"] = FaultySpec(find_drafter(values["drafter"], values["model"]), fault.law)
+    values |= {"num_speculative_tokens": mix.length, "max_num_seqs": mix.batch,
               "max_num_batched_tokens": mix.chunk}  # fmt: skip
     if mix.tight:
-        # Room for half of them: the younger ones are thrown out as the older ones grow.
+        # Room for half of them: as the older sequences grow, the younger ones are preempted.
         pages = max(longest // PAGE_SIZE + 2, mix.batch * longest // PAGE_SIZE // 2)
-        given["memory"] = page_bytes * max(3, pages + 1)
-    return LLM(**given)
+        values["memory"] = page_bytes * max(3, pages + 1)
+    return LLM(**values)
 
 
 def decode(llm: LLM, queued: Sequence[Ask], batch: int) -> Iterator[tuple[Ask, list[list[int]]]]:
-    """Each request's samples; up to ``batch`` times four are given to the engine at a time.
+    """Yield each request with the ids of its samples; ``4 * batch`` requests are queued at a time.
 
     Raises:
         NumericalError: a request failed.

@@ -1,15 +1,15 @@
-"""Does a rule emit the target's law? Counts against the oracle, with a bound and no approximation.
+"""Tests whether a rule emits the target's distribution: counts against the oracle, by a bound.
 
-The counts of n draws over m possible outcomes, whose probabilities p are known, are held against p
-by the set A of outcomes that stands out most:
+Counts of n draws over m possible outcomes of known probabilities p are compared with p by the set
+A of outcomes that deviates most:
 
-    S = max over A of n KL(seen(A) || p(A)),  KL of two Bernoulli laws
+    S = max over A of n KL(seen(A) || p(A)),  KL of two Bernoulli distributions
 
-For one set P(S_A >= s) <= 2 exp(-s) (Chernoff; Hoeffding 1956 where the draws have different laws
-with mean p, as counts of several contexts added up have); there are 2^m sets, A and its complement
-being one. So S above m log 2 + log(1 / alpha) is a false alarm with probability alpha at most. The
-set is looked for among those of the outcomes with the largest seen / p: one of them is where the
-two laws differ by their total variation, and since KL >= 2 TV^2 (Pinsker), an error of total
+For one set P(S_A >= s) <= 2 exp(-s) (Chernoff; Hoeffding 1956 where the draws have different
+distributions with mean p, as the sum over contexts has). There are 2^m sets, and A and its
+complement count as one. So S above m log 2 + log(1 / alpha) is a false alarm with probability alpha
+at most. The search tries the sets of outcomes with the largest seen / p: on one of them the two
+distributions differ by their total variation, and since KL >= 2 TV^2 (Pinsker), an error of total
 variation 2 sqrt(threshold / (2 n)) or more is seen with probability 1 - alpha at least.
 """
 
@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.draws import SharedNoise
 from ..sampling.law import Laws
-from ..sampling.oracle import Law
 from ..types import Draft, Row
-from .record import WIDTH, Recorded
+from .contexts import WIDTH, Recorded
+from .oracle import Law
 
 CHUNK = 2**13  # draws that go through a rule at once
 BASE = 100  # tokens committed when each step of a trial begins
@@ -39,9 +39,9 @@ Counts = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison of counts with a law: ``statistic`` above ``threshold`` is an error.
+    """One comparison of counts with a distribution: ``statistic`` above ``threshold`` is an error.
 
-    ``visible`` is the total variation that would have been seen for sure, but for ``alpha``.
+    ``visible`` is the total variation that is detected with probability 1 - alpha.
     """
 
     what: str
@@ -57,10 +57,12 @@ class Finding:
 
 
 def hold(what: str, counts: Counts, law: Law, alpha: float) -> Finding:
-    """Compare counts with the law they should come from, at false alarm ``alpha``.
+    """Return the comparison of counts with the distribution they should have.
 
     Args:
+        what: the comparison, for reports.
         counts, law: of one shape; the law sums to 1.
+        alpha: bound on the probability of a false alarm.
     """
     seen, p = counts.ravel(), law.ravel()
     n = int(seen.sum())
@@ -74,24 +76,27 @@ def hold(what: str, counts: Counts, law: Law, alpha: float) -> Finding:
     statistic = n * float(terms.max(initial=0.0))
     if bool((seen[p == 0] > 0).any()):
         statistic = math.inf  # an outcome that the law excludes
-    share = seen / n
-    variation = float(np.abs(share - p).sum() / 2)
+    variation = float(np.abs(seen / n - p).sum() / 2)
     return Finding(what, n, statistic, threshold, 2 * math.sqrt(threshold / 2 / n), variation)
 
 
 def _term(x: Counts, y: Counts) -> Counts:
-    """x log(x / y), 0 where x is."""
+    """Return x log(x / y), 0 where x is 0."""
     return np.asarray(np.where(x > 0, x * np.log(x / y), 0.0), np.float64)
 
 
 def emitted(
     rule: AcceptanceRule, context: Recorded, certain: bool, seeds: list[int]
 ) -> NDArray[np.int64]:
-    """What one step of ``rule`` emits with drafts of two tokens: int64 [seeds, 3], -1 behind it.
+    """Return the tokens of one step of ``rule`` with drafts of two tokens: int64 [seeds, 3].
 
     Args:
-        certain: draft the context's own two tokens, not the drafter's draws.
+        rule: the acceptance rule.
+        context: its logits.
+        certain: draft the context's own two tokens instead of the drafter's draws.
         seeds: one for each draw.
+
+    Tokens after those that the step emits are -1.
     """
     n, device = len(seeds), torch.device("cpu")
     shared = SharedNoise(WIDTH, device)
@@ -112,16 +117,16 @@ def emitted(
     z_p = torch.stack((root.expand(n, -1), one[first], two[first, second]), 1).reshape(3 * n, -1)
     ordered = [row for triple in zip(*rows, strict=True) for row in triple]
     verdict = rule(Laws(z_p, ordered, list(range(0, 3 * n, 3))), draft, shared)
-    lengths = np.array([len(tokens) for tokens in verdict.tokens])
-    found = np.full((n, 3), -1)
-    found[np.arange(3) < lengths[:, None]] = [t for tokens in verdict.tokens for t in tokens]
-    return found
+    lengths = np.array([len(emitted) for emitted in verdict.tokens])
+    tokens = np.full((n, 3), -1)
+    tokens[np.arange(3) < lengths[:, None]] = [t for emitted in verdict.tokens for t in emitted]
+    return tokens
 
 
 def continued(tokens: NDArray[np.int64], joint: Law, rng: np.random.Generator) -> Counts:
-    """Counts of the next three tokens, what is missing drawn from the oracle: as ``joint``.
+    """Return counts of the next three tokens, of the shape of ``joint``.
 
-    What follows a token that the target never says is counted as token 0.
+    Missing tokens are drawn from the oracle; after a token of probability 0 they count as token 0.
     """
     for i in (1, 2):
         law = joint.sum(tuple(range(i + 1, 3)))  # of the first i + 1 tokens
@@ -134,13 +139,13 @@ def continued(tokens: NDArray[np.int64], joint: Law, rng: np.random.Generator) -
 
 
 def kinds(contexts: list[Recorded]) -> dict[str, bool]:
-    """Which drafts a rule is tried with: their name, and whether they are certain."""
+    """Return the kinds of drafts a rule is tried with, and whether they are certain."""
     drawn = {"drafted by the model": False} if contexts[0].drafter is not None else {}
     return drawn | {"certain drafts": True}
 
 
 def comparisons(contexts: list[Recorded], rules: int) -> int:
-    """How many comparisons ``try_rule`` makes for so many rules: the false alarm is shared out."""
+    """Return how many comparisons ``try_rule`` makes for so many rules."""
     return rules * len(kinds(contexts)) * 3 * (len(contexts) + 1)
 
 
@@ -151,14 +156,14 @@ def try_rule(
     alpha: float,
     rng: np.random.Generator,
 ) -> Iterator[Finding]:
-    """Hold what ``rule`` emits in each context, and in all of them together, against the oracle.
+    """Compare what ``rule`` emits in each context, and in all together, with the oracle.
 
-    The laws of the first token, of the first two and of all three; together, outcomes are added up
-    by rank in the target's law, where errors of one kind fall together.
+    Comparisons are of the first token, the first two and all three. Sums over contexts add outcomes
+    of the same rank in the target's distribution, where errors of one kind add up.
 
     Args:
         draws: of each context.
-        alpha: the false alarm of one comparison.
+        alpha: the probability of a false alarm of one comparison.
     """
     for kind, certain in kinds(contexts).items():
         total: Counts = np.zeros((WIDTH,) * 3)
@@ -177,8 +182,8 @@ def try_rule(
         yield from _levels(f"{rule.name}, {kind}, all contexts", total, law, alpha)
 
 
-def _levels(what: str, counts: Counts, law: Law, alpha: float) -> Iterator[Finding]:
+def _levels(name: str, counts: Counts, law: Law, alpha: float) -> Iterator[Finding]:
     for level in (1, 2, 3):
         rest = tuple(range(level, 3))
-        named = f"{what}, first {level} {'token' if level == 1 else 'tokens'}"
-        yield hold(named, counts.sum(rest), law.sum(rest), alpha)
+        level_name = f"{name}, first {level} {'token' if level == 1 else 'tokens'}"
+        yield hold(level_name, counts.sum(rest), law.sum(rest), alpha)

@@ -1,13 +1,14 @@
-"""The audit of a pair: is anything lost by speculating?
+"""The audit of a pair, which tests that speculating loses nothing.
 
-(a) Plain greedy decoding says what ``transformers`` says, in fp32.
-(b) Under coupling, plain and speculative decoding give the same tokens: many mixes of drafters,
-    draft lengths, trees, batches, options and seeds. fp32.
-(c) Each acceptance rule emits the target's law: on contexts recorded from the pair, against laws
-    recomputed from raw logits in float64. One bound on the false alarms of all comparisons.
+(a) Plain greedy decoding gives the tokens of ``transformers``, in fp32.
+(b) Under coupling, plain and speculative decoding give the same tokens, in fp32: many mixes of
+    drafters, draft lengths, trees, batches, options and seeds.
+(c) Each acceptance rule emits the target's distribution: on contexts recorded from the pair,
+    against distributions recomputed from raw logits in float64. One bound holds for the false
+    alarms of all comparisons.
 
-Where outputs part, ``ties`` measures what rounding moves: a gap within that is a numerical tie, and
-so is counted; anything else is a violation.
+Where outputs differ, ``ties`` measures the effect of rounding: a gap within that counts as a
+numerical tie, anything else as a violation.
 """
 
 from __future__ import annotations
@@ -29,30 +30,32 @@ from ..models.families import Folder, find_folder, read_config, read_shape
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import RULES, make_rule
 from ..sampling.seeds import fresh_seed
-from ..text.template import TextCodec, has_tokenizer
+from ..text.codec import TextCodec, has_tokenizer
 from ..types import Request, SamplingParams
+from .contexts import LAW_ERROR, record
 from .faults import Fault
-from .record import LAW_ERROR, record
+from .outcome import Check, Report, visible_error
 from .reference import transformers_model
-from .report import Check, Report, visible_error
 from .sweep import MIXES, MORE_MIXES, TEXT_OPTIONS, Ask, Mix, asks, decode, open_mix
 from .ties import Difference, compare
 from .trial import comparisons, try_rule
 
 FALSE_ALARM = 1e-6
-"""Of all statistical comparisons of an audit together."""
+"""Probability of any false alarm in the statistical comparisons of an audit."""
 LARGEST_TIE = 1e-3
-"""More than this between two scores z + g is no numerical tie, whatever was measured (fp32)."""
+"""Largest gap between two scores z + g that may be a numerical tie in fp32."""
 CONTEXT = 48  # tokens of a recorded context
-LARGEST_DRAFT = 16  # room for drafts behind the longest request
+LARGEST_DRAFT = 16  # room for drafts after the longest request
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is tested: prompts of so many tokens at most, output tokens, seeds of each prompt
-    and option, ways to run them, recorded contexts, and draws of each context, draft and rule.
+    """The size of an audit.
+
+    Prompts and their longest length, output tokens, seeds of each prompt and option, mixes to run,
+    recorded contexts, and draws of each context, kind of draft and rule.
     """
 
     name: str
@@ -70,15 +73,15 @@ THOROUGH = Size("thorough", 16, 256, 64, 2, MORE_MIXES, 64, 2**16)
 
 
 class Audit:
-    """One audit under way.
+    """One audit.
 
     Args:
         model: the target, a checkpoint's folder or hub name.
         drafter: as for ``LLM``.
         prompts: texts or token ids, to be cut to ``size.prompt_tokens``.
-        seed: everything drawn depends on it.
-        fault: what is made wrong on purpose.
-        progress: told what is under way.
+        seed: of everything that is drawn.
+        fault: an error put in on purpose.
+        progress: called with the current activity.
         options: ``quantization``, ``drafter_quantization``, ``drafter_window`` and ``preset``, as
             for ``LLM``.
 
@@ -102,14 +105,14 @@ class Audit:
         self.fault = fault
         self.progress = progress
         self._python, self._numpy = random.Random(seed), np.random.default_rng(seed)
-        asked = options.get("quantization")
-        self._recipe = None if asked is None else Recipe.parse(asked)
+        quantization = options.get("quantization")
+        self._recipe = None if quantization is None else Recipe.parse(quantization)
         self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **options}
         context = read_shape(read_config(self.folder), self.folder).context
         longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)
         self._options["max_model_len"] = longest
-        most = longest - size.tokens - LARGEST_DRAFT
-        if most < 1:
+        room = longest - size.tokens - LARGEST_DRAFT
+        if room < 1:
             needed = size.tokens + LARGEST_DRAFT + 1
             raise ConfigError(
                 f"{self.folder} has a context of {context} tokens, and this audit needs {needed}; "
@@ -122,7 +125,7 @@ class Audit:
                 "it and there is nothing to audit."
             )
         self._options["drafter"] = drafter
-        self.prompts = [self._encode(p)[:most] for p in prompts[: size.prompts]]
+        self.prompts = [self._encode(p)[:room] for p in prompts[: size.prompts]]
         self.longest = max(len(p) for p in self.prompts) + size.tokens
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
@@ -130,11 +133,11 @@ class Audit:
             return list(prompt)
         if has_tokenizer(self.folder):
             return TextCodec(self.folder).encode(prompt)
-        # A model without text is asked to go on after the text's bytes.
+        # A model without a tokenizer gets the text's bytes as ids.
         return [b % self.plain.engine.model.shape.vocab_size for b in prompt.encode()]
 
     def against_transformers(self) -> Check:
-        """(a): teacher-forced, so that one forward of theirs judges all tokens of a prompt."""
+        """Return check (a): one forward of transformers judges all tokens of a prompt."""
         self.progress("plain decoding against transformers")
         check = Check("greedy", "plain greedy decoding says what transformers says, fp32")
         theirs = transformers_model(self.folder, self._recipe)
@@ -143,19 +146,19 @@ class Audit:
             ids = self.plain.generate([prompt], params)[0].outputs[0].token_ids
             with torch.inference_mode():
                 logits = theirs(torch.tensor([prompt + ids[:-1]])).logits[0, len(prompt) - 1 :]
-            check.compared(len(ids))
+            check.tested += len(ids)
             for at, token in enumerate(logits.argmax(-1).tolist()):
-                said = ids[: at + 1]
-                found = compare(self.plain, prompt, params, [*ids[:at], token], said, seed=0)
-                if found is not None:
-                    # What two implementations may differ by is not measured by row counts.
-                    gap = max(found.gap, float(logits[at].max() - logits[at, ids[at]]))
-                    close = gap <= LARGEST_TIE
-                    self._note(check, replace(found, gap=gap, is_tie=close), f"prompt {prompt[:3]}")
+                ours, expected = ids[: at + 1], [*ids[:at], token]
+                difference = compare(self.plain, prompt, params, expected, ours, seed=0)
+                if difference is not None:
+                    # Row counts do not measure the difference of two implementations.
+                    gap = max(difference.gap, float(logits[at].max() - logits[at, ids[at]]))
+                    tie = replace(difference, gap=gap, is_tie=gap <= LARGEST_TIE)
+                    self._record(check, tie, f"prompt {prompt[:3]}")
         return check
 
     def equality(self) -> Check:
-        """(b): every mix against plain decoding of one request at a time."""
+        """Return check (b): every mix against plain decoding of one request at a time."""
         check = Check(
             "equality", "the same seed gives the same tokens, plain and speculative, fp32"
         )
@@ -165,48 +168,53 @@ class Audit:
         )
         self.progress("plain decoding, one request at a time")
         answers = {
-            a.params.seed or 0: ids for ask in queued for a, ids in decode(self.plain, [ask], 1)
+            (ask.params.seed or 0, index): ids
+            for ask in queued
+            for _, samples in decode(self.plain, [ask], 1)
+            for index, ids in enumerate(samples)
         }
         for mix in self.size.mixes:
-            if mix.drafter == "model" and not self._has_model:
-                continue
-            if mix.drafter == "tree" and not self.plain.engine.model.trees:
+            if not self._can_run(mix):
                 continue
             self.progress(f"speculative decoding: {mix}")
             llm = open_mix(
-                mix, self._options, self._page_bytes(mix), answers, self.longest, self._python
-            )
-            if self.fault.spoil is not None:
-                self.fault.spoil(llm.engine)
+                mix, self._options, self._page_bytes(mix), answers, self.longest, self._python,
+                self.fault,
+            )  # fmt: skip
             for ask, samples in decode(llm, queued, mix.batch):
                 for index, ids in enumerate(samples):
-                    check.compared(len(ids))
-                    self._judge(check, mix, ask, index, answers[ask.params.seed or 0][index], ids)
-            check.counts(str(mix), llm.engine.counts)
+                    check.tested += len(ids)
+                    expected = answers[ask.params.seed or 0, index]
+                    self._judge(check, f"{mix}, {ask.option}", ask, index, expected, ids)
+            counts = llm.engine.counts
+            check.runs.append((str(mix), counts.drafted, counts.accepted))
         return check
 
     def _judge(
-        self, check: Check, mix: Mix, ask: Ask, index: int, expected: list[int], got: list[int]
+        self, check: Check, name: str, ask: Ask, index: int, expected: list[int], got: list[int]
     ) -> None:
         seed = ask.params.seed or 0
-        found = compare(
+        difference = compare(
             self.plain, ask.prompt, ask.params, expected, got, seed=seed, sample_index=index
         )
-        if found is not None:
-            tie = found.is_tie and found.measured <= LARGEST_TIE
-            where = f"{mix}, {ask.option}, seed {seed}, sample {index}"
-            self._note(check, replace(found, is_tie=tie), where)
+        if difference is not None:
+            tie = difference.is_tie and difference.measured <= LARGEST_TIE
+            where = f"{name}, seed {seed}, sample {index}"
+            self._record(check, replace(difference, is_tie=tie), where)
 
-    def _note(self, check: Check, found: Difference, where: str) -> None:
+    @staticmethod
+    def _record(check: Check, difference: Difference, where: str) -> None:
+        """Add a difference to the ties or violations of ``check``."""
+        first, second = difference.tokens
         text = (
-            f"{where}: token {found.tokens[0]} or {found.tokens[1]} at position {found.position}, "
-            f"gap {found.gap:.3g}, measured noise {found.measured:.3g}"
+            f"{where}: token {first} or {second} at position {difference.position}, "
+            f"gap {difference.gap:.3g}, measured noise {difference.measured:.3g}"
         )
-        (check.ties if found.is_tie else check.violations).append(text)
+        (check.ties if difference.is_tie else check.violations).append(text)
 
     @property
     def _writes_json(self) -> bool:
-        """Whether the model has the words and the end that options on text need."""
+        """Whether the model has the words and the end that ``TEXT_OPTIONS`` need."""
         params = SamplingParams(**TEXT_OPTIONS["JSON schema"])
         eos = self.plain.engine.model.shape.eos_token_ids
         try:
@@ -216,30 +224,32 @@ class Audit:
         return True
 
     def _page_bytes(self, mix: Mix) -> int:
-        """What a page of cache takes in the engine of a mix, target and drafter together."""
+        """Return the bytes of a page in the engine of a mix, target and drafter together."""
         budget = (self._drafting if mix.drafter == "model" else self.plain).engine.budget
         return (budget.target_bytes + budget.drafter_bytes) // budget.pages
 
-    @property
-    def _has_model(self) -> bool:
-        return self._drafting.drafter.name == ModelSpec.name
+    def _can_run(self, mix: Mix) -> bool:
+        """Return whether the pair has what the drafter of ``mix`` needs."""
+        if mix.drafter == "tree":
+            return self.plain.engine.model.trees
+        return mix.drafter != "model" or self._drafting.drafter.name == ModelSpec.name
 
     @cached_property
     def _drafting(self) -> LLM:
-        """An engine with the pair's drafter; made once."""
+        """An engine with the pair's drafter."""
         return LLM(**self._options)
 
     def laws(self) -> Check:
-        """(c): the engine's own rules over recorded contexts."""
+        """Return check (c): the engine's own rules over recorded contexts."""
         self.progress("recording contexts")
         size = self.size
         check = Check("laws", "each acceptance rule emits the target's law")
         contexts = self._contexts()
         engine = self._drafting.engine
-        recorded, wrong = record(engine.model, engine.drafter.model, contexts, self._numpy)
-        if wrong > LAW_ERROR:
+        recorded, error = record(engine.model, engine.drafter.model, contexts, self._numpy)
+        if error > LAW_ERROR:
             check.violations.append(
-                f"a processed law is {wrong:.3g} (total variation) from the oracle's"
+                f"a processed law is {error:.3g} (total variation) from the oracle's"
             )
         if 2 * len(recorded) < len(contexts):
             check.violations.append(
@@ -252,19 +262,19 @@ class Audit:
         alpha = FALSE_ALARM / comparisons(recorded, len(rules))
         for rule in rules:
             self.progress(f"rule {rule.name}: {len(recorded)} contexts x {size.draws} draws")
-            for found in try_rule(rule, recorded, size.draws, alpha, self._numpy):
-                check.compared(1)
-                check.findings.append(found)
-                if found.wrong:
-                    check.violations.append(
-                        f"{found.what}: total variation {found.variation:.3g} over {found.draws} "
-                        f"draws, statistic {found.statistic:.3g} above {found.threshold:.3g}"
-                    )
+            check.findings += try_rule(rule, recorded, size.draws, alpha, self._numpy)
+        check.tested = len(check.findings)
+        check.violations += [
+            f"{f.what}: total variation {f.variation:.3g} over {f.draws} draws, statistic "
+            f"{f.statistic:.3g} above {f.threshold:.3g}"
+            for f in check.findings
+            if f.wrong
+        ]
         check.contexts = len(recorded)
         return check
 
     def _contexts(self) -> list[list[int]]:
-        """Ends of texts that the target wrote, cut anywhere."""
+        """Return ends of texts that the target wrote, cut at random positions."""
         params = [
             SamplingParams(
                 temperature=1.0, max_tokens=self.size.tokens, ignore_eos=True,
@@ -276,12 +286,12 @@ class Audit:
             o.prompt_token_ids + o.outputs[0].token_ids
             for o in self._drafting.generate(self.prompts, params)
         ]
-        found = []
+        contexts = []
         for i in range(self.size.contexts):
             text = texts[i % len(texts)]
             end = int(self._numpy.integers(1, len(text) + 1))
-            found.append(text[max(0, end - CONTEXT) : end])
-        return found
+            contexts.append(text[max(0, end - CONTEXT) : end])
+        return contexts
 
 
 def verify(
@@ -294,15 +304,15 @@ def verify(
     progress: Progress = lambda _: None,
     **options: int | str | None,
 ) -> Report:
-    """Audit a pair, see the module's docstring.
+    """Return the report of an audit of a pair, see the module's docstring.
 
     Args:
         model, drafter: as for ``LLM``.
         prompts: texts or token ids; a text's bytes are the ids for a model without a tokenizer.
         size: ``QUICK``, ``THOROUGH`` or another.
-        seed: 0 and up; None takes a fresh one. The report has it.
-        fault: a wrong rule, to see whether the audit catches it.
-        progress: called with a line whenever something new is under way.
+        seed: 0 and up; None takes a fresh one, which the report shows.
+        fault: an error put in on purpose, which the audit should catch.
+        progress: called with each new activity.
         options: ``quantization``, ``drafter_quantization``, ``drafter_window`` and ``preset``, as
             for ``LLM``.
 

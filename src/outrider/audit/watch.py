@@ -1,8 +1,8 @@
-"""One request, watched while the engine runs it as always, step by step.
+"""Records the decode steps of one request while the engine runs it as always.
 
-The engine needs no hook for this: what a step drafts and commits goes through the drafter, so one
-that passes every call on to the engine's own sees it; and the target and a drafter with laws both
-apply the sequence's law to their logits, so a law that keeps what it gives has them all.
+The engine needs no hook. A wrapper around its drafter sees what each step drafts and commits.
+Target and drafter both send their logits through the sequence's pipeline, so a wrapper around that
+sees the processed logits.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ..types import (
     Verdict,
 )  # fmt: skip
 from ..types import Sequence as Sample
-from .wrapped import WrappedLaw
+from .wrapped import WrappedDrafter, WrappedLaw
 
 SEARCHED = 64
-"""How many steps are searched for one that shows both an accepted and a rejected token."""
+"""Steps that are searched for one with both an accepted and a rejected token."""
 
 Path = tuple[int, ...]
 """Draft tokens between the committed text and a position."""
@@ -41,17 +41,17 @@ Path = tuple[int, ...]
 
 @dataclass
 class Step:
-    """A decode step as it happened.
+    """One decode step.
 
     Args:
-        number: 1 and up; the prompt's own pass is no decode step.
-        tokens: the committed ids before it.
-        room: how many tokens could be drafted.
-        target, drafter: their laws by path: z, fp32 [vocabulary].
-        draft: what was drafted, a chain.
-        standing: how many of these are the target's own tokens.
-        emitted: what was committed.
-        finished: the output ended with that.
+        number: 1 and up; the prompt's pass is no decode step.
+        tokens: the committed ids before the step.
+        room: most tokens that could be drafted.
+        target, drafter: their processed logits by path: z, fp32 [vocabulary].
+        draft: the draft, a chain.
+        standing: how many tokens of the draft are the target's own.
+        emitted: the committed tokens.
+        finished: the output ended with them.
     """
 
     number: int
@@ -66,42 +66,40 @@ class Step:
 
     @property
     def mixed(self) -> bool:
-        """One draft token was accepted and one rejected."""
+        """True if one draft token was accepted and one rejected."""
         return 0 < self.standing < min(len(self.draft), len(self.emitted))
 
 
 class _WatchedLaw(WrappedLaw):
-    """A sequence's law that keeps a copy of every law it gives."""
+    """A logits pipeline that keeps a copy of every row it returns, by path."""
 
-    def __init__(self, law: Lawgiving) -> None:
-        super().__init__(law)
-        self.keep: dict[Path, torch.Tensor] = {}
+    def __init__(self, inner: Lawgiving) -> None:
+        super().__init__(inner)
+        self.rows: dict[Path, torch.Tensor] = {}
 
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
         z = super().apply(logits, tokens, paths)
         for row, path in zip(z, paths, strict=True):
-            self.keep[tuple(path)] = row.clone()
+            self.rows[tuple(path)] = row.clone()
         return z
 
 
-class Watch(Drafter):
-    """The engine's drafter with an eye on the only sequence.
+class Watch(WrappedDrafter):
+    """A drafter around the engine's that records the steps of the only sequence.
 
     Args:
-        inner: the drafter to watch.
-        wanted: the number of the step to find; None for the first that is ``mixed``.
+        inner: the engine's drafter.
+        number: of the step to find; None for the first that is ``mixed``.
     """
 
-    def __init__(self, inner: Drafter, wanted: int | None) -> None:
-        self.name, self.target_layers = inner.name, inner.target_layers
-        self.max_length, self.max_nodes = inner.max_length, inner.max_nodes
-        self.inner = inner
-        self.found: Step | None = None
+    def __init__(self, inner: Drafter, number: int | None) -> None:
+        super().__init__(inner)
+        self.chosen: Step | None = None
         self.first: Step | None = None
         self.first_drafted: Step | None = None
         self.sample: Sample | None = None
         self.seen = 0
-        self._wanted = wanted
+        self._number = number
         self._law: _WatchedLaw | None = None
         self._now: Step | None = None
 
@@ -116,12 +114,12 @@ class Watch(Drafter):
         if item.samples and item.count == 1:
             self.seen += 1
             self._now = Step(self.seen, list(item.sequence.tokens), item.budget.depth)
-            self._law.keep = self._now.drafter
-        draft = self.inner.propose(batch, budgets, noise)
+            self._law.rows = self._now.drafter
+        draft = super().propose(batch, budgets, noise)
         if self._now is not None:
             _refuse_tree(draft, self.name, self.seen)
             self._now.draft = draft.tokens[0]
-            self._law.keep = self._now.target
+            self._law.rows = self._now.target
         return draft
 
     def observe(
@@ -131,9 +129,9 @@ class Watch(Drafter):
         verdict: Verdict,
         states: HiddenStates | None,
     ) -> None:
-        self.inner.observe(batch, draft, verdict, states)
+        super().observe(batch, draft, verdict, states)
         step = self._now
-        if step is None or self.found is not None:
+        if step is None or self.chosen is not None:
             return
         step.standing = len(verdict.path[0])
         step.emitted = batch[0].sequence.tokens[len(step.tokens) :]
@@ -141,11 +139,8 @@ class Watch(Drafter):
         self.first = self.first or step
         if step.draft:
             self.first_drafted = self.first_drafted or step
-        if step.number == self._wanted or (self._wanted is None and step.mixed):
-            self.found = step
-
-    def release(self, seq_id: str, ended: bool) -> None:
-        self.inner.release(seq_id, ended)
+        if step.number == self._number or (self._number is None and step.mixed):
+            self.chosen = step
 
 
 def _refuse_tree(draft: Draft, name: str, step: int) -> None:
@@ -159,7 +154,7 @@ def _refuse_tree(draft: Draft, name: str, step: int) -> None:
 def watch_step(
     llm: LLM, prompt: Prompt, temperature: float, seed: int, step: int | None = None
 ) -> Watch:
-    """Run a request until the step that is wanted has been seen, or the search is over.
+    """Run a request until the step is found or the search is over; return what was recorded.
 
     Args:
         llm: idle.
@@ -175,12 +170,12 @@ def watch_step(
     longest = min(steps, engine.max_model_len)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=longest)
     with (
-        engine.speculator.wrapped(partial(Watch, wanted=step)) as watch,
+        engine.speculator.wrapped(partial(Watch, number=step)) as watch,
         closing(llm.stream(prompt, params)) as events,  # type: ignore[type-var]
     ):
         for _, event in events:
             if event.error is not None:
                 raise NumericalError(f"the prompt failed: {event.error}")
-            if watch.found is not None or watch.seen >= last:
+            if watch.chosen is not None or watch.seen >= last:
                 break
     return watch

@@ -1,36 +1,66 @@
-"""A sequence's logits pipeline with something around it."""
+"""Wrappers that pass every call on: a base for what watches or spoils a request."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..types import Lawgiving
+from ..drafters.base import Drafter
+from ..models.base import Model
+from ..sampling.draws import Noise
+from ..types import Draft, DraftBudget, HiddenStates, Lawgiving, Scheduled, Verdict
 
 
 class WrappedLaw:
-    """Passes every call on to ``law``; without a handle it is always called from Python."""
+    """A sequence's logits pipeline around another one; without a handle, Python always calls it."""
 
     native_handle = 0
 
-    def __init__(self, law: Lawgiving) -> None:
-        self._law = law
-        self.has_grammar, self.penalises = law.has_grammar, law.penalises
+    def __init__(self, inner: Lawgiving) -> None:
+        self.inner = inner
+        self.has_grammar, self.penalises = inner.has_grammar, inner.penalises
 
     @property
     def error(self) -> str | None:
-        """Why rows are NaN after the last call of ``apply``."""
-        return self._law.error
+        return self.inner.error
 
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
-        """Process logits, see ``SequenceLaw.apply``."""
-        return self._law.apply(logits, tokens, paths)
+        return self.inner.apply(logits, tokens, paths)
 
     def masks(self, tokens: list[int], paths: Any) -> list[Any]:
-        """Return what the grammar lets come, see ``SequenceLaw.masks``."""
-        return self._law.masks(tokens, paths)
+        return self.inner.masks(tokens, paths)
 
     def fit(
         self, tokens: list[int], nodes: list[int], parents: list[int], length: int
     ) -> tuple[list[int], list[int]]:
-        """Cut a draft where the grammar refuses it, see ``SequenceLaw.fit``."""
-        return self._law.fit(tokens, nodes, parents, length)
+        return self.inner.fit(tokens, nodes, parents, length)
+
+
+class WrappedDrafter(Drafter):
+    """A drafter around another one, whose name it bears."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.name, self.target_layers = inner.name, inner.target_layers
+        self.max_length, self.max_nodes = inner.max_length, inner.max_nodes
+        self.inner = inner
+
+    @property
+    def model(self) -> Model | None:
+        return self.inner.model
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        return self.inner.propose(batch, budgets, noise)
+
+    def observe(
+        self,
+        batch: Sequence[Scheduled],
+        draft: Draft,
+        verdict: Verdict,
+        states: HiddenStates | None,
+    ) -> None:
+        self.inner.observe(batch, draft, verdict, states)
+
+    def release(self, seq_id: str, ended: bool) -> None:
+        self.inner.release(seq_id, ended)

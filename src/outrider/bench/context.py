@@ -31,7 +31,7 @@ from ..config import PRESETS
 from ..errors import ConfigError, OutriderError
 from ..llm import LLM
 from ..models.families import read_config, read_shape
-from ..text.template import TextCodec
+from ..text.codec import TextCodec
 from ..types import Counts, SamplingParams
 from .intervals import median_interval, shown
 from .offline import PLAIN, available_cores

@@ -16,7 +16,7 @@ from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.families import find_folder, read_config
 from ..params import StructuredOutputsParams
-from ..text.template import TextCodec
+from ..text.codec import TextCodec
 from ..types import Counts, Request, SamplingParams
 from .record import Sample, run
 from .replay import Planted, Replay, find_size

@@ -21,7 +21,7 @@ from ..models.base import Model
 from ..models.export import bits_per_weight
 from ..models.families import Folder, find_folder
 from ..models.rows import Segment
-from ..text.template import TextCodec
+from ..text.codec import TextCodec
 
 WINDOW = 512
 """Tokens of a window, at most the model's context."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..text.template import Message, TextCodec
+from ..text.codec import Message, TextCodec
 
 FOLDER = Path(__file__).parent / "workloads"
 CODE = "code"

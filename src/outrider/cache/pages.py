@@ -1,23 +1,23 @@
-"""Which pages of the KV cache belong to whom: counting only, no tensors."""
+"""Allocates the pages of the KV cache: counts and keys only, no tensors."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, MutableSequence, Sequence
+from itertools import takewhile
 
 NULL_PAGE = 0
-"""Page 0 belongs to nobody: padding rows write there and nobody reads it."""
+"""Page 0 is never handed out: padding rows write there and nobody reads it."""
 
 
 class PagePool:
     """Fixed-size pages, handed out one by one and counted by reference.
 
-    A page may be given a key that stands for what it holds. Such a page is found again by its key,
-    also when nobody holds it, until it is needed for something else: those given back longest ago
-    go first.
+    A page may get a key that identifies its content. Then it can be found by that key, even when
+    nobody holds it, until it is reused; pages freed longest ago are reused first.
 
     Args:
-        num_pages: pages in all, the null page included; 2 or more.
+        num_pages: all pages, the null page included; 2 or more.
         page_size: tokens a page holds.
     """
 
@@ -27,8 +27,8 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._references = [0] * num_pages
-        self._blank = set(range(1, num_pages))  # held by nobody, and worth nothing
-        self._idle: OrderedDict[int, None] = OrderedDict()  # held by nobody, found by their key
+        self._blank = set(range(1, num_pages))  # held by nobody, without a key
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the others, oldest first
         self._keys: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
 
@@ -43,14 +43,14 @@ class PagePool:
         return self.num_pages - 1
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that ``tokens`` tokens need."""
+        """Return the pages that ``tokens`` tokens need."""
         return -(-tokens // self.page_size)
 
     def grow(self, table: MutableSequence[int], tokens: int) -> bool:
         """Lengthen a page table in place until it covers ``tokens`` tokens.
 
-        Takes the page after the table's last one where it is blank: neighbours in a run can be
-        read without being gathered. Returns False, having taken nothing, when pages run out.
+        Takes the page after the table's last one if that is blank: a run of pages is read without
+        a gather. Returns False, and takes nothing, when too few pages are free.
         """
         missing = self.pages_for(tokens) - len(table)
         if missing > self.num_free:
@@ -65,19 +65,14 @@ class PagePool:
         return True
 
     def _evict(self) -> int:
-        """Make the page that was given back longest ago a blank one."""
+        """Make the page that was freed longest ago blank, and return it."""
         page, _ = self._idle.popitem(last=False)
-        self._forget(page)
+        del self._pages[self._keys.pop(page)]
         self._blank.add(page)
         return page
 
-    def _forget(self, page: int) -> None:
-        key = self._keys.pop(page, None)
-        if key is not None:
-            del self._pages[key]
-
     def _widest_start(self) -> int:
-        """A blank page with room behind it: where a new table is least likely to meet another."""
+        """Return the blank page where a new table is least likely to meet another."""
         held = [NULL_PAGE, *(i for i in range(1, self.num_pages) if i not in self._blank)]
         gaps = zip(held, [*held[1:], self.num_pages], strict=True)
         widest, at = max((end - start, -start) for start, end in gaps)
@@ -91,7 +86,7 @@ class PagePool:
             self._drop(table.pop())
 
     def name(self, page: int, key: bytes) -> None:
-        """Let a page that is held be found by ``key`` from now on, unless another page is."""
+        """Give a page that is held the key ``key``, unless either has a partner already."""
         if not self._references[page]:
             raise ValueError("a free page cannot be named")
         if key not in self._pages and page not in self._keys:
@@ -99,21 +94,15 @@ class PagePool:
             self._pages[key] = page
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
-        """The pages of the first keys, up to the first that is not found."""
-        found = []
-        for key in keys:
-            page = self._pages.get(key)
-            if page is None:
-                break
-            found.append(page)
-        return found
+        """Return the pages of the first keys, up to the first unknown key."""
+        return [self._pages[key] for key in takewhile(self._pages.__contains__, keys)]
 
     def num_idle(self, pages: Iterable[int]) -> int:
-        """How many of ``pages`` nobody holds."""
+        """Return how many of ``pages`` nobody holds."""
         return sum(not self._references[page] for page in pages)
 
     def share(self, pages: Iterable[int]) -> list[int]:
-        """Hold ``pages``, which were found or are held, once more; return them as a table."""
+        """Hold ``pages``, found by key or held already, once more; return them as a table."""
         table = list(pages)
         if any(page in self._blank for page in table):
             raise ValueError("a blank page cannot be shared")
@@ -123,7 +112,7 @@ class PagePool:
         return table
 
     def free(self, table: MutableSequence[int]) -> None:
-        """Give back every page of ``table`` and empty it, the last page first."""
+        """Free every page of ``table``, the last one first, and empty it."""
         self.truncate(table, 0)
 
     def _drop(self, page: int) -> None:
@@ -137,7 +126,7 @@ class PagePool:
                 self._blank.add(page)
 
     def check(self, tables: Iterable[MutableSequence[int]]) -> None:
-        """Assert that ``tables`` are all the tables there are and that nothing leaked."""
+        """Assert that ``tables`` hold exactly the pages in use."""
         counted = Counter(page for table in tables for page in table)
         for page in range(1, self.num_pages):
             assert counted[page] == self._references[page], (

@@ -1,4 +1,4 @@
-"""The tensors behind the pages: keys and values of one model, one tensor a layer."""
+"""The tensors of the KV cache: keys and values of one model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import torch
 class KVStore:
     """Keys and values of every layer, addressed by slot = page * page_size + offset.
 
-    ``entries`` is [layers, 2 * kv_heads, slots, head_dim], the key heads and then the value heads,
-    and ``layers`` its layers. Slots come after heads so that a run of pages is a view and not a
-    gather.
+    ``entries`` is [layers, 2 * kv_heads, slots, head_dim], key heads first, then value heads;
+    ``layers`` are its layers. Slots come after heads, so that a run of pages is a view.
     """
 
     def __init__(
@@ -26,20 +25,20 @@ class KVStore:
         self.page_size = page_size
         self.num_slots = num_pages * page_size
         shape = (num_layers, 2 * kv_heads, self.num_slots, head_dim)
-        # Zeros, because masked lanes are read too, and 0 times a NaN would not be 0.
+        # Zeros, because masked lanes are read too, and 0 times NaN is not 0.
         self.entries = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = self.entries.unbind(0)
-        # For the same reason no NaN outlives the forward that wrote it: these slots would hold one.
+        # Slots whose rows are NaN or infinite; for the same reason no NaN outlives its forward.
         self.harmed = torch.zeros(self.num_slots, dtype=torch.bool, device=device)
         self.any_harmed = False
 
     def mark(self, slots: torch.Tensor, harmed: torch.Tensor) -> None:
-        """Note which of ``slots``, just written, stand for rows that are no numbers [slots]."""
+        """Record which of ``slots``, just written, hold rows that are not finite: bool [slots]."""
         self.harmed[slots] = harmed
         self.any_harmed = bool(self.harmed.any())
 
     def release(self, key: str) -> None:
-        """Nothing is kept by sequence: pages are all there is."""
+        """Do nothing: the cache keeps no state by sequence."""
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
@@ -51,13 +50,13 @@ class KVStore:
 
 
 class Writer:
-    """Where one forward's rows go: a run of slots is a view made once, others are scattered.
+    """Writes one forward's rows to the cache: a run of slots as a view, others by scattering.
 
     Args:
-        store: whose entries to write.
+        store: the cache.
         slots: int64 [padded rows].
-        first: the first slot where the rows' slots are a run, else None.
-        count: rows that are no padding.
+        first: the first slot if the rows' slots are a run, else None.
+        count: rows without padding.
     """
 
     def __init__(self, store: KVStore, slots: torch.Tensor, first: int | None, count: int) -> None:
@@ -76,5 +75,5 @@ class Writer:
 
 
 def page_bytes(num_layers: int, kv_heads: int, head_dim: int, page_size: int, itemsize: int) -> int:
-    """Bytes that one page takes in a store of this shape."""
+    """Return the bytes of one page in a store of this shape."""
     return 2 * num_layers * kv_heads * head_dim * page_size * itemsize

@@ -28,7 +28,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..audit.report import Check, Report
+    from ..audit.outcome import Check, Report
 
 SHOWN = 5  # violations and ties of each check that are spelt out
 LARGEST_SEED = 2**64 - 1
@@ -84,7 +84,7 @@ def encoded(file: str, folder: str | Path) -> list[list[int]]:
     """Token ids of a workload file's prompts."""
     from ..bench.workload import load_workload
     from ..models.families import find_folder
-    from ..text.template import TextCodec
+    from ..text.codec import TextCodec
 
     items, codec = load_workload(file).items, TextCodec(find_folder(folder))
     return [item.encode(codec) for item in items]

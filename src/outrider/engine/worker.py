@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 from ..config import EngineConfig
 from ..drafters.base import DrafterSpec
 from ..errors import OutriderError, RequestError
-from ..text.template import TextCodec, has_tokenizer
+from ..text.codec import TextCodec, has_tokenizer
 from ..types import Event, Request, SamplingParams, Sequence
 from .build import build_engine
 from .engine import Engine

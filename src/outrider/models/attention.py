@@ -1,4 +1,4 @@
-"""Attention of any rows over pages: one kernel shape for prompts, decoding and trees."""
+"""Attention over pages: one kernel shape for the rows of prompts, decoding and trees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HIDDEN, _SEEN = np.float32(-np.inf), np.float32(0)
 
 
 def first_lane(tile: Tile, window: int | None) -> int:
-    """Where the lanes of ``tile`` begin under ``window``: the same for all rows of its length."""
+    """Return the first lane of ``tile`` under ``window``: the same for all rows of its length."""
     if window is None:
         return 0
     return max(0, tile.length - LANES - window + 1) // LANES * LANES
@@ -31,40 +31,41 @@ def capped_attention(
     scale: float,
     cap: float,
 ) -> torch.Tensor:
-    """Attention with softly bounded products, as Gemma 2 has it; tile by tile.
+    """Return attention with softly bounded products (Gemma 2), computed tile by tile.
 
     Args:
         queries: [count, kv_heads, TILE * groups, head_dim].
         keys, values: [count, kv_heads, lanes, head_dim].
         mask: [count, 1, TILE * groups, lanes].
-        scale, cap: on the products, and what bounds them then.
+        scale: multiplies the products.
+        cap: bounds the scaled products.
 
     Returns:
-        As ``queries``.
+        The shape of ``queries``.
     """
     out = []
-    for asking, key, value, hidden in zip(queries, keys, values, mask, strict=True):
+    for query, key, value, hidden in zip(queries, keys, values, mask, strict=True):
         # One tile at a time: a batched product may sum otherwise for another number of tiles.
-        products = torch.bmm(asking, key.transpose(1, 2)) * scale
-        laws = ((products / cap).tanh() * cap + hidden).softmax(-1, dtype=torch.float32)
-        out.append(torch.bmm(laws.to(value.dtype), value))
+        products = torch.bmm(query, key.transpose(1, 2)) * scale
+        weights = ((products / cap).tanh() * cap + hidden).softmax(-1, dtype=torch.float32)
+        out.append(torch.bmm(weights.to(value.dtype), value))
     return torch.stack(out)
 
 
 class Attention:
-    """The masks of one forward, made once and used by every layer.
+    """Attention of one forward; masks are computed once and used by every layer.
 
-    Every call sees ``TILE`` rows, all query heads of a key head side by side, over lanes in
+    Every kernel call gets ``TILE`` rows, all query heads of a key head side by side, over lanes in
     position order, masked beyond a row's own position and outside its window. Lanes begin at 0, or
-    where the window of rows at such positions may begin. A row's result therefore does not depend
-    on which rows came along, nor on whether its path was drafted as a tree.
+    where the window of such a row may begin. So a row's result does not depend on the other rows,
+    nor on whether its path was drafted as a tree.
 
     Args:
-        rows: what is run.
-        store: the cache it is run over.
+        rows: the rows of the forward.
+        store: their cache.
         num_heads, kv_heads: of queries and keys.
-        windows: by layer, how many positions a row sees, itself included; None sees all.
-        cap: bounds the products softly by cap * tanh(product / cap); None does not.
+        windows: by layer, how many positions a row sees, itself included; None for all.
+        cap: bounds the products by cap * tanh(product / cap), unless None.
     """
 
     def __init__(
@@ -87,18 +88,18 @@ class Attention:
         self._runs = {w: [self._run(tile, w) for tile in rows.tiles] for w in distinct}
 
     def _mask(self, tile: Tile, window: int | None) -> torch.Tensor:
-        """[count, 1, TILE * groups, lanes]: 0 where a row sees a lane, -inf elsewhere."""
-        far = np.repeat(tile.positions, self._groups)[:, None]
+        """Return [count, 1, TILE * groups, lanes]: 0 where a row sees a lane, -inf elsewhere."""
+        own = np.repeat(tile.positions, self._groups)[:, None]
         lanes = np.arange(first_lane(tile, window), tile.length)
-        hidden = lanes > far
+        hidden = lanes > own
         if window is not None:
-            hidden |= lanes <= far - window
+            hidden |= lanes <= own - window
         mask = np.where(hidden, _HIDDEN, _SEEN)
         shaped = torch.from_numpy(mask).view(tile.count, 1, -1, len(lanes))
         return shaped.to(self._store.entries.device, self._store.entries.dtype)
 
     def _run(self, tile: Tile, window: int | None) -> Lanes | None:
-        """Keys and values of every layer where a tile's lanes are a run of slots, as views."""
+        """Return views of every layer's keys and values, if a tile's lanes are a run of slots."""
         if not isinstance(tile.lanes, int):
             return None
         first = first_lane(tile, window)
@@ -107,7 +108,7 @@ class Attention:
         return wide[:, :, : self._kv_heads].unbind(0), wide[:, :, self._kv_heads :].unbind(0)
 
     def _lanes(self, number: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of tile ``number``, [count, kv_heads, lanes, head_dim] each."""
+        """Return keys and values of tile ``number``, [count, kv_heads, lanes, head_dim] each."""
         window = self._windows[layer]
         run = self._runs[window][number]
         if run is not None:
@@ -115,20 +116,19 @@ class Attention:
         tile = self._rows.tiles[number]
         assert isinstance(tile.lanes, torch.Tensor)
         lanes = tile.lanes[first_lane(tile, window) :]
-        found = self._store.layers[layer].index_select(1, lanes)
-        wide = found.expand(tile.count, -1, -1, -1)
+        wide = self._store.layers[layer].index_select(1, lanes).expand(tile.count, -1, -1, -1)
         return wide[:, : self._kv_heads], wide[:, self._kv_heads :]
 
     def __call__(self, queries: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
-        """Attend.
+        """Return the attention of ``queries`` over a layer's cache.
 
         Args:
             queries: [padded rows, heads, head_dim], rotated.
-            layer: whose entries to attend to; the rows' own are among them.
-            scale: on the products.
+            layer: its entries, those of the rows themselves among them, are attended to.
+            scale: multiplies the products.
 
         Returns:
-            [padded rows, heads * head_dim]; padding rows hold numbers of no meaning.
+            [padded rows, heads * head_dim]; padding rows hold arbitrary numbers.
         """
         rows, kv, groups = self._rows, self._kv_heads, self._groups
         head_dim = queries.shape[-1]
@@ -142,15 +142,13 @@ class Attention:
         masks, parts, first = self._masks[self._windows[layer]], [], 0
         for number, (tile, mask) in enumerate(zip(rows.tiles, masks, strict=True)):
             keys, values = self._lanes(number, layer)
-            asking = tiled if len(rows.tiles) == 1 else tiled[first : first + tile.count]
+            query = tiled if len(rows.tiles) == 1 else tiled[first : first + tile.count]
             if self._cap is None:
                 parts.append(
-                    F.scaled_dot_product_attention(
-                        asking, keys, values, attn_mask=mask, scale=scale
-                    )
+                    F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
                 )
             else:
-                parts.append(capped_attention(asking, keys, values, mask, scale, self._cap))
+                parts.append(capped_attention(query, keys, values, mask, scale, self._cap))
             first += tile.count
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         out = out.view(-1, kv, TILE, groups, head_dim).transpose(1, 2)

@@ -1,4 +1,11 @@
-"""A checkpoint made few-bit once and for all, and the bits that its weights take."""
+"""Writes a quantised copy of a checkpoint, and counts the bits of a checkpoint's weights.
+
+The copy has the "pack-quantized" layout of compressed-tensors (``compressors/pack_quantized`` in
+that library). A matrix ``name.weight`` is stored as ``weight_packed``, int32 [out, words], low bits
+first; ``weight_scale`` [out, groups]; ``weight_shape``, int64 [out, in]; and with zero points
+``weight_zero_point``, int32 [words, groups], packed along the outputs. config.json holds the scheme
+under ``quantization_config``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +15,10 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from tqdm import tqdm
 
@@ -17,20 +26,22 @@ from ..config import Recipe
 from ..errors import ConfigError, ModelError
 from ..gguf import is_gguf, open_gguf
 from .families import read_architecture, read_config
-from .packed import as_tensors, quantization_config
+from .quantize import Quantized
 from .weights import Checkpoint, quantized
 
-SHARD = 5 * 10**9
-"""Bytes of a file at most."""
+METHOD, FORMAT = "compressed-tensors", "pack-quantized"
+WORD = 32
+MAX_SHARD = 5 * 10**9
+"""Bytes of a file."""
 MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.(.+\.)?\w+_proj\.weight")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PARTS = (".weight_scale", ".weight_shape", ".weight_zero_point")
-LEFT = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
-"""Files of weights end so, and their indices: those of the source are not copied."""
+WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
+"""Suffixes of weights and their indices, which are not copied from the source."""
 
 
 def recipe_of(name: str, recipe: Recipe | None, tied: bool) -> Recipe | None:
-    """What ``recipe`` makes the tensor ``name`` to, as ``Loader`` does at load; None leaves it."""
+    """Return the recipe for the tensor ``name``, as in ``Loader``; None leaves it as it is."""
     if recipe is None:
         return None
     if name == EMBEDDING or (name == HEAD and not tied):
@@ -41,15 +52,15 @@ def recipe_of(name: str, recipe: Recipe | None, tied: bool) -> Recipe | None:
 def export(folder: Path, out: Path, recipe: Recipe) -> float:
     """Write the checkpoint in ``folder``, quantised by ``recipe``, to the new folder ``out``.
 
-    All else that lies in ``folder`` itself is copied. Loading ``out`` gives the same weights, bit
-    for bit, as loading ``folder`` with that quantization.
+    Other files of ``folder`` are copied. Loading ``out`` gives the same weights, bit for bit, as
+    loading ``folder`` with that quantization.
 
     Returns:
-        Bits of a weight, over all tensors.
+        Mean bits of a weight over all tensors.
 
     Raises:
-        ConfigError: ``out`` holds something already, or the checkpoint is quantised.
-        ModelError: it cannot be read, or is of a family without a native path.
+        ConfigError: ``out`` is not empty, or the checkpoint is quantised already.
+        ModelError: the checkpoint cannot be read, or its family has no native path.
     """
     config = read_config(folder)
     architecture = read_architecture(config, folder)
@@ -67,20 +78,20 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
     files: list[tuple[Path, list[str]]] = []
     size = bits = count = 0
     shard: dict[str, torch.Tensor] = {}
-    for made, weights in _tensors(source, recipe, architecture.tied):
-        grown = sum(t.nbytes for t in made.values())
-        if shard and size + grown > SHARD:
+    for tensors, weights in _tensors(source, recipe, architecture.tied):
+        added = sum(t.nbytes for t in tensors.values())
+        if shard and size + added > MAX_SHARD:
             files.append(_write(out, len(files), shard, recipe))
             shard, size = {}, 0
-        shard |= made
-        size, bits, count = size + grown, bits + 8 * grown, count + weights
+        shard |= tensors
+        size, bits, count = size + added, bits + 8 * added, count + weights
     files.append(_write(out, len(files), shard, recipe))
     _name(out, files, bits // 8)
-    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    described["quantization_config"] = quantization_config(recipe, architecture.tied)
-    (out / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    options = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    options["quantization_config"] = quantization_config(recipe, architecture.tied)
+    (out / "config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     for file in folder.iterdir():
-        if file.is_file() and file.name != "config.json" and not file.name.endswith(LEFT):
+        if file.is_file() and file.name != "config.json" and not file.name.endswith(WEIGHT_FILES):
             shutil.copyfile(file, out / file.name)
     return bits / count
 
@@ -88,64 +99,115 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
 def _tensors(
     source: Checkpoint, recipe: Recipe, tied: bool
 ) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
-    """What each tensor of ``source`` is stored as, and how many weights it holds."""
+    """Yield the tensors that each tensor of ``source`` becomes, and how many weights it holds."""
     names = [name for name in source.names() if not (tied and name == HEAD)]
     for name in tqdm(names, "Quantising weights", disable=None, leave=False):
-        tensor, made = source.raw(name), recipe_of(name, recipe, tied)
-        if made is None:
+        tensor, own = source.raw(name), recipe_of(name, recipe, tied)
+        if own is None:
             yield {name: tensor}, tensor.numel()
         else:
             rows, inputs = tensor.shape
-            yield as_tensors(name, quantized(source, name, (rows, inputs), made)), tensor.numel()
+            yield as_tensors(name, quantized(source, name, (rows, inputs), own)), tensor.numel()
 
 
 def _write(
     out: Path, number: int, shard: dict[str, torch.Tensor], recipe: Recipe
 ) -> tuple[Path, list[str]]:
-    """Write one file under a passing name; returns it and the names of its tensors."""
+    """Write one file under a temporary name; return it and the names of its tensors."""
     file = out / f"part-{number}.safetensors"
     save_file(shard, file, metadata={"format": "pt", "quantization": str(recipe)})
     return file, sorted(shard)
 
 
 def _name(out: Path, files: list[tuple[Path, list[str]]], size: int) -> None:
-    """Give the files their names, and several of them an index."""
+    """Give the files their final names, and an index if there are several."""
     if len(files) == 1:
         files[0][0].rename(out / "model.safetensors")
         return
-    where: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for number, (file, names) in enumerate(files, 1):
         name = f"model-{number:05}-of-{len(files):05}.safetensors"
         file.rename(out / name)
-        where |= dict.fromkeys(names, name)
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        weight_map |= dict.fromkeys(names, name)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
     (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
-    """Bits of a weight as stored, over all tensors, of a checkpoint or what ``recipe`` makes of it.
+    """Return the mean stored bits of a weight in a checkpoint, or in its copy by ``recipe``.
 
-    Scales, zero points and what stays as it was count in; a tied head counts once.
+    Scales, zero points and unquantised tensors count; a tied head counts once.
 
     Raises:
         ModelError: the checkpoint cannot be read.
     """
     if is_gguf(folder):
-        stored = open_gguf(folder).tensors.values()
-        return 8 * sum(t.nbytes for t in stored) / sum(math.prod(t.shape) for t in stored)
+        tensors = open_gguf(folder).tensors.values()
+        return 8 * sum(t.nbytes for t in tensors) / sum(math.prod(t.shape) for t in tensors)
     config = read_config(folder)
     architecture = read_architecture(config, folder)
     tied = architecture is not None and architecture.tied
     bits, count = 0.0, 0
-    source = Checkpoint(folder)
+    source = Checkpoint(folder, getattr(config, "quantization_config", None))
     for name in source.names():
         if tied and name == HEAD:
             continue
         shape, width = source.described(name)
-        size, made = math.prod(shape), recipe_of(name, recipe, tied)
-        bits += size * (width if made is None else made.bits_per_weight(shape[-1]))
+        size, own = math.prod(shape), recipe_of(name, recipe, tied)
+        bits += size * (width if own is None else own.bits_per_weight(shape[-1]))
         if name.endswith("_shape"):
             count += math.prod(source.raw(name).tolist())
         elif not name.endswith((*PARTS, "_packed")):
             count += size
     return bits / count
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return codes uint8 [rows, n] of 4 or 8 bits as int32 [rows, ceil(n * bits / 32)]."""
+    octets = F.pad(codes, (0, -codes.shape[1] % (WORD // bits)))
+    if bits == 4:
+        octets = octets[:, ::2] | octets[:, 1::2] << 4
+    return octets.flatten().view(torch.int32).view(len(codes), -1)
+
+
+def as_tensors(name: str, matrix: Quantized) -> dict[str, torch.Tensor]:
+    """Return the tensors that store ``matrix``, by name; ``name`` ends in ".weight"."""
+    halves = matrix.scales.half()
+    exact = torch.equal(halves.float(), matrix.scales)
+    tensors = {
+        f"{name}_packed": pack(matrix.codes, matrix.bits),
+        f"{name}_scale": halves if exact else matrix.scales,
+        f"{name}_shape": torch.tensor(matrix.shape),
+    }
+    if matrix.zeros is not None:
+        zeros = pack(matrix.zeros.T.contiguous(), matrix.bits)
+        tensors[f"{name}_zero_point"] = zeros.T.contiguous()
+    return tensors
+
+
+def scheme(recipe: Recipe, targets: str) -> dict[str, Any]:
+    """Return one group of ``quantization_config``: modules ``targets`` quantised by ``recipe``."""
+    weights = {
+        "num_bits": recipe.bits,
+        "type": "int",
+        "symmetric": not recipe.zeros,
+        "strategy": "channel" if recipe.group is None else "group",
+        "group_size": recipe.group,
+        "dynamic": False,
+    }
+    return {"targets": [targets], "weights": weights, "format": FORMAT}
+
+
+def quantization_config(recipe: Recipe, tied: bool) -> dict[str, Any]:
+    """Return the ``quantization_config`` of a checkpoint quantised by ``recipe``."""
+    head = "re:.*embed_tokens$" if tied else "re:.*(embed_tokens|lm_head)$"
+    return {
+        "quant_method": METHOD,
+        "format": FORMAT,
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": scheme(recipe, "Linear"),
+            "group_1": scheme(recipe.head, head),
+        },
+        "ignore": ["re:.*mlp\\.gate$"],
+    }

@@ -28,7 +28,7 @@ from ..gguf import is_gguf
 from .base import Model, Output, Store
 from .claims import check_model
 from .families import read_config, read_shape
-from .formats.base import REMEDY
+from .formats.shared import REMEDY
 from .rope import BY_LENGTH
 from .rows import TILE, Segment, padded
 from .transformer import choose_dtype

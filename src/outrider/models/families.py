@@ -1,4 +1,4 @@
-"""Which checkpoints can be run, which of them natively, and what their configs say.
+"""Reads a checkpoint's config: its shape for any model, its architecture for a native family.
 
 Names of tensors and options are those of Hugging Face's models of the same name.
 """
@@ -25,9 +25,9 @@ from ..fields import Fields, one_line, read_object
 from ..gguf import is_gguf
 from ..limits import LARGEST_INT
 from .claims import check_claims
-from .formats.base import PLAIN
 from .formats.gguf_config import read_gguf_config
-from .formats.registry import find_format
+from .formats.methods import find_format
+from .formats.shared import PLAIN
 from .rope import ROPE_TYPES, check_rope, head_dim, rope_parameters, rotary_dim
 
 logger = logging.getLogger("outrider")
@@ -35,20 +35,20 @@ logger = logging.getLogger("outrider")
 Folder = str | Path  # of a checkpoint; a GGUF file will do as well
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 UNBOUNDED = 32768
-"""The context of a model that names none: tokens that such a model is let run to."""
+"""Tokens of context for a model whose config names no limit."""
 MOST_EXPERTS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a family does that its config does not say."""
+    """Properties of a family that its configs do not state."""
 
-    qkv_bias: bool | None = None  # None: as the config's attention_bias says
+    qkv_bias: bool | None = None  # None: the config's attention_bias
     output_bias: bool | None = None
     qk_norm: bool = False
     fused: bool = False  # qkv_proj and gate_up_proj stand as one tensor each
     partial: bool = False  # part of a head may turn
-    gemma: bool = False  # norms weigh 1 + w, and stand behind attention and MLP too
+    gemma: bool = False  # norms weigh 1 + w, and follow attention and MLP too
     attention_cap: bool = False  # attn_logit_softcapping counts (transformers' Gemma 3 ignores it)
     windowed: bool = False  # sliding_window, where given, is that of every layer
     experts: bool = False
@@ -69,10 +69,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What the engine knows of a model: its words and its length.
-
-    ``context`` is in tokens, ``dtype`` the checkpoint's.
-    """
+    """Vocabulary and context of any model; ``context`` is in tokens, ``dtype`` the checkpoint's."""
 
     family: str
     vocab_size: int
@@ -83,13 +80,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Architecture(Shape):
-    """One native model's architecture, in plain numbers.
+    """The architecture of a native model in plain numbers.
 
-    ``head_dim`` and widths are in elements, ``rotary_dim`` of them turn. ``kinds`` and ``windows``
-    go by layer: which rope, and how many positions a row sees, itself included (None: all).
-    ``scale`` is on the products of attention, ``attention_cap`` and ``logits_cap`` bound them and
-    the logits. ``sparse`` layers have ``num_experts`` experts of ``expert_size``, of which a row
-    takes ``top_experts``.
+    ``head_dim`` and widths are in elements, ``rotary_dim`` of a head's are rotated. By layer,
+    ``kinds`` names the rope and ``windows`` the positions a row sees, itself included (None: all).
+    ``scale`` multiplies the products of attention; ``attention_cap`` bounds them, ``logits_cap``
+    the logits. ``sparse`` layers have ``num_experts`` experts of ``expert_size``, and a row uses
+    ``top_experts`` of them. ``quantization`` is the config's ``quantization_config``.
     """
 
     hidden_size: int
@@ -121,17 +118,18 @@ class Architecture(Shape):
     top_experts: int
     expert_size: int
     renormalised: bool
+    quantization: Any
 
     @property
     def reach(self) -> int | None:
-        """How many positions a row's logits depend on, itself included; None: all before it."""
+        """Positions that a row's logits depend on, itself included; None for all before it."""
         return None if None in self.windows else 1 + sum(w - 1 for w in self.windows if w)
 
 
 def find_folder(model: Folder) -> Path:
-    """The folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
+    """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
-    A GGUF file stands for itself.
+    A GGUF file is returned as it is.
 
     Raises:
         ModelError: it is neither a folder nor a name that the hub (or its cache) knows.
@@ -150,7 +148,7 @@ def find_folder(model: Folder) -> Path:
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The checkpoint's config.json, or what a GGUF file's metadata say.
+    """Return the config of a checkpoint, from its config.json or its GGUF metadata.
 
     Raises:
         ModelError: there is no such folder, no config.json, or it cannot be read.
@@ -166,12 +164,12 @@ def read_config(folder: Path) -> PretrainedConfig:
             f"{folder} has no config.json; give a Hugging Face checkpoint's folder or a .gguf file."
         )
     file = folder / "config.json"
-    claimed = read_object(file)
-    check_claims(claimed, file)
+    options = read_object(file)
+    check_claims(options, file)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of whatever kind transformers' checks raise
-        if "auto_map" in claimed:
+        if "auto_map" in options:
             raise ModelError(
                 f"{folder} needs Python code of its own (auto_map in config.json), which is never "
                 "run; give a checkpoint that transformers has code for."
@@ -183,11 +181,11 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
-    """What ``config`` says of any causal language model.
+    """Return the shape of the causal language model that ``config`` describes.
 
     Raises:
         ModelError: transformers has no causal language model of this type, it does not read left
-            to right, or its weights are quantised in a way that is not read.
+            to right, or its quantisation is not supported.
     """
     text = config.get_text_config(decoder=True)
     kind = config.model_type
@@ -214,34 +212,34 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
 
 
 def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
-    """The options of ``config``, typed; those that go by another name in a family among them."""
+    """Return the options of ``config``, typed; renamed ones also under their common name."""
     file = folder if is_gguf(folder) else folder / "config.json"
-    known = dict(vars(config))
-    known |= {name: known.get(real) for name, real in config.attribute_map.items()}
-    return Fields(known, str(file))
+    options = dict(vars(config))
+    options |= {name: options.get(own) for name, own in config.attribute_map.items()}
+    return Fields(options, str(file))
 
 
 def _dtype(config: PretrainedConfig, text: PretrainedConfig, values: Fields) -> torch.dtype:
-    """The checkpoint's dtype, float32 where it names none.
+    """Return the checkpoint's dtype, float32 if it names none.
 
     Raises:
-        ModelError: it is not one of the dtypes that weights are read in.
+        ModelError: weights of that dtype are not read.
     """
-    found = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
-    if found not in PLAIN:
+    dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
+    if dtype not in PLAIN:
         raise ModelError(
-            f"{values.where}: dtype is {shown(found)}; float32, bfloat16, float16 or float64 is "
+            f"{values.where}: dtype is {shown(dtype)}; float32, bfloat16, float16 or float64 is "
             "needed."
         )
-    return found
+    return dtype
 
 
 def read_architecture(
     config: PretrainedConfig, folder: Path, window: int | None = None
 ) -> Architecture | None:
-    """The architecture of a model that runs natively; None where family or option has no such path.
+    """Return the architecture of a native model, or None if its family or an option is not native.
 
-    With ``window`` no layer's row sees more positions than that, itself included.
+    ``window`` limits the positions that a row of any layer sees, itself included.
 
     Raises:
         ModelError: see ``read_shape``; or the config contradicts itself.
@@ -264,10 +262,10 @@ def read_architecture(
     bias = bool(getattr(config, "attention_bias", False))
     kinds = _kinds(config)
     windowed = [family.windowed or kind == "sliding_attention" for kind in kinds]
-    own = None
+    own_window = None
     if any(windowed) and "sliding_window" in values:
-        own = values.whole("sliding_window") or None  # 0 is no window
-    limits = [own if w else None for w in windowed]
+        own_window = values.whole("sliding_window") or None  # 0 is no window
+    limits = [own_window if w else None for w in windowed]
     width, size = values.whole("hidden_size", 1), head_dim(config)
     scalar = values.number("query_pre_attn_scalar", float(size), positive=True)
     return Architecture(
@@ -288,8 +286,7 @@ def read_architecture(
         qk_norm=family.qk_norm,
         fused=family.fused,
         gemma=family.gemma,
-        # One rope for all layers, unless the config lists them by kind.
-        kinds=tuple(k if k in (config.rope_parameters or {}) else None for k in kinds),
+        kinds=tuple(_rope_kinds(config)),
         windows=tuple(min(filter(None, (limit, window)), default=None) for limit in limits),
         scale=values.number("attention_multiplier", scalar**-0.5),
         attention_cap=_cap(values, "attn_logit_softcapping") if family.attention_cap else None,
@@ -297,6 +294,7 @@ def read_architecture(
         embedding_scale=width**0.5 if family.gemma else values.number("embedding_multiplier", 1),
         residual_scale=values.number("residual_multiplier", 1),
         logits_scale=values.number("logits_scaling", 1, positive=True),
+        quantization=getattr(config, "quantization_config", None),
         **_experts(values, family, config, len(kinds)),
     )
 
@@ -304,7 +302,7 @@ def read_architecture(
 def _experts(
     values: Fields, family: Family, config: PretrainedConfig, layers: int
 ) -> dict[str, Any]:
-    """Which layers have experts, and their sizes."""
+    """Return the fields of ``Architecture`` about experts."""
     if not family.experts:
         none: dict[str, Any] = dict.fromkeys(("num_experts", "top_experts", "expert_size"), 0)
         return none | {"sparse": (False,) * layers, "renormalised": False}
@@ -322,12 +320,12 @@ def _experts(
 
 
 def _cap(values: Fields, name: str) -> float | None:
-    """The bound ``name`` on logits; None where there is none."""
+    """Return the bound ``name`` on logits, if the config has it."""
     return values.number(name, positive=True) if name in values else None
 
 
 def _check_heads(config: PretrainedConfig, folder: Path) -> None:
-    """Refuse sizes of heads and options of rope that are no such numbers.
+    """Refuse invalid sizes of heads and rope options.
 
     Raises:
         ModelError: one of them is missing or out of range.
@@ -340,20 +338,20 @@ def _check_heads(config: PretrainedConfig, folder: Path) -> None:
         raise values.refuse("layer_types", "a kind for each of num_hidden_layers")
     if not isinstance(config.rope_parameters, dict):
         raise values.refuse("rope_parameters", "an object")
-    for kind in {kind if kind in config.rope_parameters else None for kind in kinds}:
+    for kind in set(_rope_kinds(config)):
         check_rope(rope_parameters(config, kind), size, f"{values.where}: rope_parameters")
 
 
 def _options_fit(config: PretrainedConfig, family: Family) -> bool:
-    """Whether the native path has what this config asks for."""
+    """Return whether the native path supports the activation, ropes and head size of ``config``."""
     if _activation(config) not in ACTIVATIONS:
         return False
-    for kind in {kind if kind in config.rope_parameters else None for kind in _kinds(config)}:
+    for kind in set(_rope_kinds(config)):
         parameters = rope_parameters(config, kind)
-        turning = rotary_dim(config, kind)
+        rotated = rotary_dim(config, kind)
         if parameters.get("rope_type", "default") not in ROPE_TYPES:
             return False
-        if turning != head_dim(config) and (not family.partial or turning % 2):
+        if rotated != head_dim(config) and (not family.partial or rotated % 2):
             return False
     return head_dim(config) % 2 == 0
 
@@ -363,10 +361,15 @@ def _activation(config: PretrainedConfig) -> str:
 
 
 def _kinds(config: PretrainedConfig) -> list[str]:
-    """ "sliding_attention" or "full_attention" for each layer."""
+    """Return "sliding_attention" or "full_attention" for each layer."""
     return list(
         getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     )
+
+
+def _rope_kinds(config: PretrainedConfig) -> list[str | None]:
+    """Return the kind of each layer; None where all layers share one rope."""
+    return [kind if kind in config.rope_parameters else None for kind in _kinds(config)]
 
 
 def _is_sparse(config: PretrainedConfig, layer: int) -> bool:
@@ -375,28 +378,28 @@ def _is_sparse(config: PretrainedConfig, layer: int) -> bool:
 
 
 def end_token_ids(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> frozenset[int]:
-    """EOS of config.json and of generation_config.json, where chat models list more of them.
+    """Return the EOS ids of config.json and generation_config.json; chat models list more there.
 
     Raises:
         ModelError: one is no token id, or generation_config.json is damaged.
     """
     file, where = folder / "generation_config.json", fields_of(config, folder).where
-    given = [(getattr(c, "eos_token_id", None), where) for c in (text, config)]
+    values = [(getattr(c, "eos_token_id", None), where) for c in (text, config)]
     if file.is_file():
-        given.append((read_object(file).get("eos_token_id"), str(file)))
-    found: set[int] = set()
-    for ids, place in given:
-        if ids is not None:
-            one = Fields({"eos_token_id": ids if isinstance(ids, list) else [ids]}, place)
-            found.update(one.listed("eos_token_id", int))
-    return frozenset(id for id in found if id >= 0)  # some checkpoints write -1 for none
+        values.append((read_object(file).get("eos_token_id"), str(file)))
+    end_ids: set[int] = set()
+    for value, place in values:
+        if value is not None:
+            ids = Fields({"eos_token_id": value if isinstance(value, list) else [value]}, place)
+            end_ids.update(ids.listed("eos_token_id", int))
+    return frozenset(id for id in end_ids if id >= 0)  # some checkpoints write -1 for none
 
 
 def context_length(config: PretrainedConfig, values: Fields) -> int:
-    """Tokens the model can attend to, its rope scaling included; ``UNBOUNDED`` if it names none.
+    """Return the context in tokens, rope scaling included; ``UNBOUNDED`` if the config names none.
 
     Raises:
-        ModelError: the number of tokens, or what rope makes of it, is out of range.
+        ModelError: the context is out of range, as it is or scaled.
     """
     names = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
     named = next((name for name in names if name in values), None)

@@ -1,8 +1,7 @@
-"""A checkpoint's safetensors files: which tensor lies where, and its bytes.
+"""A checkpoint's safetensors files: where each tensor lies, and its bytes.
 
 The layout is safetensors' own: the length of a header, the header as JSON, the tensors' bytes. The
-safetensors library checks a file; bytes are read, not mapped, since a mapped file that shrinks ends
-the process.
+safetensors library checks a file.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ import torch
 from safetensors import safe_open
 
 from ..errors import ModelError, shown
-from ..fields import read_object
-from ..gguf import read_into
-from ..text.guard import readable
+from ..fields import fill, read_object, readable
 
 INDEX = "model.safetensors.index.json"
 TYPES = {
@@ -50,7 +47,7 @@ class Entry:
     nbytes: int
 
     def read(self) -> torch.Tensor:
-        """The tensor, in memory of its own.
+        """Return the tensor, in memory of its own.
 
         Raises:
             ModelError: the file has become shorter, or the type is not read.
@@ -58,20 +55,13 @@ class Entry:
         dtype = TYPES.get(self.type)
         if dtype is None:
             raise ModelError(f"{self.file} holds tensors of type {self.type}, which are not read.")
-        room = torch.empty(self.nbytes, dtype=torch.uint8)
-        try:
-            with self.file.open("rb", buffering=0) as file:
-                file.seek(self.begin)
-                complete = read_into(file, room.numpy())
-        except OSError as error:
-            raise ModelError(f"{self.file} cannot be read ({error.strerror}).") from None
-        if not complete:
-            raise ModelError(f"{self.file} became shorter while it was read; fetch it again.")
-        return room.view(dtype).view(self.shape)
+        octets = torch.empty(self.nbytes, dtype=torch.uint8)
+        fill(octets.numpy(), self.file, self.begin)
+        return octets.view(dtype).view(self.shape)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the checkpoint in ``folder``, in order.
+    """Return the safetensors files of the checkpoint in ``folder``, in order.
 
     Raises:
         ModelError: the index is damaged, names files elsewhere, or a file is missing.
@@ -79,33 +69,33 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
-    named = read_object(index).get("weight_map")
-    if not isinstance(named, dict) or not named:
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} is damaged; fetch the checkpoint again.")
-    for name in named.values():
+    for name in weight_map.values():
         plain = isinstance(name, str) and Path(name).name == name
         if not plain or not name.endswith(".safetensors"):
             raise ModelError(
                 f"{index}: weight_map names {shown(name)}; the name of a .safetensors file in the "
                 "same folder is needed."
             )
-    return sorted({folder / name for name in named.values()})
+    return sorted({folder / name for name in weight_map.values()})
 
 
 def find_tensors(folder: Path) -> dict[str, Entry]:
-    """The tensors of the checkpoint in ``folder``, by name; empty where there are no files.
+    """Return the tensors of the checkpoint in ``folder`` by name; none without files.
 
     Raises:
         ModelError: see ``weight_files``; or a file is damaged.
     """
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for file in weight_files(folder):
         try:
             state = file.stat()
         except (OSError, ValueError):
             raise ModelError(f"{file} is missing; fetch the checkpoint again.") from None
-        found |= _entries(file, state.st_mtime_ns, state.st_size)
-    return found
+        entries |= _entries(file, state.st_mtime_ns, state.st_size)
+    return entries
 
 
 @lru_cache(maxsize=512)

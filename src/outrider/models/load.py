@@ -1,4 +1,4 @@
-"""From a checkpoint's folder to a model that runs."""
+"""Loads a checkpoint as a model: native, by torch, or by transformers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from ..config import NO_RECIPES, Recipe, free_memory
 from ..errors import ConfigError, MemoryBudgetError, ModelError
+from ..fields import readable
 from ..gguf import is_gguf
 from ..native.choice import library
-from ..text.guard import readable
 from .base import Model
 from .fallback import Fallback
 from .families import Architecture, read_architecture, read_config
@@ -22,7 +22,7 @@ from .transformer import Transformer
 logger = logging.getLogger("outrider")
 
 TABLES = 1 << 30
-"""Bytes of rotary tables that any checkpoint may have: a million positions of 128 elements."""
+"""Bytes of rotary tables that every checkpoint may have: a million positions of 128 elements."""
 ROUNDED = (torch.float16, torch.bfloat16)
 HALF = (
     "%s: a float16 checkpoint, computed in bfloat16: what is not quantised loses 3 of 11 bits. "
@@ -37,24 +37,27 @@ def load_model(
     max_length: int,
     quantization: str | None = None,
     window: int | None = None,
-    beside: Model | None = None,
+    share_weights_with: Model | None = None,
 ) -> Model:
-    """The checkpoint in ``folder``, ready to run.
+    """Return the model in ``folder``, ready to run.
 
-    By the native step where that covers its family and options and was built, else by the torch
-    path, else by transformers. Arguments and errors are those of ``Transformer`` and ``Fallback``;
-    ``quantization`` is a recipe's text, or "auto" for int8 by the native step, and what native
-    models have in common with ``beside`` is held once.
+    The native step runs it if that was built and covers its family and options, else the torch
+    path, else transformers.
+
+    Args:
+        folder, dtype, device, max_length, window: see ``Transformer`` and ``Fallback``.
+        quantization: a recipe's text, or "auto" for int8 by the native step.
+        share_weights_with: a model; weights that two native models have in common are held once.
 
     Raises:
-        ConfigError: ``quantization`` is no recipe, or given for a checkpoint that is quantised, or
+        ConfigError: ``quantization`` is no recipe, or the checkpoint is quantised already, or
             ``max_length`` needs rotary tables out of proportion.
         MemoryBudgetError: there is no memory for the rotary tables.
-        ModelError: the checkpoint cannot be read; or transformers runs the model, and it is to be
-            quantised or given a window.
+        ModelError: the checkpoint cannot be read; or transformers runs the model, which then takes
+            no quantization and no window.
     """
     with readable(f"{folder} cannot be loaded", "fetch the checkpoint again."):
-        return _load(folder, dtype, device, max_length, quantization, window, beside)
+        return _load(folder, dtype, device, max_length, quantization, window, share_weights_with)
 
 
 def _load(
@@ -64,13 +67,13 @@ def _load(
     max_length: int,
     quantization: str | None,
     window: int | None,
-    beside: Model | None,
+    share_weights_with: Model | None,
 ) -> Model:
     config = read_config(folder)
     architecture = read_architecture(config, folder)
     recipe = None if quantization in (None, *NO_RECIPES) else Recipe.parse(quantization)
-    stored = is_gguf(folder) or getattr(config, "quantization_config", None) is not None
-    if recipe and stored:
+    quantised = is_gguf(folder) or getattr(config, "quantization_config", None) is not None
+    if recipe and quantised:
         raise ConfigError(
             f"quantization is {quantization!r}, but the weights in {folder} are quantised already; "
             "leave it out, or give the checkpoint they were made from."
@@ -94,33 +97,34 @@ def _load(
         if step is not None:
             if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
                 logger.warning(HALF, folder)
-            if quantization == "auto" and not stored:
+            if quantization == "auto" and not quantised:
                 recipe = Recipe.parse("int8")
-            near = beside if isinstance(beside, NativeTransformer) else None
-            return NativeTransformer(step, folder, dtype, max_length, recipe, window, near)
+            other = share_weights_with
+            native = other if isinstance(other, NativeTransformer) else None
+            return NativeTransformer(step, folder, dtype, max_length, recipe, window, native)
     return Transformer(folder, dtype, device, max_length, recipe, window)
 
 
 def cannot_go_back(folder: Path, model: Model) -> str:
-    """Return the beginning of a sentence about a model whose cache cannot be cut."""
+    """Return the beginning of an error about a model whose cache cannot be cut."""
     return (
         f"{folder}: the state of a {model.shape.family!r} model cannot go back to an earlier token"
     )
 
 
 def _check_tables(folder: Path, architecture: Architecture, max_length: int) -> None:
-    """Refuse a ``max_length`` whose rotary tables are out of proportion to the checkpoint.
+    """Refuse a ``max_length`` whose rotary tables are too large.
 
     Raises:
-        ConfigError: they take more than its files do, and more than ``TABLES``.
-        MemoryBudgetError: they take more than the memory that is free.
+        ConfigError: they exceed both the checkpoint's files and ``TABLES``.
+        MemoryBudgetError: they exceed the free memory.
     """
     kinds = len(set(architecture.kinds))
-    wanted = 2 * kinds * max_length * architecture.head_dim * torch.float32.itemsize
+    tables = 2 * kinds * max_length * architecture.head_dim * torch.float32.itemsize
     files = [folder] if folder.is_file() else weight_files(folder)
-    held, free = sum(file.stat().st_size for file in files), free_memory()
-    what = f"max_model_len is {max_length}, whose rotary tables take {wanted >> 20} MiB"
-    if wanted > max(TABLES, held):
-        raise ConfigError(f"{what}, out of proportion to {folder} ({held >> 20} MiB); give less.")
-    if wanted > free:
+    stored, free = sum(file.stat().st_size for file in files), free_memory()
+    what = f"max_model_len is {max_length}, whose rotary tables take {tables >> 20} MiB"
+    if tables > max(TABLES, stored):
+        raise ConfigError(f"{what}, out of proportion to {folder} ({stored >> 20} MiB); give less.")
+    if tables > free:
         raise MemoryBudgetError(f"{what}, but only {free >> 20} MiB are free; give less.")

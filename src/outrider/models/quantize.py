@@ -1,4 +1,4 @@
-"""Weights of few bits: what a quantised matrix is, and how one is made of a matrix."""
+"""Quantised matrices, and the search for the grid that quantises a matrix best."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..config import Recipe
 
 BITS = (4, 8)
 BLOCK = 1 << 16
-"""Weights that are searched at once: few enough that every pass over them stays in the cache."""
+"""Weights that are searched at once; every pass over them stays in the cache."""
 STEPS = (-0.8, -0.4, -0.1, 0.2, 0.5, 0.8, 1.2)
-"""How far, in codes, a group's largest weight is put beyond the outermost code.
+"""Distances, in codes, of a group's largest weight beyond the outermost code.
 
-Twice as many found next to nothing.
+Twice as many steps gained almost nothing.
 """
 SHARES = (0.75, 0.85, 0.92, 0.98, 1.04)
-"""How much of a group's range is covered, where it has a zero point."""
+"""Shares of a group's range that a grid with a zero point may cover."""
 EXPONENTS = 14
-"""fp16 is exact to 11 bits from 2^-14 up to 2^15; what is smaller by far may lose some."""
+"""fp16 is exact to 11 bits from 2^-14 up to 2^15; far smaller scales may lose some bits."""
 TINY = 1e-30
 
 
@@ -47,13 +47,13 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in), as of the matrix that it stands for."""
+        """(out, in) of the matrix."""
         return (self.codes.shape[0], self.codes.shape[1])
 
     def dequantized(self, dtype: torch.dtype, groups: torch.Tensor | None = None) -> torch.Tensor:
-        """The matrix, made in fp32 and rounded to ``dtype``: [out, in].
+        """Return the matrix [out, in], computed in fp32 and rounded to ``dtype``.
 
-        ``groups`` int64 [in] are the inputs' groups, where these do not follow one another.
+        ``groups`` int64 [in] are the inputs' groups, if these are not contiguous.
         """
         if groups is None:
             groups = torch.arange(self.codes.shape[1]) // self.group
@@ -62,18 +62,27 @@ class Quantized:
             offset = self.zeros.int()[:, groups]
         return ((self.codes.int() - offset) * self.scales[:, groups]).to(dtype)
 
+    def explicit_zeros(self) -> torch.Tensor:
+        """Return the zeros uint8 [out, groups], also of a symmetric recipe."""
+        middle = 1 << (self.bits - 1)
+        return (
+            torch.full_like(self.scales, middle, dtype=torch.uint8)
+            if self.zeros is None
+            else self.zeros
+        )
+
     def rows(self, index: torch.Tensor) -> Quantized:
-        """The outputs ``index``, in its order."""
+        """Return the outputs ``index``, in that order."""
         zeros = None if self.zeros is None else self.zeros[index]
         return Quantized(self.codes[index], self.scales[index], zeros, self.bits, self.group)
 
     @staticmethod
     def stacked(parts: list[Quantized]) -> Quantized:
-        """The outputs of all ``parts``, which share bits and group and all or none have zeros."""
+        """Return the outputs of ``parts``, which share bits and group."""
         first = parts[0]
         zeros = None
-        if first.zeros is not None:
-            zeros = torch.cat([p.zeros for p in parts if p.zeros is not None])
+        if any(p.zeros is not None for p in parts):
+            zeros = torch.cat([p.explicit_zeros() for p in parts])
         return Quantized(
             torch.cat([p.codes for p in parts]),
             torch.cat([p.scales for p in parts]),
@@ -87,14 +96,14 @@ Matrix = torch.Tensor | Quantized
 
 
 def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:
-    """``weight`` by ``recipe``, the grid of every group chosen for the least error in it.
+    """Return ``weight`` quantised by ``recipe``, each group on the grid with the least error.
 
-    An error counts squared, times the size of the weight: squares alone favour grids that cut the
-    largest weights off, which cost the pocket target more perplexity. For a row of scales (and zero
-    points) around the one that just spans the group, codes are rounded and the scale that fits
-    these codes best is solved for; the best of all is kept. A scale may be negative: the code
-    -2**(bits - 1) has no counterpart, and so serves either sign. Scales are rounded to fp16 times
-    one power of two for the matrix, and then the codes are chosen.
+    The error is the squared error times the size of the weight: squares alone favour grids that
+    clip the largest weights, which costs the pocket target perplexity. Candidates are scales (and
+    zero points) around those that just span the group: codes are rounded, the best scale for these
+    codes is solved for, and the best candidate wins. A scale may be negative: the code
+    -2**(bits - 1) has no counterpart, so it serves either sign. Scales are rounded to fp16 times
+    one power of two for the matrix before the final codes are chosen.
 
     Args:
         weight: [out, in].
@@ -118,16 +127,16 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> Quantized:
         x = block.view(-1, group).T.contiguous()
         scale, zero = _best_grid(x, recipe)
         scale = (scale / unit).half().float() * unit
-        found = _codes(x, _inverse(scale), zero, recipe.bits).to(torch.uint8)
-        codes[rows] = found.T.reshape(-1, groups * group)
+        block_codes = _codes(x, _inverse(scale), zero, recipe.bits).to(torch.uint8)
+        codes[rows] = block_codes.T.reshape(-1, groups * group)
         scales[rows], zeros[rows] = scale.view(-1, groups), zero.view(-1, groups)
-    kept = zeros if recipe.zeros else None
-    return Quantized(codes[:, :inputs].contiguous(), scales, kept, recipe.bits, group)
+    offsets = zeros if recipe.zeros else None
+    return Quantized(codes[:, :inputs].contiguous(), scales, offsets, recipe.bits, group)
 
 
 def _unit(weight: torch.Tensor, bits: int) -> float:
-    """The power of two that scales are stored in: 1, unless fp16 is no place for the largest."""
-    low, high = (float(found) for found in weight.aminmax())  # without a copy of the weights
+    """Return the power of two that scales are multiples of: 1, unless fp16 cannot hold them."""
+    low, high = map(float, weight.aminmax())  # without a copy of the weights
     largest = max(high, -low) / (1 << (bits - 1))
     if not math.isfinite(largest):
         raise ValueError("a weight is not a finite number")
@@ -136,22 +145,22 @@ def _unit(weight: torch.Tensor, bits: int) -> float:
 
 
 def _inverse(scale: torch.Tensor) -> torch.Tensor:
-    """1 / scale, and 0 where that would be too large for anything."""
+    """Return 1 / scale, or 0 where the scale is below ``TINY``."""
     return torch.where(scale.abs() < TINY, 0.0, 1 / scale)
 
 
 def _codes(x: torch.Tensor, inverse: torch.Tensor, zero: torch.Tensor, bits: int) -> torch.Tensor:
-    """The nearest codes, as fp32: x [group, groups]; inverse and zero [1, groups]."""
+    """Return the nearest codes of x [group, groups] as fp32; inverse and zero are [1, groups]."""
     return (x * inverse).add_(zero).round_().clamp_(0, (1 << bits) - 1)
 
 
 def _best_grid(x: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and zero point, fp32 [1, groups], of each group of x [group, groups]."""
+    """Return scale and zero point, fp32 [1, groups], of each group of x [group, groups]."""
     size = x.abs()
     sized = x * size
 
     def fit(inverse: torch.Tensor, zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best scale for a grid's codes, and what the error falls by from all zeros."""
+        """Return the best scale for a grid's codes, and its gain over all zeros."""
         codes = _codes(x, inverse, zero, recipe.bits).sub_(zero)
         along = (codes * sized).sum(0, keepdim=True)
         scale = along / codes.square_().mul_(size).sum(0, keepdim=True).clamp_min(TINY)
@@ -168,7 +177,7 @@ def _best_grid(x: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Ten
 
 
 def _even(x: torch.Tensor, bits: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Symmetric grids to try, (1 / scale, zero point): the largest weight near the last code."""
+    """Yield symmetric grids (1 / scale, zero point): the largest weight near the last code."""
     half = 1 << (bits - 1)
     largest = x.gather(0, x.abs().argmax(0, keepdim=True))
     inverse, zero = _inverse(largest), torch.full_like(largest, half)
@@ -177,7 +186,7 @@ def _even(x: torch.Tensor, bits: int) -> Iterator[tuple[torch.Tensor, torch.Tens
 
 
 def _with_zeros(x: torch.Tensor, bits: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Grids with zero points to try, (1 / scale, zero point): narrowed towards their middle."""
+    """Yield grids with zero points (1 / scale, zero point), narrowed towards their middle."""
     top = (1 << bits) - 1
     low, high = x.amin(0, keepdim=True).clamp_max(0), x.amax(0, keepdim=True).clamp_min(0)
     for share in SHARES:

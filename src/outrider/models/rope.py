@@ -13,39 +13,38 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ModelError
-from ..fields import Fields, is_number
-from ..text.guard import readable
+from ..fields import Fields, is_number, readable
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 BY_LENGTH = ("dynamic", "longrope")
-"""Those whose frequencies depend on how long the sequence is."""
+"""Types whose frequencies depend on the length of the sequence."""
 PART = 1 << 14
-"""Positions whose tables are made at a time."""
+"""Positions whose tables are computed at a time."""
 
 
 def rope_parameters(config: PretrainedConfig, kind: str | None = None) -> dict[str, Any]:
-    """Rope's options for layers of ``kind`` ("full_attention", "sliding_attention").
+    """Return the rope options of layers of ``kind`` ("full_attention", "sliding_attention").
 
-    None stands for what all layers share, and where kinds differ for full attention.
+    None stands for the options that all layers share; where kinds differ, for full attention.
     """
-    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    nested = found.get(kind or "full_attention")
-    return nested if isinstance(nested, dict) else found
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested = parameters.get(kind or "full_attention")
+    return nested if isinstance(nested, dict) else parameters
 
 
 def head_dim(config: PretrainedConfig) -> int:
-    """Elements a head."""
+    """Return the elements of a head."""
     explicit = getattr(config, "head_dim", None)
     return int(explicit or config.hidden_size // config.num_attention_heads)
 
 
 def rotary_dim(config: PretrainedConfig, kind: str | None = None) -> int:
-    """Elements of a head that turn."""
+    """Return how many elements of a head are rotated."""
     return int(head_dim(config) * rope_parameters(config, kind).get("partial_rotary_factor", 1.0))
 
 
 def check_rope(parameters: Mapping[str, Any], size: int, where: str) -> None:
-    """Refuse options of rope that make no rotary table for heads of ``size``.
+    """Refuse rope options that give no rotary table for heads of ``size`` elements.
 
     Raises:
         ModelError: an option is missing, of another type or out of range.
@@ -64,16 +63,16 @@ def check_rope(parameters: Mapping[str, Any], size: int, where: str) -> None:
         if isinstance(value, float) and not is_number(value):
             raise rope.refuse(name, "a finite number")
     for name in ("short_factor", "long_factor") if kind == "longrope" else ():
-        given, wanted = parameters.get(name), int(size * share) // 2
-        found = [n for n in given if is_number(n) and n > 0] if isinstance(given, list) else []
-        if not isinstance(given, list) or not len(found) == len(given) == wanted:
-            raise rope.refuse(name, f"a list of {wanted} numbers above 0")
+        factors, count = parameters.get(name), int(size * share) // 2
+        listed = isinstance(factors, list) and len(factors) == count
+        if not listed or not all(is_number(n) and n > 0 for n in factors or ()):
+            raise rope.refuse(name, f"a list of {count} numbers above 0")
 
 
 def half_split(size: int, turning: int) -> list[int]:
-    """The order of a head's elements in which element i turns with i + size / 2.
+    """Return the order of a head's elements in which element i turns with i + size / 2.
 
-    The first ``turning`` elements turn as a half-split head does, the others do not turn.
+    In the head itself the first ``turning`` elements turn, half-split; the others do not.
     """
     half = turning // 2
     still = list(range(turning, size))
@@ -84,16 +83,16 @@ def half_split(size: int, turning: int) -> list[int]:
 class Rope:
     """Rotary tables: cos and sin of a row depend on its position and its prompt's length alone.
 
-    The scalings and their attention factor are computed by transformers' own functions. With
-    "dynamic" NTK scaling the base grows once max(prompt length, position + 1) exceeds the trained
-    context, and "longrope" changes to its long factors there, as in transformers; tied to the row
-    rather than to the forward it comes in, so that chunks and drafts cannot change it.
+    transformers' own functions compute the scalings and their attention factor. As in transformers,
+    once max(prompt length, position + 1) exceeds the trained context, "dynamic" NTK scaling raises
+    the base and "longrope" takes its long factors. Here that depends on the row, not on the forward
+    it comes in, so chunks and drafts cannot change it.
 
     Args:
         config: the model's.
-        max_length: tables reach this far.
+        max_length: positions of the tables.
         dtype, device: of the tables.
-        kind: of layers, where kinds have tables of their own.
+        kind: of the layers, where kinds have tables of their own.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Rope:
         return inverse.float(), float(factor)
 
     def _parts(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The tables of ``PART`` positions after another: what is made on the way stays small."""
+        """Yield the tables of ``PART`` positions at a time, to keep intermediate results small."""
         for begin in range(0, self._max_length, PART):
             part = slice(begin, min(begin + PART, self._max_length))
             positions = torch.arange(part.start, part.stop, device=self._device).float()
@@ -160,7 +159,7 @@ class Rope:
         return whole
 
     def _tables(self, angles: torch.Tensor) -> torch.Tensor:
-        """cos, and sin with the sign that x1 wants, side by side: [rows, 2, head_dim]."""
+        """Return cos and signed sin: [rows, 2, head_dim]."""
         # By NumPy in fp64: torch's fp32 cosine was seen to differ between processes in a last bit.
         exact = angles.double().cpu().numpy()
         cos, sin = (
@@ -174,11 +173,11 @@ class Rope:
         return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)
 
     def fill(self) -> None:
-        """Make the tables that ``rows`` reads; without it the first call makes them."""
+        """Compute the tables of ``rows`` now instead of at its first call."""
         _ = self._table
 
     def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of every position, [max_length, head_dim / 2] each: of x1 with x2."""
+        """Return cos and sin of every position, [max_length, head_dim / 2] each."""
         half = (self._dim + self._still) // 2
         size = (self._max_length, half)
         cos, sin = (torch.empty(size, dtype=self._dtype, device=self._device) for _ in range(2))
@@ -189,22 +188,21 @@ class Rope:
     def rows(
         self, positions: torch.Tensor, lengths: list[int], turned: int, kept: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What turns heads by position: x * cos + swapped x * sin.
+        """Return what rotates heads: x * cos + (x with its halves swapped) * sin.
 
         Args:
             positions: int64 [rows].
-            lengths: the rows' sequence lengths, max(prompt length, position + 1); they matter to
-                dynamic scaling and to longrope only.
-            turned, kept: how many heads come first and turn, and how many follow and do not:
-                theirs are ones and zeros, so that all heads go through one contiguous product.
+            lengths: max(prompt length, position + 1) of each row, for the types in ``BY_LENGTH``.
+            turned, kept: how many heads come first and are rotated, and how many follow and are
+                not; theirs are ones and zeros, so that all heads go through one contiguous product.
 
         Returns:
             cos and signed sin, [rows, turned + kept, head_dim] each.
         """
         table = self._table.index_select(0, positions)
         if self.type in BY_LENGTH and max(lengths) > self._trained:
-            known = {n: self._scaled(n) for n in set(lengths)}
-            inverse = torch.stack([known[n] for n in lengths])
+            by_length = {n: self._scaled(n) for n in set(lengths)}
+            inverse = torch.stack([by_length[n] for n in lengths])
             table = self._tables(positions.float()[:, None] * inverse).to(table.dtype)
         still = self._unturned.expand(len(positions), kept, -1, -1)
         heads = torch.cat([table[:, None].expand(-1, turned, -1, -1), still], 1)

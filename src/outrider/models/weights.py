@@ -1,11 +1,11 @@
-"""Safetensors checkpoints, sharded or not, into the fused weights that the forward wants."""
+"""Loads the weights of a checkpoint, fused as the forward needs them."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,20 +14,20 @@ from tqdm import tqdm
 
 from ..config import Recipe
 from ..errors import ModelError
+from ..fields import readable
 from ..gguf import is_gguf
-from ..text.guard import readable
-from .families import Architecture, read_config
+from .families import Architecture
 from .files import find_tensors
-from .formats.base import PLAIN, REMEDY, say
-from .formats.gguf import GGUFTensors
-from .formats.registry import find_format
+from .formats.gguf_weights import GGUFTensors
+from .formats.methods import find_format
+from .formats.shared import PLAIN, REMEDY, warn_once
 from .quantize import Matrix, Quantized, quantize
 from .rope import half_split
 from .rows import TILE
 
 SLOW_TO_QUANTISE = 1 << 26
-"""Matrices of this many elements and more are quantised under a progress bar."""
-# The product with a ``packed`` weight; None in a torch built without oneDNN.
+"""Elements of a matrix from which quantising shows a progress bar."""
+# Multiplies by a ``packed`` weight; None in a torch built without oneDNN.
 PACKED_LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 
@@ -51,10 +51,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer. ``qkv`` stacks the query, key and value rows.
+    """One decoder layer. ``qkv`` stacks the rows of queries, keys and values.
 
-    The heads' elements stand in the order of ``rope.half_split``. ``attention_norm`` and
-    ``output_norm`` are those behind attention and MLP, where a family has them.
+    The elements of a head have the order of ``rope.half_split``. ``attention_norm`` and
+    ``output_norm`` follow attention and MLP in families that have them.
     """
 
     input_norm: torch.Tensor
@@ -70,7 +70,7 @@ class LayerWeights:
     output_norm: torch.Tensor | None
 
     def products(self) -> list[Matrix]:
-        """The matrices that all rows go through."""
+        """Return the matrices that multiply every row."""
         mlp = self.mlp
         inner = [mlp.router] if isinstance(mlp, Experts) else [mlp.gate_up, mlp.down]
         return [self.qkv, self.output, *inner]
@@ -78,7 +78,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights; products go through ``packed`` matrices, norms stand twice."""
+    """A model's weights: matrices are ``packed``, norms are repeated twice."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -87,47 +87,48 @@ class Weights:
 
 
 class Source(Protocol):
-    """Where weights come from, under the names of Hugging Face's models.
+    """Weights by the names of Hugging Face's models.
 
-    Both raise ModelError for what is missing, misshapen or not read.
+    Both methods raise ModelError for a tensor that is missing, misshapen or unsupported.
     """
 
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """The tensor ``name`` of ``shape``, in ``dtype``; None is the one that it is stored in."""
-        ...
+        """Return the tensor ``name`` of ``shape``, in ``dtype``; None keeps the stored one."""
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
-        """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
-        ...
+        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``."""
 
 
 def open_source(folder: Path, architecture: Architecture) -> Source:
-    """The weights of the checkpoint in ``folder``.
+    """Return the weights of the checkpoint in ``folder``.
 
     Raises:
         ModelError: its files are missing or damaged.
     """
     if is_gguf(folder):
         return GGUFTensors(folder, architecture.head_dim)
-    return Checkpoint(folder)
+    return Checkpoint(folder, architecture.quantization)
 
 
 class Checkpoint:
-    """The tensors of a folder's safetensors files, by name, read when asked for.
+    """The tensors of a folder's safetensors files, by name, read one by one.
+
+    Args:
+        folder: the checkpoint's.
+        quantization: its config's ``quantization_config``, if it has one.
 
     Raises:
-        ModelError: there are none, a file is damaged, a tensor is missing or misshapen, or the
-            weights are quantised in a way that is not read.
+        ModelError: there are no files, a file is damaged, a tensor is missing or misshapen, or the
+            quantisation is not supported.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quantization: object = None) -> None:
         self.folder = folder
-        options = getattr(read_config(folder), "quantization_config", None)
-        self._format = find_format(options, folder)
+        self._format = find_format(quantization, folder)
         if self._format is not None and self._format.note:
-            say(self._format.note)
+            warn_once(self._format.note)
         self._entries = find_tensors(folder)
         if not self._entries:
             raise ModelError(
@@ -139,17 +140,17 @@ class Checkpoint:
         return name in self._entries
 
     def names(self) -> list[str]:
-        """Of all tensors, in order."""
+        """Return the names of all tensors, in order."""
         return sorted(self._entries)
 
     def described(self, name: str) -> tuple[list[int], int]:
-        """Shape of the tensor ``name``, which must be there, and bits of an element; not read."""
+        """Return shape and bits per element of the tensor ``name``, which must exist."""
         entry = self._entries[name]
         width = re.search(r"\d+", entry.type)  # BF16, F8_E4M3, I64, BOOL
         return list(entry.shape), int(width.group()) if width else 8
 
     def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        """The tensor ``name`` as it is stored, of ``shape`` if given."""
+        """Return the tensor ``name`` as stored, checked against ``shape`` unless None."""
         entry = self._entries.get(name)
         if entry is None:
             raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
@@ -163,7 +164,7 @@ class Checkpoint:
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """The plain tensor ``name`` of ``shape``, in ``dtype``, as stored if None."""
+        """Return the tensor ``name``, which is not quantised, see ``Source``."""
         tensor = self.raw(name, shape)
         if tensor.dtype not in PLAIN:
             raise ModelError(
@@ -173,7 +174,7 @@ class Checkpoint:
         return tensor if dtype is None else tensor.to(dtype)
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
-        """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
+        """Return the matrix ``name``, see ``Source``."""
         if self._format is None:
             return self.get(name, shape, dtype)
         with readable(f"{self.folder}: tensor {name!r} cannot be read", f"{REMEDY}."):
@@ -181,10 +182,10 @@ class Checkpoint:
 
 
 def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
-    """The matrix ``name`` of ``shape`` (out, in), quantised by ``recipe`` from what is stored.
+    """Return the matrix ``name`` of ``shape`` (out, in), quantised by ``recipe``.
 
     Raises:
-        ModelError: it holds what is no number, or see ``Source``.
+        ModelError: a weight is not finite, or see ``Source``.
     """
     try:
         return quantize(source.get(name, shape), recipe)
@@ -193,33 +194,23 @@ def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe)
 
 
 def plain(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
-    """``matrix`` as a tensor."""
+    """Return ``matrix`` as a tensor, dequantised to ``dtype`` if it is quantised."""
     return matrix.dequantized(dtype) if isinstance(matrix, Quantized) else matrix
 
 
-def with_zeros(matrix: Quantized) -> Quantized:
-    """``matrix``, its zeros written out."""
-    if matrix.zeros is not None:
-        return matrix
-    zeros = torch.full(matrix.scales.shape, 1 << (matrix.bits - 1), dtype=torch.uint8)
-    return replace(matrix, zeros=zeros)
-
-
 def stacked(parts: list[Matrix], dtype: torch.dtype) -> Matrix:
-    """``parts`` on top of each other, dequantised to ``dtype`` unless quantised all alike."""
+    """Return ``parts`` stacked, dequantised to ``dtype`` unless all share bits and group."""
     quantised = [p for p in parts if isinstance(p, Quantized)]
     if len(quantised) == len(parts) and len({(p.bits, p.group) for p in quantised}) == 1:
-        if any(p.zeros is not None for p in quantised):
-            quantised = [with_zeros(p) for p in quantised]
         return Quantized.stacked(quantised)
     return torch.cat([plain(p, dtype) for p in parts])
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """``weight`` [out, in] in the layout of oneDNN's kernels, where those would repack it anyway.
+    """Return ``weight`` [out, in] in the layout of oneDNN's bf16 kernels, if those would run.
 
-    For bf16 on a CPU with bf16 instructions: without this every product rearranges its weight anew,
-    which costs as much as the product of a few rows. The results are the same bits.
+    Otherwise every product rearranges its weight, which costs as much as the product of a few
+    rows. The results are the same bits.
     """
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not bf16_kernels():
         return weight
@@ -228,74 +219,69 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def bf16_kernels() -> bool:
-    """True where torch has oneDNN's prepacked products and the CPU's bf16 instructions."""
+    """Return whether torch has oneDNN's prepacked products and the CPU has bf16 instructions."""
     ops = torch.ops.mkldnn
     return PACKED_LINEAR is not None and bool(ops._is_mkldnn_bf16_supported())
 
 
+@dataclass(frozen=True)
 class Loader:
-    """Reads what ``architecture`` says of a checkpoint, layer by layer.
+    """Reads the weights of a checkpoint layer by layer.
 
-    ``pack`` makes of every matrix what its products want. Quantised ones are dequantised before,
-    or with ``keeps`` handed on as they are, and norms and biases in fp32. With a ``recipe``
-    matrices are quantised as they are read; routers, norms and biases are not.
+    Args:
+        source: the checkpoint.
+        architecture: its layers.
+        dtype, device: of the weights.
+        pack: returns a matrix in the layout that products need.
+        keeps: quantised matrices stay quantised, and norms and biases are fp32; otherwise quantised
+            matrices are dequantised.
+        recipe: quantises matrices as they are read; routers, norms and biases are not.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        architecture: Architecture,
-        dtype: torch.dtype,
-        device: torch.device,
-        pack: Callable[[torch.Tensor], torch.Tensor] = packed,
-        keeps: bool = False,
-        recipe: Recipe | None = None,
-    ) -> None:
-        self._source = source
-        self._keeps = keeps
-        self._fine = torch.float32 if keeps else dtype
-        self._recipe = recipe
-        self._head_recipe = recipe.head if recipe else None
-        self._pack = pack
-        self._a = architecture
-        self._dtype = dtype
-        self._device = device
+    source: Source
+    architecture: Architecture
+    dtype: torch.dtype
+    device: torch.device
+    pack: Callable[[torch.Tensor], torch.Tensor] = packed
+    keeps: bool = False
+    recipe: Recipe | None = None
 
     def get(self, name: str, *size: int) -> torch.Tensor:
-        """The norm or bias ``name``, of ``size``."""
-        return self._source.get(name, size, self._fine).to(self._device)
+        """Return the norm or bias ``name``, of ``size``."""
+        dtype = torch.float32 if self.keeps else self.dtype
+        return self.source.get(name, size, dtype).to(self.device)
 
     def matrix(self, name: str, outputs: int, inputs: int, recipe: Recipe | None) -> Matrix:
-        """The matrix ``name``, quantised by ``recipe`` if given, else as it is stored."""
+        """Return the matrix ``name``, quantised by ``recipe``, or as stored if that is None."""
         if recipe is not None:
-            return quantized(self._source, name, (outputs, inputs), recipe)
-        found = self._source.matrix(name, (outputs, inputs), self._dtype)
-        return found if isinstance(found, Quantized) else found.to(self._device)
+            return quantized(self.source, name, (outputs, inputs), recipe)
+        matrix = self.source.matrix(name, (outputs, inputs), self.dtype)
+        return matrix if isinstance(matrix, Quantized) else matrix.to(self.device)
 
     def _ready(self, matrix: Matrix) -> Matrix:
-        """What products with ``matrix`` want."""
-        if self._keeps and isinstance(matrix, Quantized):
+        """Return ``matrix`` in the layout that products need."""
+        if self.keeps and isinstance(matrix, Quantized):
             return matrix
-        return self._pack(plain(matrix, self._dtype).to(self._device))
+        return self.pack(plain(matrix, self.dtype).to(self.device))
 
     def norm(self, name: str, size: int | None = None) -> torch.Tensor:
-        """A norm's weight, standing twice as ``transformer.rms_norm`` wants it."""
-        weight = self.get(f"{name}.weight", size or self._a.hidden_size)
-        weight = weight + 1 if self._a.gemma else weight
+        """Return a norm's weight, repeated twice for ``transformer.rms_norm``."""
+        weight = self.get(f"{name}.weight", size or self.architecture.hidden_size)
+        weight = weight + 1 if self.architecture.gemma else weight
         return torch.cat((weight, weight))
 
     def _stacked(self, prefix: str, parts: dict[str, int], width: int) -> Matrix:
-        """Several projections on top of each other, which fused checkpoints hold as one tensor."""
-        if self._a.fused:
+        """Return several projections stacked; fused checkpoints store them as one tensor."""
+        if self.architecture.fused:
             name = self._fused(prefix, parts, "weight")
-            return self.matrix(name, sum(parts.values()), width, self._recipe)
+            return self.matrix(name, sum(parts.values()), width, self.recipe)
         names = {f"{prefix}{p}_proj.weight": rows for p, rows in parts.items()}
-        found = [self.matrix(name, n, width, self._recipe) for name, n in names.items()]
-        return stacked(found, self._dtype)
+        matrices = [self.matrix(name, n, width, self.recipe) for name, n in names.items()]
+        return stacked(matrices, self.dtype)
 
     def _biases(self, prefix: str, parts: dict[str, int]) -> torch.Tensor:
-        """The biases of several projections, one behind the other."""
-        if self._a.fused:
+        """Return the biases of several projections, concatenated."""
+        if self.architecture.fused:
             return self.get(self._fused(prefix, parts, "bias"), sum(parts.values()))
         return torch.cat([self.get(f"{prefix}{p}_proj.bias", n) for p, n in parts.items()])
 
@@ -303,60 +289,59 @@ class Loader:
         name = {"q": "qkv", "gate": "gate_up"}[next(iter(parts))]
         return f"{prefix}{name}_proj.{suffix}"
 
-    def _turnable(self) -> torch.Tensor | None:
-        """The order of queries', keys' and values' rows in which heads are as ``half_split`` says.
+    def _rotary_order(self) -> torch.Tensor | None:
+        """Return the order of qkv rows that puts heads in the order of ``half_split``, if needed.
 
-        None where they are so already. Products of queries and keys do not mind, and then all heads
-        turn alike.
+        Products of queries and keys do not depend on that order, and then all heads turn alike.
         """
-        a = self._a
+        a = self.architecture
         if a.rotary_dim == a.head_dim:
             return None
-        turning = a.num_heads + a.num_kv_heads
-        rows = torch.arange((turning + a.num_kv_heads) * a.head_dim).view(-1, a.head_dim)
-        rows[:turning] = rows[:turning, half_split(a.head_dim, a.rotary_dim)]
+        rotated = a.num_heads + a.num_kv_heads
+        rows = torch.arange((rotated + a.num_kv_heads) * a.head_dim).view(-1, a.head_dim)
+        rows[:rotated] = rows[:rotated, half_split(a.head_dim, a.rotary_dim)]
         return rows.flatten()
 
     def layer(self, index: int) -> LayerWeights:
-        """The weights of one layer."""
-        a, base = self._a, f"model.layers.{index}."
+        """Return the weights of one layer."""
+        a, base = self.architecture, f"model.layers.{index}."
         attn, width = f"{base}self_attn.", a.hidden_size
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
         parts = {"q": queries, "k": keys, "v": keys}
         qkv = self._stacked(attn, parts, width)
         bias = self._biases(attn, parts) if a.qkv_bias else None
-        order = self._turnable()
+        order = self._rotary_order()
         if order is not None:
             qkv = qkv.rows(order) if isinstance(qkv, Quantized) else qkv[order]
             bias = None if bias is None else bias[order]
-        behind = f"{base}post_attention_layernorm"
+        post_attention = f"{base}post_attention_layernorm"
         return LayerWeights(
             input_norm=self.norm(f"{base}input_layernorm"),
             qkv=self._ready(qkv),
             qkv_bias=bias,
             q_norm=self.norm(f"{attn}q_norm", a.head_dim) if a.qk_norm else None,
             k_norm=self.norm(f"{attn}k_norm", a.head_dim) if a.qk_norm else None,
-            output=self._ready(self.matrix(f"{attn}o_proj.weight", width, queries, self._recipe)),
+            output=self._ready(self.matrix(f"{attn}o_proj.weight", width, queries, self.recipe)),
             output_bias=self.get(f"{attn}o_proj.bias", width) if a.output_bias else None,
-            attention_norm=self.norm(behind) if a.gemma else None,
-            mlp_norm=self.norm(f"{base}pre_feedforward_layernorm" if a.gemma else behind),
+            attention_norm=self.norm(post_attention) if a.gemma else None,
+            mlp_norm=self.norm(f"{base}pre_feedforward_layernorm" if a.gemma else post_attention),
             mlp=self._experts(f"{base}mlp.") if a.sparse[index] else self._mlp(f"{base}mlp."),
             output_norm=self.norm(f"{base}post_feedforward_layernorm") if a.gemma else None,
         )
 
     def _mlp(self, prefix: str, inner: int | None = None) -> Mlp:
-        a = self._a
+        a = self.architecture
         inner, width = inner or a.intermediate_size, a.hidden_size
         gated = {"gate": inner, "up": inner}
         return Mlp(
             gate_up=self._ready(self._stacked(prefix, gated, width)),
             gate_up_bias=self._biases(prefix, gated) if a.mlp_bias else None,
-            down=self._ready(self.matrix(f"{prefix}down_proj.weight", width, inner, self._recipe)),
+            down=self._ready(self.matrix(f"{prefix}down_proj.weight", width, inner, self.recipe)),
             down_bias=self.get(f"{prefix}down_proj.bias", width) if a.mlp_bias else None,
         )
 
     def _experts(self, prefix: str) -> Experts:
-        a = self._a
+        a = self.architecture
         each = [f"{prefix}experts.{i}." for i in range(a.num_experts)]
         router = self.matrix(f"{prefix}gate.weight", a.num_experts, a.hidden_size, None)
         return Experts(
@@ -364,22 +349,25 @@ class Loader:
             mlps=tuple(self._mlp(name, a.expert_size) for name in each),
         )
 
+    def _table(self, name: str) -> Matrix:
+        """Return the embedding or head, [vocabulary, hidden_size]."""
+        recipe = None if self.recipe is None else self.recipe.head
+        return self.matrix(
+            name, self.architecture.vocab_size, self.architecture.hidden_size, recipe
+        )
+
     def embedding(self) -> Matrix:
-        """[vocabulary, hidden_size]."""
-        a, name = self._a, "model.embed_tokens.weight"
-        return self.matrix(name, a.vocab_size, a.hidden_size, self._head_recipe)
+        """Return the embedding, [vocabulary, hidden_size]."""
+        return self._table("model.embed_tokens.weight")
 
     def head(self, embedding: Matrix) -> Matrix:
-        """What makes logits of the last hidden states; tied checkpoints have but the embedding."""
-        a = self._a
-        if a.tied:
-            return self._ready(embedding)
-        name = "lm_head.weight"
-        return self._ready(self.matrix(name, a.vocab_size, a.hidden_size, self._head_recipe))
+        """Return the matrix from hidden states to logits; tied checkpoints use the embedding."""
+        tied = self.architecture.tied
+        return self._ready(embedding if tied else self._table("lm_head.weight"))
 
 
 def layer_numbers(architecture: Architecture, doing: str, slow: float) -> Iterable[int]:
-    """0 and up, under a bar if matrices have ``slow`` elements or more and stderr is a terminal."""
+    """Yield the layers' numbers, with a progress bar on a terminal from ``slow`` elements up."""
     a = architecture
     quick = a.num_layers * a.hidden_size * a.intermediate_size < slow
     return tqdm(range(a.num_layers), doing, disable=quick or None, leave=False)
@@ -392,9 +380,9 @@ def load_weights(
     device: torch.device,
     recipe: Recipe | None = None,
 ) -> Weights:
-    """Read the checkpoint in ``folder`` as ``architecture`` says, into ``dtype`` on ``device``.
+    """Return the weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
 
-    Torch has no products with quantised matrices: they are rounded to ``dtype`` once more.
+    Torch has no products with quantised matrices, so those are dequantised to ``dtype``.
 
     Raises:
         ModelError: see ``Checkpoint``.

@@ -12,21 +12,21 @@ PATH = Path(__file__).parent / "model"
 
 
 def held_out() -> list[str]:
-    """Modules of this interpreter's standard library that the pair was never trained on."""
+    """Return modules of this interpreter's standard library that the pair was not trained on."""
     from .corpus import standard_library
 
     return [module.text for module in standard_library() if module.held_out]
 
 
 def prompts() -> list[str]:
-    """Beginnings of code that the pair was never trained on.
+    """Return beginnings of code that the pair was not trained on.
 
     Raises:
         ModelError: the package's data is missing.
     """
     file = Path(__file__).parent / "prompts.json"
     try:
-        found: list[str] = json.loads(file.read_text(encoding="utf-8"))
+        texts: list[str] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError("the bundled prompts are missing; install Outrider again.") from None
-    return found
+    return texts

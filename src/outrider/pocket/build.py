@@ -1,7 +1,7 @@
 """The recipe of the pocket pair: ``python -m outrider.pocket.build``.
 
 Trains a byte-level BPE, a Llama-style target and its drafter from scratch on the standard
-library's source. Every stage is kept below ``--work`` and not done again.
+library's source. Results of every stage are kept below ``--work``, from which a build resumes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..llm import LLM
 from ..types import SamplingParams
 from . import corpus as text
 from .evaluate import evaluate, held_out_prompts, model_card
-from .train import Recipe, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
+from .train import TrainingPlan, distillation_loss, keep_heap, narrow_norms, optimise, text_loss
 
 PHASES = ((0.6, 256), (0.3, 512), (0.1, 2048))
-TARGET_RECIPE = Recipe(tokens=11_000_000, muon_rate=4e-3, adam_rate=4e-3, phases=PHASES)
-DRAFTER_RECIPE = Recipe(
+TARGET_RECIPE = TrainingPlan(tokens=11_000_000, muon_rate=4e-3, adam_rate=4e-3, phases=PHASES)
+DRAFTER_RECIPE = TrainingPlan(
     tokens=9_000_000, muon_rate=3e-3, adam_rate=1.5e-3, phases=((0.9, 256), (0.1, 2048)),
     step_tokens=2048,
 )  # fmt: skip
@@ -39,7 +39,7 @@ OWN_WORDS, OWN_WORDS_REPEATED = 1280, 3
 
 
 def shape(layers: int, intermediate: int) -> LlamaConfig:
-    """The pair's common shape: width 384, 6 query and 2 key-value heads of 64, tied embeddings."""
+    """Return the pair's config: width 384, 6 query and 2 key-value heads of 64, tied embeddings."""
     return LlamaConfig(
         vocab_size=text.VOCAB_SIZE, hidden_size=384, intermediate_size=intermediate,
         num_hidden_layers=layers, num_attention_heads=6, num_key_value_heads=2, head_dim=64,
@@ -50,9 +50,9 @@ def shape(layers: int, intermediate: int) -> LlamaConfig:
 
 
 def drafter_from(target: LlamaForCausalLM) -> LlamaForCausalLM:
-    """A two-layer drafter that starts from the target's embeddings, norms, first and last layer.
+    """Return a two-layer drafter with the target's embeddings, norms, first and last layer.
 
-    Of each copied MLP it keeps the neurons whose three weight rows have the largest product of
+    Each copied MLP keeps the neurons whose three weight rows have the largest product of
     norms.
     """
     drafter = LlamaForCausalLM(shape(len(DRAFTER_LAYERS), 384))
@@ -82,10 +82,10 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 def own_words(
     file: Path, target: Path, data: text.Corpus, scale: float
 ) -> list[npt.NDArray[np.int64]]:
-    """Text that the target itself continues from openings of the training text, kept in ``file``.
+    """Return the target's own continuations of openings of the training text, kept in ``file``.
 
-    A drafter is judged on what the target says, which is not what people wrote. Half of it is
-    drawn at temperature 0.7 and half at 1: 512 tokens each, 64 of them the opening.
+    A drafter is judged on the target's text, which differs from what people wrote. Half of the
+    texts are drawn at temperature 0.7, half at 1: 512 tokens each, 64 of them the opening.
     """
     if not file.exists():
         count = int(OWN_WORDS * scale)
@@ -101,7 +101,7 @@ def own_words(
 
 
 def build(work: Path, out: Path, scale: float, device: str) -> dict[str, Any]:
-    """Run the recipe; return what the model card needs to know."""
+    """Run the recipe; return the figures of the model card."""
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     keep_heap()
@@ -119,7 +119,7 @@ def build(work: Path, out: Path, scale: float, device: str) -> dict[str, Any]:
         "held_out_modules": [m.path for m in modules if m.held_out],
     }  # fmt: skip
 
-    def recipe(base: Recipe) -> Recipe:
+    def recipe(base: TrainingPlan) -> TrainingPlan:
         return replace(base, tokens=int(base.tokens * scale))
 
     target = LlamaForCausalLM(shape(10, 1024))

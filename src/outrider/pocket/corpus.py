@@ -1,8 +1,8 @@
 """The pocket pair's text: the building interpreter's standard library, its tokenizer, its tokens.
 
-The source of the standard library is under the PSF licence, which lets it be copied and used for
-any purpose. Modules are assigned to the held-out part by a hash of their path, so that every build
-on the same interpreter holds out the same ones.
+The PSF licence lets the source of the standard library be copied and used for any purpose. A hash
+of its path assigns a module to the held-out part, so every build on the same interpreter holds out
+the same modules.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids of each module, END appended, and the bytes of text that they stand for."""
+    """Token ids of each module, END appended, and the bytes of the held-out text."""
 
     train: list[npt.NDArray[np.int64]]
     held_out: list[npt.NDArray[np.int64]]

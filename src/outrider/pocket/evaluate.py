@@ -1,4 +1,4 @@
-"""What the pocket pair can do on modules it was never trained on: the model card's figures."""
+"""The model card's figures: the pocket pair on modules that it was not trained on."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OPENINGS = ("def ", "class ", "    def ", "    @")
 
 
 def held_out_prompts(modules: list[Module], tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Beginnings of functions and classes of held-out modules: whole lines, 64 tokens or more."""
+    """Return beginnings of functions and classes of held-out modules: whole lines, 64 tokens up."""
     rng = random.Random(0)
-    found: list[str] = []
+    prompts: list[str] = []
     sources = [m.text.splitlines() for m in modules if m.held_out]
-    while len(found) < PROMPTS:
+    while len(prompts) < PROMPTS:
         lines = rng.choice(sources)
         starts = [i for i, line in enumerate(lines) if line.startswith(OPENINGS)]
         if not starts:
@@ -38,15 +38,15 @@ def held_out_prompts(modules: list[Module], tokenizer: PreTrainedTokenizerFast) 
             prompt = "\n".join(lines[start:stop]) + "\n"
             length = len(tokenizer(prompt)["input_ids"])
             if length >= PROMPT_TOKENS:
-                if length < 3 * PROMPT_TOKENS and prompt not in found:
-                    found.append(prompt)
+                if length < 3 * PROMPT_TOKENS and prompt not in prompts:
+                    prompts.append(prompt)
                 break
-    return found
+    return prompts
 
 
 @torch.no_grad()
 def held_out_loss(model: LlamaForCausalLM, corpus: Corpus) -> tuple[float, float]:
-    """Held-out cross-entropy: (nats a token, nats a byte), in windows of 1,024 tokens."""
+    """Return held-out cross-entropy (nats a token, nats a byte), in windows of 1,024 tokens."""
     total, count = 0.0, 0
     for document in corpus.held_out:
         for i in range(0, len(document) - 1, WINDOW):
@@ -61,7 +61,7 @@ def held_out_loss(model: LlamaForCausalLM, corpus: Corpus) -> tuple[float, float
 def teacher_forced(
     target: LlamaForCausalLM, drafter: LlamaForCausalLM, corpus: Corpus, tokens: int = 40_000
 ) -> dict[str, float]:
-    """Agreement along real held-out code: of the argmaxes, and of draws with shared noise.
+    """Return the agreement along held-out code: of the argmaxes, and of draws with shared noise.
 
     "top-m" is the chance that the target's token is among the drafter's m best of log q + g.
     """
@@ -86,9 +86,9 @@ def teacher_forced(
 
 
 def acceptance(folder: Path, prompts: list[str]) -> dict[str, Any]:
-    """Acceptance of the finished pair at K = 4 over ``prompts``, 128 tokens each."""
+    """Return the acceptance of the finished pair at K = 4 over ``prompts``, 128 tokens each."""
     llm = LLM(folder, num_speculative_tokens=4)
-    found: dict[str, Any] = {}
+    lengths: dict[str, Any] = {}
     for temperature in (0.0, 0.7, 1.0):
         params = [
             SamplingParams(
@@ -104,11 +104,11 @@ def acceptance(folder: Path, prompts: list[str]) -> dict[str, Any]:
         samples = [
             (o.prompt_token_ids, o.outputs[0].token_ids, o.outputs[0].origins) for o in outputs
         ]
-        found[f"T={temperature}"] = {
+        lengths[f"T={temperature}"] = {
             "acceptance_length": 1 + accepted / drafts,
             "without_repeating_steps": fresh_acceptance_length(samples),
         }
-    return found
+    return lengths
 
 
 def evaluate(
@@ -118,7 +118,7 @@ def evaluate(
     folder: Path,
     prompts: list[str],
 ) -> dict[str, Any]:
-    """Every figure of the model card."""
+    """Return every figure of the model card."""
     return {
         "target_nats": held_out_loss(target, corpus),
         "drafter_nats": held_out_loss(drafter, corpus),
@@ -167,7 +167,7 @@ among the drafter's m best under the same noise:
 
 
 def model_card(card: dict[str, Any]) -> str:
-    """The model card, in Markdown, from what a build noted."""
+    """Return the model card in Markdown."""
     accepted = [
         f"| {name} | {row['acceptance_length']:.2f} | {row['without_repeating_steps']:.2f} |"
         for name, row in card["acceptance"].items()

@@ -1,4 +1,4 @@
-"""Training loops of the pocket pair: the target on text, the drafter on the target's laws."""
+"""Training of the pocket pair: the target on text, the drafter on the target's distributions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Loss = Callable[[torch.Tensor, float], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How one model of the pair is trained.
+class TrainingPlan:
+    """The training of one model of the pair.
 
     ``phases`` are (share of tokens, sequence length); every step sees ``step_tokens`` tokens.
     Learning rates warm up over 100 steps and fall linearly to a twentieth over the last 60 %.
@@ -43,12 +43,12 @@ class Recipe:
         return self.tokens // self.step_tokens
 
     def rate(self, step: int) -> float:
-        """The factor on the learning rates at ``step``."""
+        """Return the factor on the learning rates at ``step``."""
         left = (self.steps - step) / self.steps
         return min(1.0, (step + 1) / 100, 0.05 + 0.95 * left / 0.6)
 
     def length(self, step: int) -> int:
-        """Sequence length at ``step``."""
+        """Return the sequence length at ``step``."""
         done = 0.0
         for share, length in self.phases:
             done += share
@@ -60,7 +60,7 @@ class Recipe:
 def keep_heap() -> None:
     """Tell glibc to keep freed blocks: each step frees and asks again for the same gigabyte.
 
-    Without it a fifth of a training step is page faults. Elsewhere than on glibc, nothing happens.
+    Otherwise page faults take a fifth of a training step. Without glibc nothing happens.
     """
     try:
         libc = ctypes.CDLL("libc.so.6")
@@ -71,7 +71,7 @@ def keep_heap() -> None:
 
 
 def narrow_norms() -> None:
-    """Let RMSNorm and rotary tables of transformers' Llama hand on bf16, as inference will see it.
+    """Make RMSNorm and rotary tables of transformers' Llama return bf16, as in inference.
 
     Autocast would otherwise keep them in fp32 and convert before each product.
     """
@@ -90,8 +90,8 @@ def narrow_norms() -> None:
     setattr(modeling_llama.LlamaRotaryEmbedding, "forward", tables)  # noqa: B010
 
 
-def batches(corpus: Corpus, recipe: Recipe, start: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield int64 [rows, length] batches from step ``start``; resuming sees what was to come."""
+def batches(corpus: Corpus, recipe: TrainingPlan, start: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield int64 [rows, length] batches from step ``start``, the same in a resumed training."""
     step, epoch = 0, 0
     while step < recipe.steps:
         length = recipe.length(step)
@@ -110,15 +110,15 @@ def optimise(
     model: LlamaForCausalLM,
     loss: Loss,
     corpus: Corpus,
-    recipe: Recipe,
+    recipe: TrainingPlan,
     checkpoint: Path,
     title: str,
 ) -> float:
     """Train ``model`` in place with Muon on matrices and AdamW on the rest.
 
     ``loss(ids [rows, length], done)`` gives the mean loss of a batch; ``done`` runs from 0 to 1.
-    State is kept in ``checkpoint`` every five minutes and taken up from there. Returns the hours
-    of training, over all runs.
+    State is saved in ``checkpoint`` every five minutes; training resumes from there. Returns the
+    hours of training, over all runs.
     """
     device = next(model.parameters()).device
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
@@ -172,7 +172,7 @@ def optimise(
 
 
 def text_loss(model: LlamaForCausalLM) -> Loss:
-    """Next-token cross-entropy of ``model``, in nats a token."""
+    """Return the next-token cross-entropy of ``model``, in nats a token."""
 
     def loss(ids: torch.Tensor, done: float) -> torch.Tensor:
         z = logits(model, ids)
@@ -182,7 +182,7 @@ def text_loss(model: LlamaForCausalLM) -> Loss:
 
 
 def distillation_loss(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> Loss:
-    """Forward KL from the target's law to the drafter's, later with total variation beside it.
+    """Return the forward KL from target to drafter, later with their total variation added.
 
     KL learns fast everywhere; total variation is what acceptance pays for (1 - TV is the ratio
     rule's acceptance), so the last 40 % add it, at the temperatures at which the pair is judged.
@@ -206,7 +206,7 @@ def distillation_loss(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> Lo
 
 
 def logits(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """fp32 logits [rows, length, vocabulary] of ``ids`` [rows, length], computed in bf16."""
+    """Return fp32 logits [rows, length, vocabulary] of ``ids`` [rows, length], computed in bf16."""
     with torch.autocast(ids.device.type, torch.bfloat16):
         out: torch.Tensor = model(ids, use_cache=False).logits
     return out.float()

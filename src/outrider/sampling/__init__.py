@@ -1,1 +1,1 @@
-"""From logits to a law, and from a law to a token: noise, acceptance and their reference."""
+"""From logits to tokens: the logits pipeline, noise and acceptance."""

@@ -1,4 +1,4 @@
-"""Structured output: which tokens a grammar lets come next, through llguidance."""
+"""Structured output: masks of the tokens that a grammar allows next, by llguidance."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from ..errors import RequestError
 from ..params import SamplingParams, StructuredOutputsParams
 
 SLOWEST_MASK_SECONDS = 0.05
-"""A mask is made between two steps of everybody: one that takes longer ends its request.
+"""Longest time for one mask, which delays all requests; a slower one ends its request.
 
-Of the processor's time, so that no output depends on what else a machine does. JSON, code and prose
-take 10 ms at most with a vocabulary of 128,000.
+CPU time, so that no output depends on the load of the machine. JSON, code and prose take at most
+10 ms with a vocabulary of 128,000.
 """
 Mask = NDArray[np.uint8]
-"""Which tokens may come, a bit each, the lowest id in the lowest: [vocabulary / 8] or more."""
+"""Allowed tokens, a bit each, the lowest id in the lowest bit: [vocabulary / 8] or more."""
 DEAD_END = "NoExtensionBias"
-"""What llguidance says where no token goes on."""
+"""Start of llguidance's error where no token can follow."""
 TOO_SLOW = "a step of the grammar takes too long"
 
 
 def _limits(vocab_size: int) -> LLParserLimits:
-    """What bounds a mask before it can be timed.
+    """Return the limits on a parser's work within one mask.
 
-    Its items grow with the vocabulary: 0.3 a token for JSON whose whitespace recurses, the form in
-    which llama.cpp's users know it. Errors are terse, for they are logged and the parser's state
-    tells of the output.
+    Items grow with the vocabulary: 0.3 a token for JSON with recursive whitespace, as in llama.cpp.
+    Errors are terse because they are logged, and the parser's state contains output.
     """
     return LLParserLimits(
         step_max_items=5_000 + vocab_size // 2, max_items_in_row=2_000, verbose_errors=False
@@ -43,12 +42,12 @@ def _limits(vocab_size: int) -> LLParserLimits:
 
 
 class Grammars:
-    """Compiles what requests ask for, against one tokenizer.
+    """Compiles the grammars of requests for one tokenizer.
 
     Args:
         tokenizer: the model's; None refuses every request for structured output.
         vocab_size: the model's, padding included.
-        eos_token_ids: with which an output that is complete can end.
+        eos_token_ids: end a complete output.
     """
 
     def __init__(
@@ -57,32 +56,32 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = sorted(i for i in eos_token_ids if 0 <= i < vocab_size)
-        self._known: LLTokenizer | None = None
-        # Prompts of one call have one form; none is kept beyond the requests that use it.
+        self._llguidance: LLTokenizer | None = None
+        # Prompts of one call share a grammar; none is kept beyond the requests that use it.
         self._compiled: WeakValueDictionary[StructuredOutputsParams, Grammar] = (
             WeakValueDictionary()
         )
 
     def warm_up(self) -> None:
-        """Read the vocabulary now, which takes all threads seconds where it is large."""
+        """Read the vocabulary now; a large one takes seconds on all threads."""
         if self._tokenizer is not None and self._eos:
-            with suppress(RequestError):  # said to whoever asks for a form
+            with suppress(RequestError):  # raised again for a request with a grammar
                 self._vocabulary(self._tokenizer)
 
     def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
-        if self._known is None:
+        if self._llguidance is None:
             try:
-                self._known = LLTokenizer(
+                self._llguidance = LLTokenizer(
                     tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._eos
                 )
             except ValueError as error:
                 raise RequestError(
                     f"this model's tokenizer cannot be used for structured_outputs: {error}."
                 ) from None
-        return self._known
+        return self._llguidance
 
     def compile(self, params: SamplingParams) -> Grammar | None:
-        """The grammar of a request, None when it asks for none.
+        """Return the grammar of a request, if it has one.
 
         Raises:
             RequestError: the grammar is impossible, or the model has no tokenizer or no EOS.
@@ -96,12 +95,12 @@ class Grammars:
                 f"structured_outputs need a model with {missing}; drop them, or take one."
             )
         assert isinstance(form, StructuredOutputsParams)
-        same = self._compiled.get(form)
-        if same is not None:
-            return same.copy()
-        known = self._vocabulary(self._tokenizer)
-        name, text = _source(params)
-        matcher = LLMatcher(known, text, limits=_limits(self._vocab_size), log_level=0)
+        compiled = self._compiled.get(form)
+        if compiled is not None:
+            return compiled.copy()
+        vocabulary = self._vocabulary(self._tokenizer)
+        name, text = _source(form)
+        matcher = LLMatcher(vocabulary, text, limits=_limits(self._vocab_size), log_level=0)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())
             raise RequestError(
@@ -118,14 +117,12 @@ class Grammars:
         return grammar
 
 
-def _source(params: SamplingParams) -> tuple[str, str]:
-    """Which kind of form a request gives, and llguidance's text for it.
+def _source(form: StructuredOutputsParams) -> tuple[str, str]:
+    """Return the name of the option that a request sets, and llguidance's text for it.
 
     Raises:
         RequestError: the grammar is neither Lark's notation nor GBNF.
     """
-    form = params.structured_outputs
-    assert isinstance(form, StructuredOutputsParams)
     if form.json is not None:
         return "json", grammar_from("json", str(form.json))
     if form.regex is not None:
@@ -143,24 +140,23 @@ def _source(params: SamplingParams) -> tuple[str, str]:
 
 
 def _failed(reason: str) -> str:
-    said = " ".join(reason.split())[:300]
-    return f"structured_outputs failed: {said}; simplify the grammar."
+    return f"structured_outputs failed: {' '.join(reason.split())[:300]}; simplify the grammar."
 
 
 def keep(z: torch.Tensor, mask: Mask) -> None:
-    """Leave of the logits z [vocabulary], in place, what the mask lets come."""
+    """Set the logits z [vocabulary] of tokens that the mask refuses to -inf, in place."""
     refused = np.unpackbits(mask, count=len(z), bitorder="little") == 0
-    if z.is_cpu:  # by NumPy: torch's operations wake its threads, which then spin beside a step's
+    if z.is_cpu:  # by NumPy: torch would wake its threads, which then compete with a step's
         np.putmask(z.numpy(), refused, -np.inf)
     else:
         z.masked_fill_(torch.from_numpy(refused).to(z.device), -torch.inf)
 
 
 class Grammar:
-    """Where one sequence stands in its grammar. Tokens are tried and taken back, never replayed.
+    """The state of one sequence in its grammar. Drafted tokens are tried and rolled back.
 
-    A parser that gives up stays so for good. After a draft that may not be: what it says of drafted
-    tokens must not reach the output, so another takes the committed ones and goes on.
+    A parser that fails stays failed. If drafted tokens made it fail, that must not reach the
+    output: a new parser takes the committed tokens and goes on.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, ends: list[int]) -> None:
@@ -168,87 +164,83 @@ class Grammar:
         self._matcher = matcher.deep_copy()
         self._vocab_size = vocab_size
         self._ends = ends
-        self._taken: list[int] = []
+        self._committed: list[int] = []
         self._slow = False
 
     def copy(self) -> Grammar:
-        """The same grammar from the start, for another sample."""
+        """Return the same grammar at its start, for another sample."""
         return Grammar(self._begin, self._vocab_size, self._ends)
 
     def advance(self, output: Sequence[int]) -> None:
-        """Take the committed output, longer from call to call.
+        """Take in the committed ``output``, which only grows from call to call.
 
         Raises:
-            RequestError: the parser gave up.
+            RequestError: the parser failed.
         """
-        fresh = list(output[len(self._taken) :])
-        if fresh and not self._matcher.consume_tokens(fresh):
-            raise RequestError(self._given_up())
-        self._taken += fresh
-
-    def _given_up(self) -> str:
-        return _failed(self._matcher.get_error())
+        tokens = list(output[len(self._committed) :])
+        if tokens and not self._matcher.consume_tokens(tokens):
+            raise RequestError(_failed(self._matcher.get_error()))
+        self._committed += tokens
 
     def _recover(self) -> str | None:
-        """Go on where the parser has given up on what is no output; what it said, else None.
+        """Replace a parser that failed on drafted tokens; return why it failed, or None.
 
-        A mask that took too long counts as given up.
+        A mask that took too long counts as a failure.
 
         Raises:
-            RequestError: it gives up on the committed ones too.
+            RequestError: the new parser fails on the committed tokens.
         """
         slow, self._slow = self._slow, False
         if not self._matcher.is_error():
             return _failed(TOO_SLOW) if slow else None
-        # Where no token goes on nothing failed, though the parser stops there too.
-        dead = self._matcher.get_error().startswith(DEAD_END)
-        said, self._matcher = None if dead else self._given_up(), self._begin.deep_copy()
-        if self._taken and not self._matcher.consume_tokens(self._taken):
-            raise RequestError(self._given_up())
-        return said
+        # A dead end is no failure, though the parser stops there too.
+        error = self._matcher.get_error()
+        self._matcher = self._begin.deep_copy()
+        if self._committed and not self._matcher.consume_tokens(self._committed):
+            raise RequestError(_failed(self._matcher.get_error()))
+        return None if error.startswith(DEAD_END) else _failed(error)
 
     def _mask(self) -> Mask:
-        """Which tokens may come next."""
+        """Return the tokens that may come next."""
         begin = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._slow = time.thread_time() - begin > SLOWEST_MASK_SECONDS
-        # Where no token goes on, llguidance offers EOS, though the output is not complete.
+        # At a dead end llguidance offers EOS, though the output is not complete.
         ends = sum(int(bits[id // 8]) >> id % 8 & 1 for id in self._ends)
         if np.bitwise_count(bits).sum() == ends and not self._matcher.is_accepting():
             return np.zeros_like(bits)
         return bits
 
     def masks(self, paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
-        """Which tokens may come after each of ``paths``.
+        """Return the tokens that may come after each of ``paths`` of drafted tokens.
 
-        None where the grammar refuses the path itself: nothing ever comes from there. What the
-        parser said where it gave up behind drafted tokens.
+        None stands for a path that the grammar refuses, a text for the parser's failure on it.
 
         Raises:
-            RequestError: it gave up behind the committed ones.
+            RequestError: the parser failed on the committed tokens.
         """
-        # Texts, no errors: a local that is raised keeps this frame and its grammar alive.
-        found: list[Mask | str | None] = []
+        # Texts instead of exceptions, which would keep this frame and its grammar alive.
+        masks: list[Mask | str | None] = []
         for path in paths:
             taken = self._matcher.try_consume_tokens(list(path))
             mask = self._mask() if taken == len(path) else None
-            stopped, said = self._matcher.is_error(), self._recover()
+            stopped, failure = self._matcher.is_error(), self._recover()
             if taken and not stopped:
                 self._matcher.rollback(taken)
-            if said is not None and not path:
-                raise RequestError(said)
-            found.append(said or mask)
-        return found
+            if failure is not None and not path:
+                raise RequestError(failure)
+            masks.append(failure or mask)
+        return masks
 
     def accepts(self, path: Sequence[int]) -> int:
-        """How many tokens of ``path`` may follow."""
+        """Return how many tokens of ``path`` may follow."""
         count: int = self._matcher.validate_tokens(list(path)) if path else 0
         stopped = self._matcher.is_error()
         self._recover()
         return 0 if stopped else count
 
     def forced(self, path: Sequence[int]) -> list[int]:
-        """The tokens that can only follow ``path``, often none."""
+        """Return the tokens that must follow ``path``, often none."""
         taken = self._matcher.try_consume_tokens(list(path))
         tokens = self._matcher.compute_ff_tokens() if taken == len(path) else []
         if self._matcher.is_error():

@@ -1,4 +1,4 @@
-"""How often each token stands in a sequence: what penalties are computed from."""
+"""Penalties, computed from counts of the tokens in a sequence."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ FIRST_SLOTS = 64
 
 
 class History:
-    """The different tokens of a sequence, counted as they are committed.
+    """Counts of a sequence's distinct tokens.
 
-    Only tokens that occur are touched, so a penalty costs by the length of the text and not by the
-    size of the vocabulary.
+    Penalties touch these tokens only, so their cost grows with the text, not with the vocabulary.
 
     Args:
         params: with the penalties.
-        prompt: the prompt's ids; they count for the repetition penalty alone.
+        prompt: the prompt's ids, which count for the repetition penalty only.
     """
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
         self._params = params
-        self._known = len(prompt)
+        self._num_counted = len(prompt)
         self._slots: dict[int, int] = {}  # token id -> its column below
         self._ids = np.zeros(FIRST_SLOTS, np.int64)
         self._counts = np.zeros(FIRST_SLOTS, np.float32)  # times in the output
@@ -44,24 +43,24 @@ class History:
     def penalise(
         self, logits: torch.Tensor, tokens: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> None:
-        """Apply the penalties in place.
+        """Apply the penalties in place, in vLLM's order and scopes.
 
-        vLLM's order and scopes: repetition (prompt and output; Keskar et al., "CTRL", 2019, section
+        Repetition (prompt and output; Keskar et al., "CTRL", 2019, section
         4.1: positive logits are divided, negative ones multiplied), then frequency, then presence
         (output alone).
 
         Args:
             logits: fp32 [rows, vocabulary].
-            tokens: committed ids, prompt and output; longer from call to call.
-            paths: for each row the ids between those and the row's own position.
+            tokens: committed ids, prompt and output, which only grow from call to call.
+            paths: for each row the drafted ids between those and the row's own position.
         """
-        for token in tokens[self._known :]:
+        for token in tokens[self._num_counted :]:
             slot = self._slot(token)  # may move the counts
             self._counts[slot] += 1
-        self._known = len(tokens)
+        self._num_counted = len(tokens)
         ahead = [[self._slot(token) for token in path] for path in paths]
         size = len(self._slots)
-        # times: how often each token stands in the output, fp32 [rows, tokens that occur]
+        # times each token occurs in the output, fp32 [rows, tokens that occur]
         times = np.repeat(self._counts[None, :size], len(paths), 0)
         for row, path in enumerate(ahead):
             for slot in path:

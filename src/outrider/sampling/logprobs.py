@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, for those who ask; they change no draw."""
+"""Log probabilities of tokens, for requests that want them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..types import Logprob, Logprobs
 
 @dataclass(frozen=True)
 class Measured:
-    """Of each row: its token's log probability and rank, then the likeliest ids and theirs."""
+    """By row: log probability and rank of its token; the likeliest ids and their values."""
 
     own: list[float]
     ranks: list[int]
@@ -21,11 +21,11 @@ class Measured:
 
 
 Measure = Callable[[torch.Tensor, Sequence[int], Sequence[int], int], Measured]
-"""``measure`` or what stands in for it."""
+"""``measure``, or the native step's."""
 
 
 def measure(z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int) -> Measured:
-    """Measure ``tokens`` under the laws in ``rows`` of z; arguments as of ``logprobs``."""
+    """Return the figures of ``tokens`` under ``rows`` of z, see ``logprobs``."""
     z = z[list(rows)]
     whole = z.logsumexp(-1, keepdim=True)
     chosen = z.gather(1, torch.tensor(tokens, device=z.device)[:, None])
@@ -46,24 +46,21 @@ def logprobs(
     count: int,
     measure: Measure = measure,
 ) -> list[Logprobs]:
-    """What laws say of a token each and of their likeliest ones.
+    """Return log probabilities by token id for each row: its token first, then the likeliest.
 
     Args:
-        z: fp32 [any, vocabulary], unnormalised log-weights: raw logits or processed laws.
+        z: fp32 [any, vocabulary], raw or processed logits.
         rows: which of them.
         tokens: the token of each of ``rows``.
         count: how many of the likeliest to add, 0 or more.
-        measure: what does the work.
-
-    Returns:
-        By id, the row's token first; ranks count from 1, as vLLM's do.
+        measure: computes the figures. Ranks count from 1, as vLLM's do.
     """
     measured = measure(z, rows, tokens, count)
-    found = []
+    by_row = []
     for row, token in enumerate(tokens):
         of_row = {token: Logprob(measured.own[row], measured.ranks[row])}
         pairs = zip(measured.ids[row], measured.values[row], strict=True)
         for rank, (id, value) in enumerate(pairs, 1):
             of_row.setdefault(id, Logprob(value, rank))
-        found.append(of_row)
-    return found
+        by_row.append(of_row)
+    return by_row

@@ -48,7 +48,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 SHARED_STREAM = 0  # the noise that target and drafters share
-SEED_STREAM = 2**32 - 1  # seeds of requests; the numbers between are the ratio rules', see fresh.py
+SEED_STREAM = 2**32 - 1  # seeds of requests; the ratio rules use the numbers between (fresh.py)
 Streams = int | Sequence[int]  # one for all rows, or one each
 
 WORD = 2**32 - 1  # all bits of one
@@ -75,14 +75,16 @@ _LN2_HI, _LN2_LO = float.fromhex("0x1.62e3p-1"), float.fromhex("0x1.2fefa2p-17")
 
 _CHUNK = 65536  # words that NumPy works on at once, so that the intermediates stay in cache
 
-# One text serves both libraries: uint64 and float32 arrays in NumPy, int64 (wrapping) and float32
+# The same code serves both: uint64 and float32 arrays in NumPy, int64 (wrapping) and float32
 # tensors in torch. In-place operators keep dtypes, and a Python float meets fp32 as fp32.
 _A = TypeVar("_A", NDArray[Any], torch.Tensor)
 
 
 def _philox(counter: tuple[_A, _A, _A, _A], key: tuple[_A, _A]) -> tuple[_A, _A, _A, _A]:
-    """Philox4x32-10 over broadcastable words. Only the low halves of c1 and c3 are kept valid
-    between rounds, since a mask is needed but where a word is multiplied next.
+    """Return Philox4x32-10 of broadcastable words.
+
+    Between rounds only the low halves of c1 and c3 are valid: a mask is needed only before a word
+    is multiplied.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -111,8 +113,9 @@ def _philox(counter: tuple[_A, _A, _A, _A], key: tuple[_A, _A]) -> tuple[_A, _A,
 
 
 def _words(rows: _A, quarters: _A, out: _A) -> _A:
-    """Words of `rows` [n, 5] (see `_row_words`) at `quarters` [1, m] into `out` [n, m, 4], of one
-    integer dtype; returns [n, 4 * m].
+    """Write the words of `rows` [n, 5] at `quarters` [1, m] to `out` [n, m, 4]; return [n, 4 * m].
+
+    All have one integer dtype; see `_row_words` for the columns of `rows`.
     """
     position, sample, stream, low, high = (rows[:, i : i + 1] for i in range(5))
     for lane, word in enumerate(_philox((position, quarters, sample, stream), (low, high))):
@@ -121,28 +124,28 @@ def _words(rows: _A, quarters: _A, out: _A) -> _A:
 
 
 def _bits(x: _A) -> _A:
-    """The int32 view of an fp32 array, sharing its memory."""
+    """Return the int32 view of an fp32 array, sharing its memory."""
     if isinstance(x, torch.Tensor):
         return x.view(torch.int32)
     return x.view(np.int32)
 
 
 def _floats(bits: _A) -> _A:
-    """The fp32 view of an int32 array, sharing its memory."""
+    """Return the fp32 view of an int32 array, sharing its memory."""
     if isinstance(bits, torch.Tensor):
         return bits.view(torch.float32)
     return bits.view(np.float32)
 
 
 def _rounded(integers: _A) -> _A:
-    """Integers converted to fp32, rounded to nearest even."""
+    """Return integers as fp32, rounded to nearest even."""
     if isinstance(integers, torch.Tensor):
         return integers.to(torch.float32)
     return integers.astype(np.float32)
 
 
 def _neg_log(f: _A, n: _A) -> _A:
-    """n log 2 - log(1 + f) as the module docstring writes it; overwrites `n`."""
+    """Return n log 2 - log(1 + f) as the module docstring defines it; overwrites `n`."""
     q = f * _C10
     for c in _C9_TO_C2:
         q += c
@@ -157,7 +160,7 @@ def _neg_log(f: _A, n: _A) -> _A:
 
 
 def gumbel_of_words(words: _A) -> _A:
-    """The noise g that 32-bit words stand for; see the module docstring.
+    """Return the noise g of 32-bit words, as the module docstring defines it.
 
     Args:
         words: any shape, each in [0, 2^32): uint64 or int64 in NumPy, int64 in torch.
@@ -194,10 +197,10 @@ def gumbel_of_words(words: _A) -> _A:
 
 
 def check(name: str, value: int, bits: int) -> int:
-    """``value``, if it is a number of so many bits.
+    """Return ``value``, which must be at least 0 and below 2**bits.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is out of range.
     """
     if not 0 <= value < 1 << bits:
         raise ValueError(f"{name} must be at least 0 and below 2^{bits}, got {value}")
@@ -207,7 +210,7 @@ def check(name: str, value: int, bits: int) -> int:
 def _row_words(
     seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int], stream: Streams
 ) -> NDArray[np.uint64]:
-    """What Philox takes per row: uint64 [n, 5] of position, sample, stream, seed low, high."""
+    """Return Philox's input by row: uint64 [n, 5] of position, sample, stream, seed low, high."""
     streams = [stream] * len(positions) if isinstance(stream, int) else stream
     rows = np.empty((len(positions), 5), np.uint64)
     rows[:, 0] = _column("position", positions, 32, len(rows))
@@ -219,7 +222,7 @@ def _row_words(
 
 
 def _column(name: str, values: Sequence[int], bits: int, rows: int) -> NDArray[np.uint64]:
-    """One word of every row: uint64 [rows]."""
+    """Return the values as uint64 [rows]."""
     if len(values) != rows:
         raise ValueError(f"{rows} rows came with {len(values)} of {name}")
     for value in (min(values), max(values)) if rows else ():
@@ -236,7 +239,7 @@ def _quarters(vocab_size: int) -> int:
 def philox(
     counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[ArrayLike, ArrayLike]
 ) -> tuple[NDArray[np.uint32], ...]:
-    """Philox4x32-10 (Salmon et al., SC 2011), for any counter and key.
+    """Return Philox4x32-10 (Salmon et al., SC 2011) of any counter and key.
 
     Args:
         counter: four words in [0, 2^32), broadcastable against each other and the key.
@@ -257,14 +260,14 @@ def words(
     vocab_size: int,
     stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.uint32]:
-    """The words behind `gumbel`, which has the same arguments: uint32 [rows, vocab_size]."""
+    """Return the words behind `gumbel`, of the same arguments: uint32 [rows, vocab_size]."""
     return _numpy_words(_row_words(seeds, samples, positions, stream), _quarters(vocab_size))[
         :, :vocab_size
     ].astype(np.uint32)
 
 
 def _numpy_words(rows: NDArray[np.uint64], quarters: int) -> NDArray[Any]:
-    """uint64 [n, 4 * quarters]."""
+    """Return uint64 [n, 4 * quarters]."""
     out = np.empty((len(rows), quarters, 4), np.uint64)
     return _words(rows, np.arange(quarters, dtype=np.uint64)[None], out)
 
@@ -276,7 +279,7 @@ def gumbel(
     vocab_size: int,
     stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.float32]:
-    """Gumbel noise for every token id at some positions, one row each.
+    """Return Gumbel noise for every token id, a row for each position.
 
     Args:
         seeds: [rows], each in [0, 2^64).
@@ -309,7 +312,7 @@ def gumbel_torch(
     device: torch.device,
     stream: Streams = SHARED_STREAM,
 ) -> torch.Tensor:
-    """`gumbel` computed by torch on `device`: the same arguments, the same bits.
+    """Return `gumbel` computed by torch on `device`: the same arguments, the same bits.
 
     Returns:
         torch.float32 [rows, vocab_size] on `device`.

@@ -1,4 +1,4 @@
-"""Seeds of requests that bring none of their own."""
+"""Seeds for requests without one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .noise import SEED_STREAM, WORD, check, philox
 
 
 def request_seed(engine_seed: int, index: int) -> int:
-    """The seed of the `index`-th request (from 0) since an engine with `engine_seed` started.
+    """Return the seed of the `index`-th request (from 0) of an engine with `engine_seed`.
 
     With Philox words r under key = engine seed (low word first) and counter = (index low word,
-    index high word, 0, SEED_STREAM), it is r[0] + 2^32 * (r[1] mod 2^21), below 2^53. No position
+    index high word, 0, SEED_STREAM), it is r[0] + 2^32 * (r[1] mod 2^21), below 2^53. No noise
     has SEED_STREAM, so it never meets the shared noise of a request seeded like the engine.
 
     Raises:
@@ -25,5 +25,5 @@ def request_seed(engine_seed: int, index: int) -> int:
 
 
 def fresh_seed() -> int:
-    """A seed from the operating system, in [0, 2^53): JSON clients keep it whole."""
+    """Return a seed from the operating system in [0, 2^53), which JSON clients keep exactly."""
     return secrets.randbits(53)

@@ -17,7 +17,7 @@ from ..async_llm import AsyncLLM
 from ..errors import ConfigError, shown
 from ..outputs import Pending
 from ..sampling.acceptance import NOT_FINITE
-from ..text.template import TextCodec, has_lone_surrogates
+from ..text.codec import TextCodec, has_lone_surrogates
 from ..types import Event
 from .admission import Lease, Queue
 from .errors import ServerError

@@ -1,4 +1,4 @@
-"""From ids to text while they come: deltas, and the end at a stop string."""
+"""Streaming detokenisation: text deltas, and the end at a stop string."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .stop import StopFinder
 CONTEXT = 6
 """Prompt tokens put before the output, so that its first token keeps its leading space."""
 UNFINISHED = "\ufffd"
-"""What a decoder makes of bytes that are not, or not yet, a character."""
+"""A decoder's text for bytes that are not, or not yet, a character."""
 MOST_HELD = 16
-"""Tokens that wait for the rest of a character at most; every new one decodes them all again."""
+"""Most tokens that wait for the rest of a character; every new one decodes all of them again."""
 KEPT = 8
-"""Tokens that a cut leaves to decode the next ones with: more than two characters' bytes."""
+"""Tokens that a cut keeps as context for the next ones: more than two characters' bytes."""
 PART = 3
-"""Bytes of a character that is not whole, at most; a token has one or more."""
+"""Most bytes of an unfinished character; a token has one or more."""
 
 
 def _added(before: str, after: str) -> str:
-    """What ``after`` has behind the beginning that it shares with ``before``."""
+    """Return the text of ``after`` past the beginning that it shares with ``before``."""
     if after.startswith(before):
         return after[len(before) :]
     pairs = enumerate(zip(before, after, strict=False))
@@ -33,14 +33,14 @@ class Detokenizer:
     """The text of one sequence's output, token by token.
 
     Each token is decoded after those that were shown last. tokenizers' own ``DecodeStream`` raises
-    where a byte makes earlier ones invalid; here what was shown stands, and the text goes on.
+    where a byte makes earlier ones invalid; here text that was shown stays, and the text goes on.
 
     Args:
-        tokenizer: None gives empty text throughout.
+        tokenizer: None gives empty text.
         prompt: the prompt's ids.
         stop: strings that end the output.
-        include_stop: the text goes on to their end.
-        skip_special: special tokens are left out of the text.
+        include_stop: the text includes the stop string that ends it.
+        skip_special: the text leaves out special tokens.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Detokenizer:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text."""
-        return self._stop.found
+        """The stop string that ended the text, if any."""
+        return self._stop.stopped_by
 
     def _decoded(self, ids: list[int]) -> str:
         assert self._tokenizer is not None
@@ -70,9 +70,9 @@ class Detokenizer:
         return text
 
     def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:
-        """Take one more token: (the text that may be shown now, whether a stop string ended it).
+        """Add a token; return (the text that may be shown now, whether a stop string ended it).
 
-        Stop strings are looked for only in text that comes while ``may_stop``.
+        Stop strings are searched only in text that is added with ``may_stop``.
         """
         if self._tokenizer is None:
             return "", False
@@ -90,9 +90,9 @@ class Detokenizer:
         return self._stop.push(new) if may_stop else (new, False)
 
     def _cut(self, text: str) -> str:
-        """Keep a few of the tokens, which decode to ``text``, and return the text of the others.
+        """Keep the last few tokens and return the text of the others; all decode to ``text``.
 
-        The last character may be unfinished, so it stays; all before it is certain.
+        The last character may be unfinished, so its tokens stay.
         """
         waiting = self._ids[self._num_shown :]
         visible = [*self._ids[: self._num_shown], *(i for i in waiting if self._decoded([i]))]
@@ -107,26 +107,26 @@ class Detokenizer:
         return new
 
     def _tail(self, text: str) -> list[int]:
-        """The last tokens, after one that makes them decode as they do in ``text``.
+        """Return the last tokens, after one that makes them decode as they do in ``text``.
 
-        A decoder of single bytes shows no character of a run in which any byte is wrong, so a wrong
-        byte must stay in the run.
+        A decoder of single bytes shows no character of a run with a wrong byte, so a wrong byte
+        must stay in its run.
         """
         tail = self._ids[-KEPT:]
-        wanted = [text, *(self._decoded(self._ids[:-n]) for n in range(1, PART + 1))]
+        expected = [text, *(self._decoded(self._ids[:-n]) for n in range(1, PART + 1))]
         for before in ([], *([i] for i in self._ids[:-KEPT])):
             ids = before + tail
-            # The same without what may be unfinished; the first bytes may end a character.
-            found = (self._decoded(ids[: len(ids) - n]) for n in range(PART + 1))
+            # Also without the last bytes, which may be unfinished; the first may end a character.
+            texts = (self._decoded(ids[: len(ids) - n]) for n in range(PART + 1))
             if all(
-                f.endswith(w[-1:]) and w.endswith(f[PART:])
-                for f, w in zip(found, wanted, strict=True)
+                t.endswith(e[-1:]) and e.endswith(t[PART:])
+                for t, e in zip(texts, expected, strict=True)
             ):
                 return ids
         return tail
 
     def flush(self) -> str:
-        """The text held back so far, at the end of the output."""
+        """Return the text that is still held back, at the end of the output."""
         if self._tokenizer is None:
             return ""
         text = self._decoded(self._ids)  # with bytes that never became a character

@@ -6,45 +6,41 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Passes text on up to the first stop string and holds back what may become one.
+    """Passes text on up to the first stop string; holds back text that may become one.
 
     Args:
-        stop: strings that end the text, none of them empty; the earliest to be complete wins, the
-            one that begins first among those.
-        include: the stop string is shown as well.
+        stop: strings that end the text, none empty; the first to be complete wins, the longest
+            among those.
+        include: the text includes the stop string.
     """
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
         self._stop = tuple(stop)
         self._include = include
         self._held = ""
-        self._ended = False
-        self.found: str | None = None
-        """The stop string that ended the text."""
+        self.stopped_by: str | None = None
+        """The stop string that ended the text, if any."""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Take more text: (what may be shown, whether a stop string has been found)."""
-        if self._ended:
+        """Add text; return (the text that may be shown, whether a stop string ended it)."""
+        if self.stopped_by is not None:
             return "", True
         if not self._stop:
             return text, False
         for char in text:
             self._held += char
-            found = [s for s in self._stop if self._held.endswith(s)]
-            if found:
-                self.found = max(found, key=len)
-                end = len(self._held) - (0 if self._include else len(self.found))
-                shown, self._held, self._ended = self._held[:end], "", True
+            complete = [s for s in self._stop if self._held.endswith(s)]
+            if complete:
+                self.stopped_by = max(complete, key=len)
+                end = len(self._held) - (0 if self._include else len(self.stopped_by))
+                shown, self._held = self._held[:end], ""
                 return shown, True
-        keep = self._longest_start()
-        shown, self._held = (
-            self._held[: len(self._held) - keep],
-            self._held[len(self._held) - keep :],
-        )
+        end = len(self._held) - self._longest_start()
+        shown, self._held = self._held[:end], self._held[end:]
         return shown, False
 
     def _longest_start(self) -> int:
-        """Length of the longest tail of the held text that begins a stop string."""
+        """Return the length of the longest tail of the held text that begins a stop string."""
         longest = min(len(self._held), max(len(s) for s in self._stop) - 1)
         for size in range(longest, 0, -1):
             if any(s.startswith(self._held[-size:]) for s in self._stop):
@@ -52,6 +48,6 @@ class StopFinder:
         return 0
 
     def flush(self) -> str:
-        """What is held back, when no more text comes."""
+        """Return the text that is held back, at the end of all text."""
         held, self._held = self._held, ""
         return held

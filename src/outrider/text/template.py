@@ -1,193 +1,306 @@
-"""The tokenizer of a checkpoint: ids from text, ids from messages."""
+"""Chat templates: Jinja as transformers runs it, in a sandbox with a budget.
+
+A template is a program that comes with a checkpoint. Loops, calls and texts are counted, so
+rendering takes bounded time and gives a text of bounded size. Each rendering has its own budget,
+in whichever thread it runs.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from functools import lru_cache, wraps
+from typing import Any, NoReturn
 
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from ..errors import ModelError, RequestError
+from ..errors import RequestError
 from ..fields import one_line
-from ..gguf import is_gguf, open_gguf
-from .chat import render
-from .gguf import gguf_tokenizer
-from .guard import readable
 
-Message = dict[str, Any]
-PIECE = 1 << 15
-"""Characters that are tokenised at a time where only their number of tokens is wanted."""
-SLACK = 64
-"""More tokens than a cut through a text makes."""
+STEPS = 1_000_000
+"""Iterations, calls and operations of one rendering."""
+LONGEST_TEXT = 1 << 24
+"""Characters of any text that a template makes, the prompt included."""
+WIDEST = 64
+"""The largest width, indent or count as an argument of ``PADDING``."""
+PADDING = frozenset(
+    {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "tojson", "batch", "slice"}
+)
+REPEATING = frozenset({"replace", "join", "wordwrap", "indent"})
+"""Calls that may repeat a text many times."""
+WIDTH = re.compile(r"%[^a-zA-Z%]*\*|\d{4}")
+"""Refused in format strings: a width as an argument, or a large width."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning; templates read the first, or "thinking"."""
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+_left: ContextVar[int] = ContextVar("_left", default=STEPS)
 
 
-class TextCodec:
-    """Encodes prompts and chats as the checkpoint's own tokenizer does.
+def _spend(steps: int = 1) -> None:
+    left = _left.get() - steps
+    _left.set(left)
+    if left < 0:
+        raise TemplateError(f"it takes more than {STEPS} steps")
+
+
+def _sized(value: Any) -> Any:
+    """Return ``value``; refuse texts, lists and numbers beyond the limits."""
+    if _length(value) > LONGEST_TEXT:
+        raise _too_long()
+    _spend(_cost(value))
+    if isinstance(value, int) and value.bit_length() > 256:
+        raise TemplateError("it makes a number of more than 256 bits")
+    return value
+
+
+def _cost(value: object) -> int:
+    """Return the steps that handling ``value`` takes."""
+    if isinstance(value, str | bytes):
+        return len(value) // 256
+    return len(value) // 4 if isinstance(value, list | tuple | dict | range) else 0
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes | list | tuple | range) else 0
+
+
+def _too_long() -> TemplateError:
+    return TemplateError(f"it makes a text of more than {LONGEST_TEXT} characters")
+
+
+def _check_call(owner: object, name: str, args: list[Any]) -> None:
+    """Refuse a call that makes something large of small arguments."""
+    _spend(1 + _cost(owner) + sum(map(_cost, args)))
+    if name in PADDING and any(isinstance(n, int | float) and abs(n) > WIDEST for n in args):
+        raise TemplateError(f"it calls {name} with a number above {WIDEST}")
+    if name in REPEATING and _repeated(owner, name, args) > LONGEST_TEXT:
+        raise _too_long()
+    if name in ("format", "format_map") and isinstance(owner, str) and WIDTH.search(owner):
+        raise TemplateError("it formats a text with too large a width")
+
+
+def _repeated(owner: object, name: str, args: list[Any]) -> int:
+    """Return a bound on the characters that a call in ``REPEATING`` adds."""
+    if name == "replace" and isinstance(owner, str) and len(args) > 1:
+        return owner.count(str(args[0])) * _length(args[1])
+    if name == "join" and isinstance(owner, str):
+        return _length(owner) * max(map(_length, args), default=0)
+    width = max((_length(n) or (n if isinstance(n, int) else 0) for n in args), default=0)
+    lines = owner.count("\n") + 1 if isinstance(owner, str) else _length(owner)
+    return (_length(owner) if name == "wordwrap" else lines) * width
+
+
+def _bounded(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the filter with its arguments and result checked."""
+
+    @wraps(filter)
+    def run(*args: Any, **options: Any) -> Any:
+        owner, *values = [a for a in args if not isinstance(a, Context | _Environment)] or [None]
+        _check_call(owner, name, [*values, *options.values()])
+        return _sized(filter(*args, **options))
+
+    return run
+
+
+def _counted(items: Any) -> Any:
+    """Return the items of a loop, each of which takes a step."""
+    if isinstance(items, Undefined):
+        return items
+    if isinstance(items, list | tuple | dict | str | range):
+        _spend(len(items))
+        return items
+
+    def each() -> Iterator[Any]:
+        for item in items:
+            _spend()
+            yield item
+
+    return each()
+
+
+def _joined(*parts: Any) -> str:
+    """Return what ``~`` gives in templates."""
+    return _concat(map(str, parts))
+
+
+def _concat(parts: Iterable[str]) -> str:
+    """Return ``parts`` joined, of bounded length."""
+    texts, length = [], 0
+    for part in parts:
+        length += len(part)
+        if length > LONGEST_TEXT:
+            raise _too_long()
+        texts.append(part)
+    _spend(1 + length // 256)
+    return "".join(texts)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, configured as transformers does; counts what templates do."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+    concat = staticmethod(_concat)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None, lineno=loop.lineno)
+        for text in list(tree.find_all(nodes.Concat)):
+            first, *rest = text.nodes
+            joined = nodes.Filter(first, "_joined", rest, [], None, None, lineno=text.lineno)
+            text.nodes = [joined]
+        return tree
+
+    def call(self, context: Context, called: Any, *args: Any, **options: Any) -> Any:
+        method = getattr(called, "__wrapped__", called)  # the sandbox wraps ``format``
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "a function")
+        _check_call(owner, name, [*args, *options.values()])
+        return _sized(super().call(context, called, *args, **options))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        _spend()
+        if operator == "*":
+            count = max((n for n in (left, right) if isinstance(n, int)), default=0)
+            if max(_length(left), _length(right)) * count > LONGEST_TEXT:
+                raise _too_long()
+        elif operator == "+" and _length(left) + _length(right) > LONGEST_TEXT:
+            raise _too_long()
+        elif operator == "**" and isinstance(right, int | float) and abs(right) > 256:
+            raise TemplateError("it raises a number to a power above 256")
+        elif operator == "%" and isinstance(left, str) and WIDTH.search(left):
+            raise TemplateError("it formats a text with too large a width")
+        return _sized(super().call_binop(context, operator, left, right))
+
+
+class _Generation(Extension):
+    """``{% generation %}``, which marks a model's words for training: here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Namespace(Namespace):
+    """Jinja's ``namespace``, without names that begin with an underscore."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise TemplateError(f"it sets {name!r} on a namespace")
+        super().__setitem__(name, value)
+
+
+def _refuse(message: object) -> NoReturn:
+    raise TemplateError(str(message))
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return plain JSON; Jinja's own filter escapes HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Template:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    for name, filter in list(environment.filters.items()):
+        environment.filters[name] = _bounded(name, filter)
+    environment.filters |= {"_counted": _counted, "_joined": _joined}
+    environment.globals |= {
+        "raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form),
+        "namespace": _Namespace,
+    }  # fmt: skip
+    return environment.from_string(template)
+
+
+def render(template: str, messages: Iterable[object], **variables: Any) -> str:
+    """Return the text of a conversation by a chat template.
+
+    Like transformers' ``apply_chat_template``, it leaves out values of messages that are None and
+    gives the reasoning under each of its names.
 
     Args:
-        folder: the checkpoint: a folder or a GGUF file.
+        template: in Jinja.
+        messages: of one conversation.
+        variables: of the template; with ``continue_final_message`` the text ends where the content
+            of the last message ends.
 
     Raises:
-        ModelError: the tokenizer's files are damaged, or that of a GGUF file is not known.
+        RequestError: the template is damaged, refuses the messages or exceeds its budget.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
-            tokenizer: PreTrainedTokenizerBase = (
-                _of_gguf(folder)
-                if is_gguf(folder)
-                else AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            )
-            self._tokenizer = tokenizer
-            self.backend: Tokenizer = _backend(tokenizer, folder)
-            _try(tokenizer)
-
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """Ids of a prompt, with the ``special`` tokens that the checkpoint's tokenizer adds."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        return ids
-
-    def exceeds(self, text: str, most: int) -> bool:
-        """True when a text has more than ``most`` tokens, found at the memory of a short one.
-
-        A text that has hardly more may pass.
-        """
-        count = 0
-        for start in range(0, len(text), PIECE):
-            piece = text[start : start + PIECE]
-            (found,) = self.backend.encode_batch_fast([piece], add_special_tokens=False)
-            count += len(found) - SLACK
-            if count > most:
-                return True
-        return False
-
-    @property
-    def template(self) -> str | None:
-        """The checkpoint's chat template."""
-        found: str | None = self._tokenizer.chat_template
-        return found
-
-    @template.setter
-    def template(self, text: str) -> None:
-        self._tokenizer.chat_template = text
-
-    def chat(self, messages: list[Message], *options: Any, **given: Any) -> list[int]:
-        """Ids of a conversation by the checkpoint's chat template, see ``render``."""
-        return self.encode(self.render(messages, *options, **given), special=False)
-
-    def render(
-        self,
-        messages: list[Message],
-        add_generation_prompt: bool = True,
-        tools: list[Any] | None = None,
-        **given: Any,
-    ) -> str:
-        """The text of a conversation by the checkpoint's chat template.
-
-        ``tools`` are what the model may call, and ``given`` goes to the template as it is.
-
-        Raises:
-            RequestError: there is no template, or it refuses these messages.
-        """
-        if not self._tokenizer.chat_template:
-            raise RequestError(
-                f"{self._folder} has no chat template; use generate() with a plain prompt."
-            )
-        if not messages:
-            raise RequestError("the conversation is empty; give at least one message.")
-        text = render(
-            self._chosen(tools),
-            messages,
-            **{"documents": None, **self._tokenizer.special_tokens_map, **given},
-            tools=tools or None,
-            add_generation_prompt=add_generation_prompt,
-        )
-        if has_lone_surrogates(text):
-            raise RequestError("the messages have lone surrogates; send UTF-8.")
-        return text
-
-    def _chosen(self, tools: list[Any] | None) -> str:
-        """The template for a conversation, of several by name that for ``tools``."""
-        try:
-            found = self._tokenizer.get_chat_template(tools=tools or None)
-        except ValueError as error:
-            raise RequestError(f"{self._folder}: {one_line(error)}.") from None
-        if not isinstance(found, str):
-            raise RequestError(f"{self._folder} has a chat template that is no text; correct it.")
-        return found
-
-    def vocabulary(self) -> dict[str, int]:
-        """Every entry and its id, added ones included."""
-        return self.backend.get_vocab(with_added_tokens=True)
+    chat = [_plain(message) for message in messages]
+    continued = variables.pop("continue_final_message", False)
+    ending = _tag(chat) if continued else ""
+    token = _left.set(STEPS)
+    try:
+        text = _compiled(template).render(messages=chat, **variables)
+    except RecursionError:
+        raise RequestError("the messages nest too deeply; flatten them.") from None
+    except Exception as error:  # a template may raise any type
+        raise RequestError(f"the chat template refused the messages: {one_line(error)}.") from None
+    finally:
+        _left.reset(token)
+    return _until_tag(text, ending) if continued else text
 
 
-def _backend(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Tokenizer:
-    """The tokenizer as the tokenizers library has it.
+def _plain(message: object) -> dict[str, Any]:
+    """Return a copy of ``message`` without None values, its reasoning under every name.
 
     Raises:
-        ModelError: it is one of Python's, which have none.
+        RequestError: ``message`` is no mapping.
     """
-    found = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(found, Tokenizer):
-        raise ModelError(
-            f"the tokenizer in {folder} is written in Python and has no tokenizer.json; convert it "
-            "to one."
+    if not isinstance(message, Mapping):
+        raise RequestError("the chat template refused the messages: one of them is no object.")
+    values = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((values[name] for name in REASONING if name in values), None)
+    if reasoning is not None:
+        values = {"thinking": reasoning, **values, "reasoning_content": reasoning}
+    return values
+
+
+def _tag(chat: list[dict[str, Any]]) -> str:
+    """Append ``TAG`` to the content of the last message; return the content without it."""
+    content = chat[-1].get("content") if chat else None
+    if isinstance(content, list):
+        content = [dict(part) if isinstance(part, dict) else part for part in content]
+        chat[-1]["content"] = content
+        part = next((p for p in reversed(content) if isinstance(p, dict) and "text" in p), None)
+        if part is not None and isinstance(part["text"], str):
+            text = part["text"]
+            part["text"] += TAG
+            return text
+    elif isinstance(content, str):
+        chat[-1]["content"] += TAG
+        return content
+    raise RequestError("continue_final_message needs a last message whose content is text.")
+
+
+def _until_tag(text: str, ending: str) -> str:
+    """Return ``text`` up to the tag after ``ending``."""
+    at = text.rfind(TAG.strip())
+    if at < 0 or ending.strip() not in text:
+        raise RequestError(
+            "continue_final_message is set, but the chat template leaves the last message out."
         )
-    return found
-
-
-def _try(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Encode and decode a few words: damage that only shows then is found at load."""
-    ids = tokenizer("a tokenizer's try: 1, 2\n")["input_ids"]
-    tokenizer.decode(ids)
-
-
-def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in the GGUF file at ``path``, or beside it where that one is not known."""
-    beside = path.with_name("tokenizer.json").is_file()
-    file = open_gguf(path)
-    try:
-        found = gguf_tokenizer(file)
-    except ModelError:
-        if not beside:
-            raise
-        found = None
-    if found is None:
-        found = PreTrainedTokenizerFast.from_pretrained(path.parent)
-        found.chat_template = file.metadata.get("tokenizer.chat_template", found.chat_template)
-    return found
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """True when the checkpoint brings a tokenizer."""
-    if is_gguf(folder):
-        held = open_gguf(folder).metadata.get("tokenizer.ggml.tokens")
-        return bool(held) or folder.with_name("tokenizer.json").is_file()
-    return any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json"))
-
-
-def has_lone_surrogates(text: str) -> bool:
-    """Whether a text cannot be written as UTF-8, which tokenizers want."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def differing_entries(target: dict[str, int], drafter: dict[str, int]) -> list[str]:
-    """Entries that two vocabularies do not share, as "'entry' is 5, not 7" phrases, by id.
-
-    Entries past the shorter vocabulary's end are padding and no difference.
-    """
-    length = 1 + min(max(v.values(), default=-1) for v in (target, drafter))
-    found = []
-    for entry in sorted({*target, *drafter}, key=lambda e: (target.get(e, length), e)):
-        mine, theirs = target.get(entry), drafter.get(entry)
-        if mine == theirs or all(i is None or i >= length for i in (mine, theirs)):
-            continue
-        there = "missing" if theirs is None else theirs
-        found.append(f"{entry!r} is {there}, not {'absent' if mine is None else mine}")
-    return found
+    return text[:at] if text.startswith(TAG, at) else text[:at].rstrip()

@@ -25,7 +25,7 @@ from ...drafters.registry import find_drafter
 from ...errors import ConfigError
 from ...llm import LLM
 from ...models.families import find_folder, read_config
-from ...text.template import TextCodec
+from ...text.codec import TextCodec
 from ...types import SamplingParams
 from ..workload import CODE, Workload
 from .setup import home, say

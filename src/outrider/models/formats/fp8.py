@@ -14,13 +14,21 @@ import torch
 
 from ...fields import Fields
 from ..quantize import Matrix
-from .base import FLOAT8, PLAIN, Tensors, block_size, read_scales, scaled, unread
+from .shared import (
+    FLOAT8,
+    PLAIN,
+    Tensors,
+    block_size,
+    dequantized_float8,
+    read_scales,
+    unsupported_dtype,
+)
 
 BLOCK = (128, 128)
 
 
 class Fp8:
-    """Reads what a ``quantization_config`` of FP8 says: a ``base.Format``.
+    """A ``shared.Format``: FP8 as fp8 and fbgemm_fp8 configs describe it.
 
     Raises:
         ModelError: the config is damaged.
@@ -35,12 +43,11 @@ class Fp8:
     def matrix(
         self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
-        """See ``base.Format``."""
-        found = source.raw(name, shape)
-        if found.dtype in PLAIN:
-            return found.to(dtype)
-        if found.dtype not in FLOAT8:
-            raise unread(source, name, found)
+        codes = source.raw(name, shape)
+        if codes.dtype in PLAIN:
+            return codes.to(dtype)
+        if codes.dtype not in FLOAT8:
+            raise unsupported_dtype(source, name, codes)
         suffix = "_scale_inv" if f"{name}_scale_inv" in source else "_scale"
         scales, group = read_scales(source, name + suffix, shape, (), self._block)
-        return scaled(found, scales, group, dtype)
+        return dequantized_float8(codes, scales, group, dtype)

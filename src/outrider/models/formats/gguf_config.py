@@ -1,4 +1,4 @@
-"""The config that a GGUF file's metadata stands for."""
+"""The config of a model, from the metadata of its GGUF file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...gguf import GGUF, open_gguf
 from ...limits import LARGEST_INT
 
 FAMILIES = ("llama", "qwen2", "qwen3", "granite")
-"""GGUF's architectures that are read, which are model types as well; Mistral is "llama" there."""
+"""Supported architectures of GGUF, which are model types as well; Mistral's is "llama"."""
 INTERLEAVED = ("llama", "granite")
 SCALINGS = ("none", "linear", "yarn")
 TRAINED = [1 << power for power in range(4, 21)]
-"""Contexts that Llama 3's scaling may have been made for; 8192 in those of Meta."""
+"""Original contexts that Llama 3's scaling is tried with; Meta's models have 8192."""
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 GRANITE = (
     ("attention_multiplier", "attention.scale", None),
@@ -29,19 +29,19 @@ GRANITE = (
     ("residual_multiplier", "residual_scale", 1.0),
     ("logits_scaling", "logit_scale", 1.0),
 )
-"""Options of Granite, their names in files, and their defaults; None is that of the head's size."""
+"""Options of Granite, their names in files, and their defaults; None stands for head_dim**-0.5."""
 
 
 def interleaves(metadata: Mapping[str, Any]) -> bool:
-    """Whether neighbours turn together in the heads of queries and keys."""
+    """Return whether elements i and i + 1 of a query or key head turn together."""
     return metadata.get("general.architecture") in INTERLEAVED
 
 
 def read_gguf_config(path: Path) -> PretrainedConfig:
-    """The config of the model in ``path``.
+    """Return the config of the model in the GGUF file ``path``.
 
     Raises:
-        ModelError: the file is damaged, its architecture is not read, or metadata are missing.
+        ModelError: the file is damaged, its architecture is not supported, or metadata are missing.
     """
     file = open_gguf(path)
     family = file.fields.text("general.architecture", "")
@@ -59,7 +59,7 @@ def read_gguf_config(path: Path) -> PretrainedConfig:
 
 
 def _options(file: GGUF, family: str) -> dict[str, Any]:
-    known, tensors, fields = file.metadata, file.tensors, _per_model(file, family)
+    tensors, fields = file.tensors, _per_model(file, family)
     if f"{family}.expert_count" in fields and fields.whole(f"{family}.expert_count"):
         raise ModelError(
             f"{file.path}: GGUF files of mixtures of experts are not read; give the model as a "
@@ -79,7 +79,7 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
             f"{values} are not read; give the model as a Hugging Face checkpoint."
         )
     ends = {fields.whole(f"tokenizer.ggml.{n}") for n in ENDS if f"tokenizer.ggml.{n}" in fields}
-    tokens = known.get("tokenizer.ggml.tokens")
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
     begins = "tokenizer.ggml.bos_token_id"
     options: dict[str, Any] = {
         "vocab_size": len(tokens) if isinstance(tokens, list) and tokens else size("vocab_size"),
@@ -107,33 +107,33 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
 
 
 def _per_model(file: GGUF, family: str) -> Fields:
-    """The metadata, where a value that stands once for each layer is one for all.
+    """Return the metadata, lists of one value repeated for each layer replaced by that value.
 
     Raises:
         ModelError: the layers differ in a value.
     """
-    known = dict(file.metadata)
-    for name, value in known.items():
+    metadata = dict(file.metadata)
+    for name, value in metadata.items():
         if name.startswith(f"{family}.") and isinstance(value, list) and value:
             if all(each == value[0] for each in value):
-                known[name] = value[0]
+                metadata[name] = value[0]
             elif len(value) == file.metadata.get(f"{family}.block_count"):
                 raise ModelError(
                     f"{file.path}: layers that differ in {name!r} are not read; give the model as "
                     "a Hugging Face checkpoint."
                 )
-    return Fields(known, str(file.path))
+    return Fields(metadata, str(file.path))
 
 
 def _dtype(kinds: set[Kind]) -> torch.dtype:
-    """What to compute in: the file's own dtype, or bfloat16 where its weights are quantised."""
+    """Return the dtype to compute in: the file's, or bfloat16 for quantised weights."""
     if kinds <= {Kind.F32}:
         return torch.float32
     return torch.float16 if kinds <= {Kind.F32, Kind.F16} else torch.bfloat16
 
 
 def _rope(file: GGUF, fields: Fields, family: str, head_dim: int) -> dict[str, Any]:
-    """Rope's options as transformers has them."""
+    """Return the rope options in transformers' form."""
     base = fields.number(f"{family}.rope.freq_base", 10000.0, positive=True)
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
@@ -147,23 +147,25 @@ def _rope(file: GGUF, fields: Fields, family: str, head_dim: int) -> dict[str, A
         raise ModelError(f"{file.path}: rope scaling {shown(kind)} is not read from GGUF files.")
     if kind == "none" or not factor:
         return {"rope_type": "default", "rope_theta": base}
-    found: dict[str, Any] = {"rope_type": kind, "rope_theta": base, "factor": factor}
+    parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": base, "factor": factor}
     trained = fields.whole(f"{family}.rope.scaling.original_context_length", default=0)
     if kind == "yarn" and trained:
-        found["original_max_position_embeddings"] = trained
-    return found
+        parameters["original_max_position_embeddings"] = trained
+    return parameters
 
 
 def _divided(
     factors: np.ndarray[Any, np.dtype[np.float32]], base: float, size: int
 ) -> dict[str, Any]:
-    """Rope whose frequencies are divided by ``factors`` [size / 2].
+    """Return rope options that divide the frequencies by ``factors`` [size / 2].
 
-    Llama 3's scaling where they are that (``llama.cpp`` stores nothing else in this place), else
-    one that names each factor.
+    They are Llama 3's scaling if that yields these factors (``llama.cpp`` stores no other here),
+    else a list of the factors.
     """
     if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise ModelError("tensor 'rope_freqs.weight' holds what divides no frequency.")
+        raise ModelError(
+            "tensor 'rope_freqs.weight' holds numbers that are not positive and finite."
+        )
     largest = float(factors.max())
     waves = 2 * np.pi * base ** (np.arange(0, size, 2) / size)
     for trained in sorted(TRAINED, key=lambda n: n != 8192):

@@ -1,7 +1,7 @@
 """Names of modules as compressed-tensors' configs give them: whole, or as a regular expression.
 
-Expressions are matched by llguidance, whose engine takes time in proportion to the name: an
-expression from a file cannot make it go back and forth.
+Expressions are matched by llguidance, whose engine takes linear time: an expression from a file
+cannot make it backtrack.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MOST = 1000
 
 
 def patterns(fields: Fields, name: str) -> list[str]:
-    """The targets in the list ``name``.
+    """Return the targets in the list ``name``.
 
     Raises:
-        ModelError: one is no text, or an expression that is not read.
+        ModelError: one is no text, or an unsupported expression.
     """
-    found: list[str] = fields.listed(name, str)
-    if len(found) > MOST:
-        raise ModelError(f"{fields.where}: {name} has {len(found)} items; {MOST} are read.")
-    for target in found:
+    targets: list[str] = fields.listed(name, str)
+    if len(targets) > MOST:
+        raise ModelError(f"{fields.where}: {name} has {len(targets)} items; {MOST} are read.")
+    for target in targets:
         if target.startswith(EXPRESSION):
             matcher = _matcher(target.removeprefix(EXPRESSION))
             if len(target) > LONGEST or matcher.is_error():
@@ -37,12 +37,12 @@ def patterns(fields: Fields, name: str) -> list[str]:
                     f"{fields.where}: {name} has {shown(target)}; a regular expression without "
                     f"look-around, of at most {LONGEST} characters, is needed."
                 )
-    return found
+    return targets
 
 
 @lru_cache(maxsize=4096)
 def matches(target: str, module: str) -> bool:
-    """True where ``target`` names ``module``: an expression matches from its beginning on."""
+    """Return whether ``target`` names ``module``: an expression matches from its beginning on."""
     if not target.startswith(EXPRESSION):
         return target == module
     matcher = _matcher(target.removeprefix(EXPRESSION))
@@ -60,5 +60,5 @@ def _matcher(expression: str) -> LLMatcher:
 
 @lru_cache(maxsize=1)
 def _octets() -> LLTokenizer:
-    """A tokenizer of single bytes."""
+    """Return a tokenizer of single bytes."""
     return LLTokenizer("byte")

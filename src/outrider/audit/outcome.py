@@ -1,4 +1,4 @@
-"""What an audit found: a verdict, and what stands behind it."""
+"""The outcome of an audit: its checks and their verdict."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..types import Counts
 from .trial import Finding
 
 
 @dataclass
 class Check:
-    """One claim that was tested: ``tested`` counts tokens, or comparisons of laws.
+    """One tested claim: ``tested`` counts tokens, or comparisons of distributions.
 
-    ``runs`` holds (way to run, draft tokens verified, accepted).
+    ``runs`` holds (mix, draft tokens verified, draft tokens accepted).
     """
 
     name: str
@@ -27,26 +26,18 @@ class Check:
     findings: list[Finding] = field(default_factory=list)
     runs: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def compared(self, number: int) -> None:
-        """Count what was compared."""
-        self.tested += number
-
-    def counts(self, name: str, counts: Counts) -> None:
-        """Note how much was drafted in a run."""
-        self.runs.append((name, counts.drafted, counts.accepted))
-
     @property
     def passed(self) -> bool:
-        """No violation, and something was tested at all."""
+        """True without violations, if anything was tested."""
         return not self.violations and self.tested > 0
 
 
 @dataclass(frozen=True)
 class Visible:
-    """The smallest error that would have been seen, as a total variation of the laws.
+    """The smallest total variation that the audit would have detected.
 
-    ``everywhere``: of the first token, when it is the same by rank in all contexts; ``somewhere``:
-    in one context alone; ``tokens`` of the joint law of three tokens, in all contexts.
+    ``everywhere``: of the first token, if the error has the same ranks in all contexts;
+    ``somewhere``: of the first token in one context; ``tokens``: of three tokens in all contexts.
     """
 
     everywhere: float
@@ -55,7 +46,7 @@ class Visible:
 
 
 def visible_error(findings: Sequence[Finding]) -> Visible | None:
-    """What the comparisons could see, the least able one of each kind; None without any."""
+    """Return the largest visible error of each kind of comparison, or None without any."""
 
     def worst(place: str, level: str) -> float:
         return max(
@@ -71,7 +62,7 @@ def visible_error(findings: Sequence[Finding]) -> Visible | None:
 
 @dataclass(frozen=True)
 class Report:
-    """An audit's outcome; ``seed`` repeats it."""
+    """The outcome of an audit, which ``seed`` repeats."""
 
     model: str
     drafter: str
@@ -88,7 +79,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """In a sentence."""
+        """The outcome in a sentence."""
         if not self.passed:
             return "violation: speculative decoding does not say what the target says"
         ties = sum(len(check.ties) for check in self.checks)
@@ -97,7 +88,7 @@ class Report:
         return "pass: nothing is lost by speculating"
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``; numbers that are not finite are null."""
+        """Return the report for ``--json``; numbers that are not finite are None."""
         checks = [
             {
                 "name": check.name,
@@ -129,10 +120,9 @@ class Report:
 
 
 def _closest(findings: Sequence[Finding]) -> dict[str, Any] | None:
-    """The comparison that came closest to an alarm, or went furthest beyond."""
+    """Return the comparison with the largest statistic in proportion to its threshold."""
     if not findings:
         return None
     most = max(findings, key=lambda f: f.statistic / f.threshold)
-    shown = dict(vars(most))
-    shown["statistic"] = most.statistic if math.isfinite(most.statistic) else None
-    return shown
+    statistic = most.statistic if math.isfinite(most.statistic) else None
+    return {**vars(most), "statistic": statistic}

@@ -1,4 +1,4 @@
-"""Which format a config's ``quantization_config`` names."""
+"""The formats of quantised checkpoints, by the name in ``quantization_config``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError, shown
-from .awq import Awq
-from .base import REMEDY, Format
 from .compressed import Compressed
 from .fp8 import Fp8
-from .gptq import Gptq
+from .grouped import Awq, Gptq
+from .shared import REMEDY, Format
 
 FORMATS: dict[str, Callable[[Mapping[str, Any], Path], Format]] = {
     "gptq": Gptq,
@@ -23,14 +22,14 @@ FORMATS: dict[str, Callable[[Mapping[str, Any], Path], Format]] = {
 
 
 def find_format(options: object, where: Path) -> Format | None:
-    """The format of the checkpoint in ``where``; None for one that is not quantised.
+    """Return the format of the checkpoint in ``where``, or None if it is not quantised.
 
     Args:
-        options: its config's ``quantization_config``.
+        options: the config's ``quantization_config``.
         where: the checkpoint, for messages.
 
     Raises:
-        ModelError: the checkpoint's method or layout is not read.
+        ModelError: the method or layout is not supported.
     """
     if not options:
         return None

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file's metadata stands for."""
+"""Builds the tokenizer that the metadata of a GGUF file describes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ..errors import ModelError, shown
-from ..fields import Fields
+from ..fields import Fields, readable
 from ..gguf import GGUF
-from .guard import readable
 
 CONTROL, USER_DEFINED = 3, 4
-"""Types of tokens that are found in a text before anything else is."""
+"""Types of tokens that are matched in a text before anything else."""
 SPACE = "\u2581"
 SPECIALS = {
     "bos_token": "bos_token_id",
@@ -25,11 +24,11 @@ SPECIALS = {
     "pad_token": "padding_token_id",
 }
 LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
-"""The lists of a tokenizer, and what their items are."""
+"""The lists of a tokenizer, and the types of their items."""
 LONGEST_PIECE = 256
-"""Characters of a piece that is merged from others; only added tokens are longer."""
+"""Most characters of a piece that is merged from others; only added tokens are longer."""
 
-# Where a text is cut before merges, by what llama.cpp calls it: the models' own expressions.
+# Where a text is cut before merges, by llama.cpp's names; the expressions are the models'.
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST
@@ -51,34 +50,34 @@ CUTS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 WHOLE = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
-"""Their pieces that are tokens are taken without merges, and a text begins with BOS."""
+"""Their pieces that are whole tokens need no merges, and a text begins with BOS."""
 
 
 def gguf_tokenizer(file: GGUF) -> PreTrainedTokenizerFast | None:
-    """The tokenizer in ``file``; None where it holds none.
+    """Return the tokenizer in ``file``, if it has one.
 
     Raises:
-        ModelError: its kind is not known, or its parts do not fit together.
+        ModelError: its kind is unknown, or its parts do not fit together.
     """
-    known = {
+    options = {
         key.removeprefix("tokenizer.ggml."): value
         for key, value in file.metadata.items()
         if key.startswith("tokenizer.ggml.")
     }
-    fields = Fields(known, f"{file.path}: tokenizer.ggml")
+    fields = Fields(options, f"{file.path}: tokenizer.ggml")
     kind = fields.text("model", "none")
     if kind in ("none", "no_vocab"):
         return None
     cut = fields.text("pre", "")
-    beside = "put the model's tokenizer.json beside the file"
+    remedy = "put the model's tokenizer.json beside the file"
     if kind not in ("gpt2", "llama") or (kind == "gpt2" and cut not in CUTS):
         name = f"{shown(kind)} with cuts {shown(cut)}" if kind == "gpt2" else shown(kind)
-        raise ModelError(f"{file.path}: its tokenizer, {name}, is not known; {beside}.")
-    _check(file.path, known)
-    with readable(f"{file.path}: its tokenizer is damaged", f"{beside}."):
-        backend = _byte_level(known) if kind == "gpt2" else _pieces(known)
-        _add_specials(backend, known, kind)
-        names = {n: known["tokens"][known[i]] for n, i in SPECIALS.items() if i in known}
+        raise ModelError(f"{file.path}: its tokenizer, {name}, is not known; {remedy}.")
+    _check(file.path, options)
+    with readable(f"{file.path}: its tokenizer is damaged", f"{remedy}."):
+        backend = _byte_level(options) if kind == "gpt2" else _pieces(options)
+        _add_specials(backend, options, kind)
+        names = {n: options["tokens"][options[i]] for n, i in SPECIALS.items() if i in options}
         return PreTrainedTokenizerFast(
             tokenizer_object=backend,
             chat_template=file.fields.text("tokenizer.chat_template", "") or None,
@@ -87,26 +86,26 @@ def gguf_tokenizer(file: GGUF) -> PreTrainedTokenizerFast | None:
         )
 
 
-def _check(path: Path, known: dict[str, Any]) -> None:
-    """Refuse lists of other items than they should have, and ids of no token."""
+def _check(path: Path, options: dict[str, Any]) -> None:
+    """Refuse lists with items of a wrong type, and ids beyond the vocabulary."""
     for name, kind in LISTS.items():
-        found = known.get(name, [])
-        if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+        items = options.get(name, [])
+        if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
             raise ModelError(f"{path}: tokenizer.ggml.{name} is damaged; fetch the file again.")
-    count = len(known.get("tokens", []))
-    fields = Fields(known, f"{path}: tokenizer.ggml")
+    count = len(options.get("tokens", []))
+    fields = Fields(options, f"{path}: tokenizer.ggml")
     for name in SPECIALS.values():
-        if name in known:
+        if name in options:
             fields.whole(name, high=max(0, count - 1))
 
 
-def _byte_level(known: dict[str, Any]) -> Tokenizer:
-    """BPE over bytes, as GPT-2's."""
-    cut = known["pre"]
+def _byte_level(options: dict[str, Any]) -> Tokenizer:
+    """Return a BPE over bytes, as GPT-2's."""
+    cut = options["pre"]
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={token: i for i, token in enumerate(known["tokens"])},
-            merges=[tuple(merge.split(" ", 1)) for merge in known["merges"]],
+            vocab={token: i for i, token in enumerate(options["tokens"])},
+            merges=[tuple(merge.split(" ", 1)) for merge in options["merges"]],
             ignore_merges=cut in WHOLE,
         )
     )
@@ -122,13 +121,13 @@ def _byte_level(known: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _pieces(known: dict[str, Any]) -> Tokenizer:
-    """SentencePiece's BPE, whose merges follow from the pieces' scores."""
-    tokens: list[str] = known["tokens"]
+def _pieces(options: dict[str, Any]) -> Tokenizer:
+    """Return SentencePiece's BPE, whose merges follow from the scores of the pieces."""
+    tokens: list[str] = options["tokens"]
     vocab = {token: i for i, token in enumerate(tokens)}
     lengths = {len(token) for token in tokens}
     merges = []
-    for token, score in zip(tokens, known["scores"], strict=True):
+    for token, score in zip(tokens, options["scores"], strict=True):
         for at in range(1, len(token) if len(token) <= LONGEST_PIECE else 0):
             if at not in lengths or len(token) - at not in lengths:
                 continue
@@ -139,12 +138,12 @@ def _pieces(known: dict[str, Any]) -> Tokenizer:
         models.BPE(
             vocab=vocab,
             merges=[(left, right) for *_, left, right in sorted(merges)],
-            unk_token=tokens[known.get("unknown_token_id", 0)],
+            unk_token=tokens[options.get("unknown_token_id", 0)],
             fuse_unk=True,
             byte_fallback=True,
         )
     )
-    prefix = known.get("add_space_prefix", True)
+    prefix = options.get("add_space_prefix", True)
     spaces = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = (
         normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
@@ -156,21 +155,21 @@ def _pieces(known: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _add_specials(tokenizer: Tokenizer, known: dict[str, Any], kind: str) -> None:
-    """Tokens that stay whole, and what begins and ends a text."""
-    tokens = known["tokens"]
-    types = known.get("token_type") or []
+def _add_specials(tokenizer: Tokenizer, options: dict[str, Any], kind: str) -> None:
+    """Add the tokens that stay whole, and those that begin and end a text."""
+    tokens = options["tokens"]
+    types = options.get("token_type") or []
     added = [
         AddedToken(tokens[i], normalized=False, special=kind_of == CONTROL)
         for i, kind_of in enumerate(types)
         if kind_of in (CONTROL, USER_DEFINED)
     ]
     tokenizer.add_tokens(added)
-    begins = kind == "llama" or known.get("pre") in WHOLE
+    begins = kind == "llama" or options.get("pre") in WHOLE
     around = []
     for flag, default, name in (("bos", begins, "bos_token_id"), ("eos", False, "eos_token_id")):
-        wanted = known.get(f"add_{flag}_token", default) and name in known
-        around.append([(tokens[known[name]], known[name])] if wanted else [])
+        adds = options.get(f"add_{flag}_token", default) and name in options
+        around.append([(tokens[options[name]], options[name])] if adds else [])
     first, last = ([f"{token}:0" for token, _ in part] for part in around)
     if around[0] or around[1]:
         tokenizer.post_processor = TemplateProcessing(

@@ -1,9 +1,9 @@
-"""Contexts recorded from a pair, for testing acceptance rules where there is power.
+"""Contexts recorded from a pair, on which acceptance rules are tested with many draws.
 
-Raw logits of target and drafter along every continuation that the target can say within two
-tokens. A request's top_k keeps supports small, so that each node's ids can be numbered anew: the
-target's by falling probability, then those that only the drafter has. Laws stay what they were,
-and a rule that runs on them is the engine's own.
+A context holds the logits of target and drafter along every continuation of up to two tokens that
+the target can emit. A request's top_k keeps supports small, so ids can be renumbered by node: the
+target's by falling probability, then those that only the drafter has. Distributions are unchanged,
+so the engine's own rules run on them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch.nn.functional as F
 from ..models.base import Model
 from ..models.rows import Segment
 from ..native.laws import sequence_law
-from ..sampling import oracle
-from ..sampling.law import NEVER, RequestLaw, SequenceLaw
-from ..sampling.oracle import Law
+from ..sampling.law import NEVER, RequestLaw
 from ..types import Request, SamplingParams
+from . import oracle
+from .oracle import Law
 
 TOP = 4
 WIDTH = 2 * TOP
-"""Ids of a node: the target's and the drafter's."""
+"""Local ids of a node: the target's and the drafter's."""
 LONGEST_PATH = 2
 PAGE_SIZE = 16
 EDGE = 1e-5
-"""A law that changes when top_p or min_p moves by this share stands on an edge, and is left out."""
+"""Contexts whose support changes when top_p or min_p moves by this share are left out."""
 LAW_ERROR = 1e-4
-"""Total variation between a processed law and the oracle's that fp32 does not explain."""
+"""Total variation between processed logits and the oracle that fp32 does not explain."""
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3}
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
@@ -48,11 +48,11 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Recorded:
-    """One context in local ids, and what the oracle says should come out.
+    """One context in local ids, and the oracle's distribution of its next three tokens.
 
     ``target`` and ``drafter`` hold z after no, one and two tokens: fp32 [W], [W, W], [W, W, W]
-    (the drafter's without the last). ``joint`` float64 [W, W, W] is the law of the next three
-    tokens from raw logits in float64. ``certain`` is a draft of two tokens that nobody drew.
+    (the drafter's without the last). ``joint`` float64 [W, W, W] is the distribution, computed from
+    raw logits. ``certain`` is a draft of two tokens that was not drawn.
     """
 
     target: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -62,7 +62,7 @@ class Recorded:
 
 
 class Contexts:
-    """Token sequences in a cache of their own, and logits after short paths behind them."""
+    """Token sequences in their own cache, and logits after short paths that follow them."""
 
     def __init__(self, model: Model, contexts: Sequence[Sequence[int]]) -> None:
         self._model = model
@@ -78,17 +78,17 @@ class Contexts:
             for row, c, pages in zip(tokens, self._contexts, self._pages, strict=True)
         ]
         logits = self._model.run(segments, self._store).logits
-        assert logits is not None  # every segment wants a row of them
+        assert logits is not None  # every segment asks for logits
         return logits
 
     def after(self, paths: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Logits after each context and its path of a token or two: fp32 [contexts, vocabulary]."""
+        """Return logits after each context and its path: fp32 [contexts, vocabulary]."""
         return self._run(paths, None)
 
 
 @dataclass
 class _Node:
-    """The laws after one path: local ``ids``, z in them, and the oracle's law in float64."""
+    """Processed logits after one path in local ``ids``, and the oracle's distribution."""
 
     ids: list[int]
     target: torch.Tensor
@@ -98,47 +98,41 @@ class _Node:
     usable: bool
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A context as a request: what options it has, and what of its ``tokens`` is the prompt."""
+class _Request:
+    """A context as a request with options; the first half of its ``tokens`` is the prompt."""
 
-    params: SamplingParams
-    tokens: list[int]
-    law: SequenceLaw
-
-    @staticmethod
-    def of(tokens: Sequence[int], options: dict[str, Any], model: Model) -> _Asked:
-        params = SamplingParams(top_k=TOP, **options)
-        request = Request("audit", tuple(tokens[: -(-len(tokens) // 2)]), params, 0)
-        law = sequence_law(RequestLaw(request, model.shape.vocab_size, model.device))
-        return _Asked(params, list(tokens), law)
+    def __init__(self, tokens: Sequence[int], options: dict[str, Any], model: Model) -> None:
+        self.params = SamplingParams(top_k=TOP, **options)
+        self.tokens = list(tokens)
+        self.prompt = tuple(tokens[: -(-len(tokens) // 2)])
+        request = Request("audit", self.prompt, self.params, 0)
+        self.law = sequence_law(RequestLaw(request, model.shape.vocab_size, model.device))
 
     def z(self, raw: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
-        """The law after ``path`` as the engine makes it of raw logits: fp32 [vocabulary]."""
+        """Return raw logits after ``path`` as the engine processes them: fp32 [vocabulary]."""
         return self.law.apply(raw[None].clone(), self.tokens, [list(path)])[0]
 
     def logits(self, raw: Law, path: Sequence[int]) -> Law:
-        """Raw logits as the oracle has them before `oracle.law`."""
+        """Return raw logits after ``path`` as `oracle.law` needs them."""
         penalties = {name: getattr(self.params, name) for name in PENALTIES}
-        prompt = -(-len(self.tokens) // 2)
-        output = [*self.tokens[prompt:], *path]
-        return oracle.processed(raw, self.tokens[:prompt], output, **penalties)
+        output = [*self.tokens[len(self.prompt) :], *path]
+        return oracle.processed(raw, self.prompt, output, **penalties)
 
 
 def _node(
-    asked: _Asked, path: Sequence[int], raw: torch.Tensor, drafted: torch.Tensor | None
+    request: _Request, path: Sequence[int], raw: torch.Tensor, drafted: torch.Tensor | None
 ) -> _Node:
-    """Local laws after ``path`` from raw logits [vocabulary] of the target and the drafter."""
-    params = asked.params
+    """Return the node after ``path`` from raw logits [vocabulary] of the target and the drafter."""
+    params = request.params
     options = (params.temperature, params.top_k)
-    precise = asked.logits(raw.double().cpu().numpy(), path)
+    precise = request.logits(raw.double().cpu().numpy(), path)
     exact = oracle.law(precise, *options, params.top_p, params.min_p)
     usable = True
     for share in (1 - EDGE, 1 + EDGE):
         moved = oracle.law(precise, *options, min(1.0, params.top_p * share), params.min_p * share)
         usable = usable and bool(((moved > 0) == (exact > 0)).all())
-    z = asked.z(raw, path)
-    z_q = None if drafted is None else asked.z(drafted, path)
+    z = request.z(raw, path)
+    z_q = None if drafted is None else request.z(drafted, path)
     law = z.double().softmax(-1).cpu().numpy()
     order = np.argsort(-exact, kind="stable")
     ids = [int(i) for i in order[: int((exact > 0).sum())]]
@@ -153,11 +147,11 @@ def _node(
 
 
 def _local(z: torch.Tensor, ids: list[int]) -> torch.Tensor:
-    """z [vocabulary] at local ids, -inf where there are fewer: fp32 [WIDTH]."""
-    out = torch.full((WIDTH,), NEVER)
-    known = [i for i in ids[:WIDTH] if i < len(z)]
-    out[: len(known)] = z[known].cpu()
-    return out
+    """Return z [vocabulary] at local ids, -inf past their end: fp32 [WIDTH]."""
+    local = torch.full((WIDTH,), NEVER)
+    ids = [i for i in ids[:WIDTH] if i < len(z)]
+    local[: len(ids)] = z[ids].cpu()
+    return local
 
 
 @torch.inference_mode()
@@ -167,34 +161,34 @@ def record(
     contexts: Sequence[Sequence[int]],
     rng: np.random.Generator,
 ) -> tuple[list[Recorded], float]:
-    """Record contexts, options dealt out over them by turns.
+    """Record contexts, each with the next of ``OPTIONS``.
 
     Args:
-        target, drafter: models of one vocabulary; None where only certain drafts are wanted.
+        target, drafter: models of one vocabulary; without a drafter only certain drafts are tested.
         contexts: token ids, one at least each.
         rng: chooses the certain drafts.
 
     Returns:
-        What was recorded, contexts on the edge of a truncation left out, and the largest total
-        variation between a law as the engine processes it and the oracle's.
+        The contexts, without those on the edge of a truncation, and the largest total variation
+        between the engine's processed logits and the oracle.
     """
     requests = [
-        _Asked.of(tokens, OPTIONS[i % len(OPTIONS)], target) for i, tokens in enumerate(contexts)
+        _Request(tokens, OPTIONS[i % len(OPTIONS)], target) for i, tokens in enumerate(contexts)
     ]
     models = [Contexts(m, contexts) for m in (target, drafter) if m is not None]
     width = models[0].root.shape[1]
 
     def nodes(paths: Sequence[Sequence[int]] | None, drafted: bool = True) -> list[_Node]:
-        found = [m.root if paths is None else m.after(paths) for m in models[: 1 + drafted]]
+        raw = [m.root if paths is None else m.after(paths) for m in models[: 1 + drafted]]
         q: Sequence[torch.Tensor | None] = [None] * len(contexts)
-        if len(found) > 1:
-            q = F.pad(found[1], (0, width - found[1].shape[1]), value=NEVER).unbind()
+        if len(raw) > 1:
+            q = F.pad(raw[1], (0, width - raw[1].shape[1]), value=NEVER).unbind()
         taken = paths or [[] for _ in contexts]
-        return [_node(*of) for of in zip(requests, taken, found[0], q, strict=True)]
+        return [_node(*row) for row in zip(requests, taken, raw[0], q, strict=True)]
 
     trees: list[dict[tuple[int, ...], _Node]] = [{(): node} for node in nodes(None)]
     for first in range(TOP):
-        # Where the support is smaller its last id is run again, to no use.
+        # A smaller support runs its last id again, without effect.
         rows = [min(first, _size(tree[()]) - 1) for tree in trees]
         ones = [tree[()].ids[a] for tree, a in zip(trees, rows, strict=True)]
         for tree, a, node in zip(trees, rows, nodes([[one] for one in ones]), strict=True):
@@ -203,8 +197,8 @@ def record(
             places = [(a, min(second, _size(tree[(a,)]) - 1))
                       for tree, a in zip(trees, rows, strict=True)]  # fmt: skip
             twos = [tree[(a,)].ids[b] for tree, (a, b) in zip(trees, places, strict=True)]
-            behind = nodes([list(path) for path in zip(ones, twos, strict=True)], drafted=False)
-            for tree, place, node in zip(trees, places, behind, strict=True):
+            following = nodes([list(path) for path in zip(ones, twos, strict=True)], drafted=False)
+            for tree, place, node in zip(trees, places, following, strict=True):
                 tree[place] = node
     usable = [tree for tree in trees if all(node.usable for node in tree.values())]
     wrong = max(node.wrong for tree in trees for node in tree.values())
@@ -212,14 +206,14 @@ def record(
 
 
 def _size(node: _Node) -> int:
-    """How many ids the target can say, ``TOP`` at most."""
+    """Return how many ids the target can emit, at most ``TOP``."""
     return min(TOP, int((node.exact > 0).sum()))
 
 
 def _recorded(
     tree: dict[tuple[int, ...], _Node], drafted: bool, rng: np.random.Generator
 ) -> Recorded:
-    """Lay the nodes out as tables; what the target never says is followed by equal weights."""
+    """Return the nodes as tables; after tokens that the target never emits, weights are equal."""
     target = tuple(torch.zeros((WIDTH,) * (n + 1)) for n in range(3))
     drafter = tuple(torch.zeros((WIDTH,) * (n + 1)) for n in range(2))
     joint = np.zeros((WIDTH,) * 3)

@@ -1,101 +1,19 @@
-"""The float64 reference: laws, and the exact output laws of the acceptance rules, by enumeration.
+"""The exact output distributions of the acceptance rules in float64, by enumeration.
 
-Slow, straight and for small vocabularies: the tests hold the fast code to it. A law here is
-float64 [vocabulary], normalised; p is the target's and q the drafter's.
+For small vocabularies: the tests hold the fast code to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-Law = NDArray[np.float64]
-Model = Callable[[tuple[int, ...]], Law]  # the law of the token that follows these
+from outrider.audit.oracle import Law, total_variation
+
+Model = Callable[[tuple[int, ...]], Law]  # the distribution of the token that follows these
 Emissions = dict[tuple[int, ...], float]  # the probability of each run of emitted tokens
-
-
-def law(
-    logits: ArrayLike,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> Law:
-    """The law that a request's options make of logits, in vLLM's order.
-
-    Temperature (0: the likeliest id, the lowest among equals), then min_p (keep
-    p >= min_p * max p), then top_k (keep ties with the k-th; 0 or less: all), then top_p (keep the
-    smallest set of likeliest ids whose mass reaches it, the lowest id first among equals, one at
-    least), each on the renormalised law that the one before it left.
-
-    Args:
-        logits: [vocabulary], -inf where a token is masked, one finite at least.
-    """
-    z = np.asarray(logits, np.float64)
-    if temperature == 0:
-        return np.asarray(np.arange(len(z)) == z.argmax(), np.float64)
-    p = _normalised(np.exp((z - z.max()) / temperature))
-    p = _normalised(np.where(p >= min_p * p.max(), p, 0.0))
-    if 0 < top_k < len(p):
-        p = _normalised(np.where(p >= np.sort(p)[-top_k], p, 0.0))
-    if top_p < 1:
-        kept, mass = np.zeros_like(p), 0.0
-        for i in np.argsort(-p, kind="stable"):
-            kept[i] = p[i]
-            mass += p[i]
-            if mass >= top_p:
-                break
-        p = _normalised(kept)
-    return p
-
-
-def processed(
-    logits: ArrayLike,
-    prompt: Sequence[int] = (),
-    output: Sequence[int] = (),
-    *,
-    allowed: Sequence[int] = (),
-    bad_words: Sequence[Sequence[int]] = (),
-    ends: Sequence[int] = (),
-    min_tokens: int = 0,
-    logit_bias: Mapping[int, float] | None = None,
-    repetition_penalty: float = 1.0,
-    frequency_penalty: float = 0.0,
-    presence_penalty: float = 0.0,
-) -> Law:
-    """What a request's options make of the logits after ``output``, before `law`, in vLLM's order.
-
-    Masks first (allowed ids where any are given; the last token of a bad word whose others end the
-    output; what would end it before min_tokens), then bias, then the penalties: repetition over
-    prompt and output, frequency and presence over the output.
-
-    Args:
-        logits: [vocabulary].
-        ends: ids that end the output.
-    """
-    z = np.array(logits, np.float64)
-    if allowed:
-        z[np.setdiff1d(np.arange(len(z)), allowed)] = -np.inf
-    for word in bad_words:
-        before = len(word) - 1
-        if before <= len(output) and list(output[len(output) - before :]) == list(word[:-1]):
-            z[word[-1]] = -np.inf
-    if len(output) < min_tokens:
-        z[list(ends)] = -np.inf
-    for token, bias in (logit_bias or {}).items():
-        z[token] += bias
-    for token in {*prompt, *output}:
-        z[token] = z[token] / repetition_penalty if z[token] > 0 else z[token] * repetition_penalty
-    for token in set(output):
-        z[token] -= frequency_penalty * list(output).count(token) + presence_penalty
-    return z
-
-
-def total_variation(p: Law, q: Law) -> float:
-    """TV(p, q) = sum (p - q)+, in [0, 1]; the ratio rule accepts with 1 - TV."""
-    return float(np.maximum(p - q, 0.0).sum())
 
 
 def coupled_acceptance(p: Law, q: Law) -> float:
@@ -216,15 +134,11 @@ def accepted_per_draft(emissions: Emissions) -> float:
     return sum((len(tokens) - 1) * probability for tokens, probability in emissions.items())
 
 
-def _normalised(weights: Law) -> Law:
-    return np.asarray(weights / weights.sum(), np.float64)
-
-
 def _emit(emissions: Emissions, accepted: tuple[int, ...], mass: float, weights: Law) -> None:
     """Add what follows `accepted`: `mass` in all, shared out as `weights` are."""
     if mass <= 0 or not weights.any():  # the second only where rounding left some mass
         return
-    for token, share in enumerate(_normalised(weights)):
+    for token, share in enumerate(weights / weights.sum()):
         if share > 0:
             tokens = (*accepted, token)
             emissions[tokens] = emissions.get(tokens, 0.0) + mass * float(share)

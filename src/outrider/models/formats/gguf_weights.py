@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file, under the names that Hugging Face's models have.
+"""The tensors of a GGUF file, under the names of Hugging Face's models.
 
-Q8_0 (32 int8 and an fp16 scale) and Q4_0 (32 nibbles, the first 16 low, and an fp16 scale) are what
-``Quantized`` says, to the bit. Other quantised types are dequantised by the ``gguf`` package.
+Q8_0 (32 int8 and an fp16 scale) and Q4_0 (32 nibbles, the first 16 low, and an fp16 scale) map
+onto ``Quantized`` bit for bit. Other quantised types are dequantised by the ``gguf`` package.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gguf.quants import dequantize
 from ...errors import ModelError
 from ...gguf import StoredTensor, open_gguf
 from ..quantize import Matrix, Quantized
-from .base import say
 from .gguf_config import interleaves
+from .shared import warn_once
 
 GROUP = 32
 EXACT = (Kind.Q8_0, Kind.Q4_0)
@@ -46,7 +46,7 @@ class GGUFTensors:
 
     Args:
         path: the file.
-        head_dim: elements a head; queries' and keys' rows are put in Hugging Face's order by it.
+        head_dim: elements of a head, for the order of the rows of queries and keys.
 
     Raises:
         ModelError: see ``open_gguf``.
@@ -60,18 +60,18 @@ class GGUFTensors:
         kinds = {t.kind for t in self._file.tensors.values()} - set(EXACT) - set(PLAIN)
         if kinds:
             names = ", ".join(sorted(kind.name for kind in kinds))
-            say(f"{path}: weights of type {names} are dequantised at load.")
+            warn_once(f"{path}: weights of type {names} are dequantised at load.")
 
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """The tensor ``name`` of ``shape``, in ``dtype``, fp32 if None."""
-        found = self._plain(self._find(name, shape), dtype or torch.float32)
+        """Return the tensor ``name`` of ``shape``, in ``dtype``, fp32 if None."""
+        tensor = self._plain(self._find(name, shape), dtype or torch.float32)
         order = self._order(name, shape[0])
-        return found if order is None else found[order]
+        return tensor if order is None else tensor[order]
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
-        """The matrix ``name`` of ``shape`` (out, in): quantised as stored, or in ``dtype``."""
+        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``."""
         stored = self._find(name, shape)
         if stored.kind not in EXACT:
             return self.get(name, shape, dtype)
@@ -82,22 +82,22 @@ class GGUFTensors:
             codes, bits = octets ^ 128, 8  # as int8 + 128
         else:
             codes, bits = torch.cat((octets & 15, octets >> 4), -1), 4
-        found = Quantized(codes.flatten(1).contiguous(), scales, None, bits, GROUP)
+        matrix = Quantized(codes.flatten(1).contiguous(), scales, None, bits, GROUP)
         order = self._order(name, shape[0])
-        return found if order is None else found.rows(order)
+        return matrix if order is None else matrix.rows(order)
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         module, _, part = name.rpartition(".")
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
-        here = f"blk.{layer[1]}.{IN_LAYER.get(layer[2])}" if layer else TOP.get(module)
-        stored = self._file.tensors.get(f"{here}.{part}")
+        key = f"blk.{layer[1]}.{IN_LAYER.get(layer[2])}" if layer else TOP.get(module)
+        stored = self._file.tensors.get(f"{key}.{part}")
         if stored is None:
             raise ModelError(
-                f"{self.folder} has no tensor '{here}.{part}'; its metadata promises one."
+                f"{self.folder} has no tensor '{key}.{part}'; its metadata promises one."
             )
         if stored.shape != shape:
             raise ModelError(
-                f"{self.folder}: tensor '{here}.{part}' is {list(stored.shape)}, but its metadata "
+                f"{self.folder}: tensor '{key}.{part}' is {list(stored.shape)}, but its metadata "
                 f"says {list(shape)}."
             )
         return stored
@@ -105,10 +105,10 @@ class GGUFTensors:
     def _plain(self, stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
         shape = stored.shape
         if stored.kind in PLAIN:
-            held = torch.from_numpy(self._file.read(stored)).view(PLAIN[stored.kind])
-            return held.view(shape).to(dtype)
-        found = torch.empty(shape, dtype=dtype)
-        flat = found.view(-1, shape[-1])
+            plain = torch.from_numpy(self._file.read(stored)).view(PLAIN[stored.kind])
+            return plain.view(shape).to(dtype)
+        tensor = torch.empty(shape, dtype=dtype)
+        flat = tensor.view(-1, shape[-1])
         width = stored.nbytes // len(flat)  # bytes of a row
         step = max(1, CHUNK // shape[-1])
         for at in range(0, len(flat), step):
@@ -122,10 +122,10 @@ class GGUFTensors:
                     "of another quantisation, such as Q8_0 or Q4_K_M."
                 ) from None
             flat[at : at + step] = torch.from_numpy(values)
-        return found
+        return tensor
 
     def _order(self, name: str, rows: int) -> torch.Tensor | None:
-        """Where Hugging Face's rows of queries and keys stand in the file; None: where they are.
+        """Return where the file has each row of a query or key matrix; None keeps the file's order.
 
         Llama's files pair element i of a head with i + 1, where Hugging Face has i + head_dim / 2.
         """

@@ -1,0 +1,92 @@
+"""A drafter that knows the coming tokens and proposes them, spoils them, or hides them in trees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
+from ..sampling.draws import Noise
+from ..types import Draft, DraftBudget, Scheduled
+
+Answers = Mapping[tuple[int, int], Sequence[int]]
+"""The output of plain decoding by (seed of the request, sample index)."""
+
+
+class Adversary(Drafter):
+    """Drafts from the answers of plain decoding.
+
+    Args:
+        kind: "right" proposes the coming tokens, "wrong" another one at every position, "ragged"
+            proposes trees of random shape that hold the coming tokens down to a random depth.
+        answers: of every request and sample.
+        length: longest draft; a tree has up to three times as many nodes.
+        vocabulary: size of the target's.
+        rng: draws the trees.
+    """
+
+    def __init__(
+        self, kind: str, answers: Answers, length: int, vocabulary: int, rng: random.Random
+    ) -> None:
+        self.name = kind
+        self.max_length = length
+        self.max_nodes = 3 * length if kind == "ragged" else length
+        self._answers = answers
+        self._vocabulary = vocabulary
+        self._rng = rng
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        drafts = []
+        for item, (length, _) in zip(batch, budgets, strict=True):
+            sequence = item.sequence
+            answer = self._answers[sequence.request.seed, sequence.sample_index]
+            coming = answer[sequence.num_output : sequence.num_output + length]
+            if self.name == "ragged":
+                drafts.append(self._tree(coming, length) if length else ([], []))
+            else:
+                shift = 0 if self.name == "right" else 1
+                tokens = [(token + shift) % self._vocabulary for token in coming]
+                drafts.append((tokens, list(range(-1, len(tokens) - 1))))
+        return Draft([tokens for tokens, _ in drafts], [parents for _, parents in drafts])
+
+    def _tree(self, coming: Sequence[int], length: int) -> tuple[list[int], list[int]]:
+        """Return (tokens, parents) of a random tree."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths: dict[int, int] = {-1: 0}
+        path = [-1]  # the nodes of the right branch so far
+        for _ in range(self._rng.randint(1, self.max_nodes)):
+            right = len(path) <= len(coming) and self._rng.random() < 0.6
+            parent = path[-1] if right else self._rng.choice(list(depths))
+            token = coming[len(path) - 1] if right else self._rng.randrange(self._vocabulary)
+            if depths[parent] == length or (parent, token) in zip(parents, tokens, strict=True):
+                continue
+            if right:
+                path.append(len(tokens))
+            depths[len(tokens)] = depths[parent] + 1
+            tokens.append(token)
+            parents.append(parent)
+        return tokens, parents
+
+
+@dataclass(frozen=True)
+class AdversarySpec(DrafterSpec):
+    """Makes an ``Adversary`` that drafts as far as the engine's config lets it."""
+
+    kind: str
+    answers: Answers = field(default_factory=dict)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.kind
+
+    def needs(self, context: DrafterContext) -> Needs:
+        return Needs(max_nodes=3 * context.config.num_speculative_tokens)
+
+    def make(self, context: DrafterContext) -> Adversary:
+        length, shape = context.config.num_speculative_tokens, context.model.shape
+        return Adversary(self.kind, self.answers, length, shape.vocab_size, self.rng)
