@@ -1,5 +1,5 @@
 # Outrider's server on CPUs: docker build -t outrider . (docs/container.md)
-# deploy/rehearse.py runs every line of this file without Docker.
+# deploy/rehearse.py builds and runs it without a Docker daemon.
 
 ARG BASE=debian:bookworm-slim
 
@@ -39,7 +39,6 @@ ENV PATH=/opt/outrider/bin:${PATH} \
     HOME=/tmp \
     XDG_CACHE_HOME=/tmp/cache \
     HF_HOME=/tmp/huggingface \
-    MPLCONFIGDIR=/tmp/matplotlib \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     OUTRIDER_HOST=0.0.0.0

@@ -22,7 +22,7 @@ help:
 	@echo "make slow      the long proofs, those of equality among them"
 	@echo "make fuzz      random and hostile requests against a real server: half an hour"
 	@echo "make lint      lint and types only"
-	@echo "make peers     install other engines to compare with, outside of .venv (outrider bench peers)"
+	@echo "make peers     install other engines to compare with, outside of .venv (python -m benchmarks peers)"
 	@echo "make clients   install clients of others to try the server with (tests/server/test_clients.py)"
 	@echo "make clean     remove caches and packages (.venv and build stay)"
 
@@ -52,8 +52,8 @@ slow: $(STAMP)
 
 # Another seed, or fewer bodies: make fuzz SEED=7 BODIES=20000
 fuzz: $(STAMP)
-	$(BIN)/python -m outrider.bench.fuzz --seed $(or $(SEED),0) --bodies $(or $(BODIES),200000)
-	$(BIN)/python -m outrider.bench.soak --compare
+	$(BIN)/python -m benchmarks fuzz --seed $(or $(SEED),0) --bodies $(or $(BODIES),200000)
+	$(BIN)/python -m benchmarks soak --compare
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -64,11 +64,11 @@ setup: $(STAMP)
 
 # PEERS="llama.cpp openvino vllm" names some of them.
 peers: $(STAMP)
-	@$(BIN)/python -m outrider.bench.peers.setup $(PEERS)
+	@$(BIN)/python -m benchmarks install $(or $(PEERS),llama.cpp openvino vllm)
 
 # CLIENTS="vllm guidellm schemathesis" names some of them.
 clients: $(STAMP)
-	@$(BIN)/python -m outrider.bench.clients $(CLIENTS)
+	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm guidellm schemathesis)
 
 # A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
 $(STAMP): pyproject.toml constraints.txt
@@ -88,4 +88,4 @@ $(STAMP): pyproject.toml constraints.txt
 # build/ stays: the checkpoints of hours of training lie there.
 clean:
 	rm -rf dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
-	find src tests -name __pycache__ -type d -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 if TYPE_CHECKING:
     import openai
 
-    from outrider.bench.served import Served
+    from benchmarks.served import Served
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -169,7 +169,7 @@ def tiny_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
     """A server of the tiny pair by two names, one for each module that asks."""
-    from outrider.bench.served import Served
+    from benchmarks.served import Served
 
     with Served(
         tiny_llama, "--served-model-name", "tiny,other", "--drafter", tiny_drafter

@@ -14,9 +14,9 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from benchmarks import host
 from outrider import LLM, SamplingParams, pocket
 from outrider.audit.ties import Difference, compare
-from outrider.bench import host
 from outrider.bench import report as reporting
 from outrider.bench.offline import Bench, Options, drafter_names
 from outrider.bench.repeats import Step, fresh_acceptance_length, repeats, steps

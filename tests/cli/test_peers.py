@@ -15,14 +15,15 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
-from outrider.bench.peers import known, measure, pairs, setup
-from outrider.bench.peers.known import OWN, Peer
-from outrider.bench.peers.markdown import markdown
-from outrider.bench.peers.measure import Bench, Options, first_difference
-from outrider.bench.peers.pairs import Pair, Recipe
-from outrider.bench.peers.report import report
-from outrider.bench.peers.session import PeerError, Pool, Session
-from outrider.cli import app
+from benchmarks import install
+from benchmarks.__main__ import application
+from benchmarks.peers import known, measure, pairs
+from benchmarks.peers.known import OWN, Peer
+from benchmarks.peers.markdown import markdown
+from benchmarks.peers.measure import Bench, Options, first_difference
+from benchmarks.peers.pairs import Pair, Recipe
+from benchmarks.peers.report import report
+from benchmarks.peers.session import PeerError, Pool, Session
 from outrider.errors import ConfigError
 
 # Decode speed is `speed`, in plain mode, and K times that with a draft of K tokens, up to 6; all
@@ -39,7 +40,8 @@ for line in sys.stdin:
     asked = json.loads(line)
     if settings.get("dies"):
         sys.exit(3)
-    prompts, n, k, threads = (asked[x] for x in ("prompts", "max_tokens", "k", "threads"))
+    prompts, n = asked["prompts"], asked["max_tokens"]
+    k, threads = spec["k"], spec["threads"]
     assert max(map(len, prompts)) + n <= spec["context"]
     assert len(prompts) <= spec["parallel"]
     speed = settings["speed"] * threads * (k if 1 <= k <= 6 else 1)
@@ -56,7 +58,7 @@ for line in sys.stdin:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(setup.HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(install.HOME_VARIABLE, str(tmp_path / "home"))
     monkeypatch.setattr(measure, "read_bandwidth", lambda: 1000.0)
     return tmp_path / "home"
 
@@ -87,6 +89,10 @@ def pair(tmp_path: Path) -> Pair:
         (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
     prompts = [[1, 2], [3, 4, 5], [6], [7]]
     return Pair("made-up", tmp_path / "target", tmp_path / "drafter", prompts, 2)
+
+
+def benchmark(name: str, *args: object) -> Result:
+    return CliRunner().invoke(application(name), [name, *map(str, args)])
 
 
 OPTIONS = Options(dtypes=("float32",), max_tokens=9, threads=(1, 2))
@@ -136,10 +142,14 @@ def test_a_report_in_markdown(fake: Callable[..., Peer], pair: Pair) -> None:
     bench.run(lambda _: None)
     lines = list(markdown(json.loads(json.dumps(report([bench])))))
     assert lines[0].startswith("made-up · 9 tokens, T = 0")
-    assert "| float32 | decode | 1.50 [1.50 1.50] other | 1.50 [1.50 1.50] other |" in lines
-    own = "| float32 | decode | outrider | plain |  | 60 [60 60] | 72% | 500 | 0 | 32.00 | yes |"
-    assert own in lines
-    assert all(line.count("|") in (0, 5, 12) for line in lines)
+    bar = "| float32 | decode | other | 1.50* [1.50 1.50] | 1.50* [1.50 1.50] | draft / draft |"
+    assert bar in lines
+    own = (
+        "| float32 | decode | outrider 1.0 | plain |  | 2 | 60 [60 60] | 72% | 14 | 500 | 0 | "
+        "32.00 | yes | yes |"
+    )
+    assert any(line.startswith(own) for line in lines)
+    assert all(line.count("|") in (0, 7, 16) for line in lines)
 
 
 def test_the_bar_is_the_fastest_peer(fake: Callable[..., Peer], pair: Pair) -> None:
@@ -283,14 +293,12 @@ class Runner:
         if spec["mode"] == "ngram":
             raise Unsupported("no lookup")
         print("a library's greeting", flush=True)
-        self.settings = []
-    def prepare(self, k, threads):
-        self.settings.append((k, threads))
+        self.settings = spec["k"], spec["threads"]
     def generate(self, prompts, max_tokens, options):
         if options["seed"] == 13:
             raise ValueError("unlucky")
         print("progress", flush=True)
-        return [[len(self.settings)] * max_tokens for _ in prompts]
+        return [[*self.settings, max_tokens][-max_tokens:] for _ in prompts]
 
 serve(Runner)
 """
@@ -304,27 +312,25 @@ def served(tmp_path: Path) -> Callable[[str], Session]:
 
     def start(mode: str) -> Session:
         variables = {"PYTHONPATH": str(known.FOLDER)}
-        return Session(command, {"mode": mode}, tmp_path / "log" / "x", variables)
+        spec = {"mode": mode, "k": 4, "threads": 2}
+        return Session(command, spec, tmp_path / "log" / "x", variables)
 
     return start
 
 
 def test_the_protocol(served: Callable[[str], Session]) -> None:
     session = served("plain")
-    request = {"prompts": [[1], [2]], "max_tokens": 3, "temperature": 0.0, "threads": 1}
     assert session.version == "2.0"
-    answer = session.run(**request, seed=0, k=2)
-    assert answer.ids == [[1, 1, 1], [1, 1, 1]]
+    answer = session.run([[1], [2]], 3, 0.0, 0)
+    assert answer.ids == [[4, 2, 3], [4, 2, 3]]
     assert answer.first > 0
     assert answer.seconds > 0
     assert answer.peak_memory > 1_000_000
-    assert answer.others is None or answer.others >= 0
-    assert session.run(**request, seed=0, k=2).ids[0] == [1, 1, 1]  # the settings were kept
-    assert session.run(**request, seed=0, k=4).ids[0] == [2, 2, 2]
+    assert answer.others >= 0
     with pytest.raises(PeerError, match="ValueError: unlucky"):
-        session.run(**request, seed=13, k=4)
-    once = session.run(**request, seed=0, k=4, once=True)
-    assert once.ids == [[2, 2, 2], [2, 2, 2]]
+        session.run([[1]], 3, 0.0, 13)
+    once = session.run([[1], [2]], 1, 0.0, 0)
+    assert once.ids == [[1], [1]]
     assert once.first == once.seconds
     assert "a library's greeting" in session.log.read_text()
     session.close()
@@ -351,13 +357,12 @@ def test_sessions_used_longest_ago_make_room() -> None:
         return Stub()
 
     pool: Pool[str] = Pool(open_, lambda _: 60, lambda: 100 - 40 * len(pool.sessions))
-    assert pool.get("a")[1]
-    assert not pool.get("a")[1]
-    assert pool.get("b")[1]
-    assert not pool.get("a")[1]
-    assert pool.get("c")[1]  # b goes: a was used after it
+    for key in ("a", "a", "b", "a"):
+        pool.get(key)
+    assert opened == ["a", "b"]
+    pool.get("c")  # b goes: a was used after it
     assert list(pool.sessions) == ["a", "c"]
-    assert pool.get("b")[1]
+    pool.get("b")
     assert opened == ["a", "b", "c", "b"]
     pool.close()
     assert len(closed) == 4
@@ -409,44 +414,38 @@ def test_the_pocket_pair_has_prompts() -> None:
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> None:
-    assert setup.home() == home
-    monkeypatch.delenv(setup.HOME_VARIABLE)
+    assert install.home() == home
+    monkeypatch.delenv(install.HOME_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert setup.home() == tmp_path / "outrider" / "peers"
+    assert install.home() == tmp_path / "outrider" / "peers"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert setup.home() == Path.home() / ".cache" / "outrider" / "peers"
+    assert install.home() == Path.home() / ".cache" / "outrider" / "peers"
 
 
 def test_an_environment_is_ready_with_these_very_pins(home: Path) -> None:
-    environment = setup.Environment("x", ("a==1",), ("b",))
+    environment = install.Environment("x", ("a==1",), ("b",))
     assert not environment.ready
     environment.stamp.parent.mkdir(parents=True)
     environment.stamp.write_text(json.dumps(environment.recipe))
     assert environment.ready
     assert not replace(environment, requirements=("a==2",)).ready
-    assert setup.missing("transformers") is None
-    assert "make peers" in (setup.missing("vllm") or "")
+    assert install.missing("transformers") is None
+    assert "make peers" in (install.missing("vllm") or "")
 
 
 def test_setting_up_goes_on_when_a_peer_fails(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails() -> None:
-        setup.call(sys.executable, "-c", "print('no wheel'); exit(1)", log=setup.home() / "log")
+        install.call(sys.executable, "-c", "print('no wheel'); exit(1)", log=install.home() / "log")
 
-    monkeypatch.setattr(setup, "INSTALLERS", {"bad": fails, "good": lambda: None})
-    monkeypatch.setattr(sys, "argv", ["setup"])
-    with pytest.raises(SystemExit) as ended:
-        setup.main()
-    said = capfd.readouterr().err
-    assert ended.value.code == 1
+    monkeypatch.setattr(install, "INSTALLERS", {"bad": fails, "good": lambda: None})
+    done = benchmark("install")
+    said = done.stderr
+    assert done.exit_code == 1
     assert "bad: skipped: python" in said
     assert "(no wheel)" in said
     assert "good: ready" in said
-
-
-def outrider(*args: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in args])
 
 
 @pytest.fixture
@@ -461,12 +460,12 @@ def two_peers(
 
 def test_the_command(two_peers: dict[str, Peer], tmp_path: Path) -> None:
     file, image = tmp_path / "x.json", tmp_path / "x.png"
-    done = outrider(
-        "bench", "peers", "--peers", "transformers", "--dtype", "float32", "--max-tokens", 9,
+    done = benchmark(
+        "peers", "--peers", "transformers", "--dtype", "float32", "--max-tokens", 9,
         "--json", file, "--plot", image,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "transformers 1.0" in done.stdout
+    assert "| transformers 1.0 | plain |" in done.stdout
     assert "1.50*" in done.stdout
     (one,) = json.loads(file.read_text())["pairs"]
     assert one["ratios"][0]["plain"]["ratio"] == pytest.approx(1.5)
@@ -481,7 +480,7 @@ def test_drafts_that_change_our_output_fail(
     script.write_text(changed, encoding="utf-8")
     command = two_peers[OWN].command
     two_peers[OWN] = replace(two_peers[OWN], command=(*command[:2], str(script), command[3]))
-    done = outrider("bench", "peers", "--peers", "transformers", "--dtype", "float32")
+    done = benchmark("peers", "--peers", "transformers", "--dtype", "float32")
     assert done.exit_code == 1
     assert "Outrider's outputs with drafts differ" in done.stderr
 
@@ -499,15 +498,9 @@ def test_drafts_that_change_our_output_fail(
     ],
 )
 def test_what_is_asked_wrongly_is_said(args: tuple[str, ...], said: str) -> None:
-    done = outrider("bench", "peers", *args)
+    done = benchmark("peers", *args)
     assert done.exit_code == 2
     assert said in done.stderr
-
-
-def test_options_of_bench_before_its_sub_command_are_refused() -> None:
-    done = outrider("bench", "--rounds", "9", "peers")
-    assert done.exit_code == 2
-    assert "--rounds stands before peers" in done.stderr
 
 
 def test_runners_need_nothing_of_outrider_but_its_own() -> None:

@@ -172,3 +172,9 @@ def test_a_drafter_follows_nothing(tmp_path: Path) -> None:
     plain, coarse = drafted(), drafted(drafter_quantization="int4-channel")
     assert plain[1] == coarse[1]
     assert plain[0] != coarse[0]
+
+
+def test_options_of_bench_before_its_sub_command_are_refused() -> None:
+    done = CliRunner().invoke(app, ["bench", "--rounds", "9", "quality"])
+    assert done.exit_code == 2
+    assert "--rounds stands before quality" in done.stderr

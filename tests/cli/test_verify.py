@@ -15,6 +15,7 @@ import torch
 from exactness import VOCABULARY, planted_pair
 from typer.testing import CliRunner
 
+from benchmarks.rules import Bounds, coupled_acceptance, measure, opened
 from outrider import pocket
 from outrider.audit import ties
 from outrider.audit.faults import FAULTS, Fault
@@ -22,7 +23,6 @@ from outrider.audit.sweep import MIXES, Mix
 from outrider.audit.trial import continued, hold
 from outrider.audit.verify import FALSE_ALARM, QUICK, Size, verify
 from outrider.audit.wrapped import WrappedLaw
-from outrider.bench.rules import Bounds, coupled_acceptance, measure, opened
 from outrider.cli import app
 from outrider.cli import verify as cli_verify
 from outrider.intake import Intake

@@ -14,8 +14,8 @@ import torch
 from conftest import MakeCheckpoint
 from typer.testing import CliRunner
 
+from benchmarks.__main__ import application
 from outrider import LLM, SamplingParams
-from outrider.bench import context
 from outrider.bench.offline import Options
 from outrider.cli import app
 from outrider.config import PRESETS, EngineConfig
@@ -275,17 +275,15 @@ def test_the_commands_take_both(tiny_llama: Path, tiny_drafter: Path) -> None:
     assert (options.drafter_window, options.preset) == (3, "long-context")
 
 
-def test_the_bench_by_context(
-    tiny_llama: Path, tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bench_by_context(tiny_llama: Path, tiny_drafter: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "pair"))
     shutil.copytree(tiny_drafter, folder / "drafter")
     text, file = tmp_path / "text.txt", tmp_path / "report.json"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 40, encoding="utf-8")
     args = ["context", str(folder), "--text", str(text), "--contexts", "16,300", "--tokens", "8"]
     args += ["--rounds", "2", "--windows", "none,5,long-context", "--json", str(file)]
-    monkeypatch.setattr("sys.argv", args)
-    context.main()
+    done = CliRunner().invoke(application("context"), args)
+    assert done.exit_code == 0, done.output
     report = json.loads(file.read_text(encoding="utf-8"))
     sides = [(r["drafter"], r["window"]) for r in report["runs"] if r["context"] == 300]
     windows = ("none", "5", "long-context")
@@ -309,14 +307,12 @@ def test_the_bench_by_context(
 def test_the_bench_by_context_refuses_in_a_sentence(
     tiny_llama: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     args: list[str],
     sentence: str,
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("z" * 60, encoding="utf-8")
-    monkeypatch.setattr("sys.argv", ["context", str(tiny_llama), "--text", str(text), *args])
-    with pytest.raises(SystemExit):
-        context.main()
-    assert sentence in capsys.readouterr().err
+    args = ["context", str(tiny_llama), "--text", str(text), *args]
+    done = CliRunner().invoke(application("context"), args)
+    assert done.exit_code == 2
+    assert sentence in done.stderr

@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from hostile_bodies import HOSTILE
 from httpx import ASGITransport
 
-from outrider.bench.served import Served
+from benchmarks.served import Served
 from outrider.limits import SAMPLING
 from outrider.server.admission import Queue
 from outrider.server.app import create_app

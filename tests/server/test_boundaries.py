@@ -15,7 +15,7 @@ from conftest import PAD, padded_copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.bench.served import Served
+from benchmarks.served import Served
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.limits import REQUEST, SAMPLING, SPECULATION

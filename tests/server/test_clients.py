@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.install import GUIDELLM, SCHEMATHESIS, VLLM, Environment
+from benchmarks.peers.known import FOLDER
+from benchmarks.served import Served
 from outrider import pocket
-from outrider.bench.clients import GUIDELLM, SCHEMATHESIS, command
-from outrider.bench.peers.setup import VLLM, Environment
-from outrider.bench.served import Served
 from outrider.models.families import read_config
 
 pytestmark = pytest.mark.slow
@@ -36,6 +36,13 @@ def server() -> Iterator[Served]:
 def read(server: Served, path: str) -> str:
     with urllib.request.urlopen(server.url + path) as answer:
         return str(answer.read().decode())
+
+
+def command(environment: Environment) -> list[str | Path]:
+    """What runs a client; its arguments follow."""
+    if environment is VLLM:
+        return [VLLM.python, "-P", FOLDER / "runners" / "vllm_command.py"]
+    return [environment.python.with_name(environment.name)]
 
 
 def run(environment: Environment, folder: Path, *arguments: object) -> str:

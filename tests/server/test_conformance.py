@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
+from benchmarks.served import Served
 from outrider import LLM, SamplingParams
-from outrider.bench.served import Served
 
 PROMPT = "def greet(name):"
 MESSAGES: Any = [{"role": "user", "content": [{"type": "text", "text": "for word"}]}]

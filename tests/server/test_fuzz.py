@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.fuzz import hostile, values
-from outrider.bench.fuzz.bodies import CHAT, COMPLETIONS, KNOWN, Bodies, Case
-from outrider.bench.fuzz.hostile import SIZES, Hostile, large_bodies, small_bodies
-from outrider.bench.fuzz.judge import faults
-from outrider.bench.fuzz.run import OPTIONS, Fuzzer, Seen, published
-from outrider.bench.fuzz.wire import Answer, Connection
-from outrider.bench.served import Served
+from benchmarks.fuzz import hostile, values
+from benchmarks.fuzz.bodies import CHAT, COMPLETIONS, KNOWN, Bodies, Case
+from benchmarks.fuzz.hostile import SIZES, Hostile, large_bodies, small_bodies
+from benchmarks.fuzz.judge import faults
+from benchmarks.fuzz.run import OPTIONS, Fuzzer, Seen, published
+from benchmarks.fuzz.wire import Answer, Connection
+from benchmarks.served import Served
 from outrider.server.protocol import ChatRequest, CompletionRequest
 
 BODIES, CONNECTIONS, SEED = 600, 8, 5
@@ -159,7 +159,7 @@ def test_hostile_bodies_are_what_they_say() -> None:
 
 def test_random_bodies_do_no_harm(fuzzed: Served) -> None:
     async def run() -> dict[str, Any]:
-        bodies = Bodies(await published(fuzzed.url), SEED)
+        bodies = Bodies(published(fuzzed.url), SEED)
         return await Fuzzer(fuzzed.url, fuzzed, bodies).run(BODIES, CONNECTIONS)
 
     report = asyncio.run(run())
@@ -172,7 +172,7 @@ def test_random_bodies_do_no_harm(fuzzed: Served) -> None:
 
 def test_one_body_can_be_sent_again(fuzzed: Served) -> None:
     async def run() -> dict[str, Any]:
-        bodies = Bodies(await published(fuzzed.url), SEED)
+        bodies = Bodies(published(fuzzed.url), SEED)
         return await Fuzzer(fuzzed.url, fuzzed, bodies).only(3)
 
     found = asyncio.run(run())

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from outrider.bench.served import Served
+from benchmarks.served import Served
 from outrider.server.access import Access
 from outrider.server.log import _Formatter, log_call, logger
 from outrider.server.security import Gate

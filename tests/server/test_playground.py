@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.served import Served
+from benchmarks.served import Served
 
 selenium = pytest.importorskip("selenium")
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")

@@ -12,8 +12,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
+from benchmarks.served import Served
 from outrider import LLM, SamplingParams
-from outrider.bench.served import Served
 
 PROMPT = "def greet(name):"
 MESSAGES: Any = [{"role": "user", "content": "for word"}]

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.served import Served
 from outrider import LLM, SamplingParams
-from outrider.bench.served import Served
 from outrider.errors import ConfigError
 
 KEY = {"Authorization": "Bearer second"}

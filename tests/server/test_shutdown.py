@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from outrider.bench.served import Served, engine_of
+from benchmarks.served import Served, engine_of
 from outrider.engine.stderr import Stderr
 from outrider.errors import ConfigError
 

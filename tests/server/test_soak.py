@@ -1,6 +1,6 @@
 """What the soak test compares; the soak itself is a command of its own."""
 
-from outrider.bench.soak import SLOWDOWN, Item, Seen, compare, grown, percentiles, slowdown
+from benchmarks.soak import SLOWDOWN, Item, Seen, check_texts, grown, percentiles, slowdown
 
 
 def test_growth_is_of_what_has_settled() -> None:
@@ -12,9 +12,9 @@ def test_growth_is_of_what_has_settled() -> None:
 
 def test_another_text_is_noted() -> None:
     seen = Seen()
-    compare(Item({}, ["a", "b"]), ["a", "b"], seen)
+    check_texts(Item({}, ["a", "b"]), ["a", "b"], seen)
     assert not seen.wrong
-    compare(Item({}, ["a", "b"]), ["a", "c"], seen)
+    check_texts(Item({}, ["a", "b"]), ["a", "c"], seen)
     assert len(seen.wrong) == 1
     assert seen.ended["complete"] == 2
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
-import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..drafters.registry import find_drafter
 from ..errors import ConfigError, RequestError
@@ -18,11 +16,13 @@ from ..models.families import find_folder, read_config
 from ..params import StructuredOutputsParams
 from ..text.codec import TextCodec
 from ..types import Counts, Request, SamplingParams
+from .machine import available_cores, peak_memory, reset_peak_memory
 from .record import Sample, run
 from .replay import Planted, Replay, find_size
 from .workload import BUNDLED, Workload
 
 PLAIN = "none"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,26 +96,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Timing:
-    """One cell in one round: counts, seconds, and the most bytes that were resident meanwhile."""
+    """One cell in one round.
 
-    tokens: int
-    seconds: float
-    decode_tokens: int
-    decode_seconds: float
-    sequence_seconds: float
-    cpu_seconds: float
-    wall_seconds: float
+    ``speed`` is decode speed, (N-1)/(T(N)-T(1)), and ``end_to_end`` counts from the call on, the
+    prompts' time included: tokens a second both. ``latency`` is what a sequence waits for a token,
+    s; ``utilisation`` CPU time over wall time and cores; ``peak_memory`` the most bytes resident.
+    """
+
+    speed: float
+    end_to_end: float
+    latency: float
+    utilisation: float
     peak_memory: int
-
-    @property
-    def speed(self) -> float:
-        """Decode speed, (N-1)/(T(N)-T(1)): tokens a second."""
-        return self.decode_tokens / self.decode_seconds
-
-    @property
-    def end_to_end(self) -> float:
-        """Output tokens a second from the call on, the prompts' time included."""
-        return self.tokens / self.seconds
 
 
 @dataclass
@@ -169,6 +161,12 @@ def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
             )
         found.append(codec.backend.encode(item.answer, add_special_tokens=False).ids)
     return found
+
+
+def turned(items: Sequence[T], by: int) -> list[T]:
+    """Return the items turned on by so many places."""
+    start = by % max(len(items), 1)
+    return [*items[start:], *items[:start]]
 
 
 def set_draft_length(llm: LLM, length: int) -> None:
@@ -270,34 +268,24 @@ class Bench:
         Cells of one temperature and batch size stay together, so that what is compared ran close
         by.
         """
-        for i in range(len(self.conditions)):
-            wanted = self.conditions[(i + number) % len(self.conditions)]
-            cells = [c for c in self.cells if c.conditions == wanted]
-            yield from (cells[(j + number) % len(cells)] for j in range(len(cells)))
+        for conditions in turned(self.conditions, number):
+            yield from turned([c for c in self.cells if c.conditions == conditions], number)
 
     def run(self, progress: Callable[[int, int], None]) -> dict[Cell, Runs]:
         """Warm up, then run every round; ``progress`` is told (cells done, cells in all)."""
         found = {cell: Runs() for cell in self.cells}
+        schedule = [(cell, Runs()) for cell in self.cells]
+        for number in range(self.options.rounds):
+            schedule += [(cell, found[cell]) for cell in self.order(number)]
         gc.collect()
         gc.freeze()  # what is loaded need not be searched before every measurement
         try:
-            self._run(found, progress)
+            for done, (cell, runs) in enumerate(schedule, 1):
+                self._measure(cell, runs)
+                progress(done, len(schedule))
         finally:
             gc.unfreeze()
         return found
-
-    def _run(self, found: dict[Cell, Runs], progress: Callable[[int, int], None]) -> None:
-        """Fill ``found``."""
-        total = len(self.cells) * (self.options.rounds + 1)
-        for i, cell in enumerate(self.cells):
-            self._measure(cell, Runs())
-            progress(i + 1, total)
-        done = len(self.cells)
-        for number in range(self.options.rounds):
-            for cell in self.order(number):
-                self._measure(cell, found[cell])
-                done += 1
-                progress(done, total)
 
     def _measure(self, cell: Cell, runs: Runs) -> None:
         """Run all prompts once and add what came of it to ``runs``."""
@@ -313,15 +301,13 @@ class Bench:
         ]
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         samples = [s for b in batches for s in b.samples]
+        decoded = sum(b.decode_tokens for b in batches)
         runs.timings.append(
             Timing(
-                tokens=sum(b.tokens for b in batches),
-                seconds=sum(b.seconds for b in batches),
-                decode_tokens=sum(b.decode_tokens for b in batches),
-                decode_seconds=sum(b.decode_seconds for b in batches),
-                sequence_seconds=sum(s.last - s.first for s in samples),
-                cpu_seconds=cpu,
-                wall_seconds=wall,
+                speed=decoded / sum(b.decode_seconds for b in batches),
+                end_to_end=sum(b.tokens for b in batches) / sum(b.end - b.start for b in batches),
+                latency=sum(s.last - s.first for s in samples) / decoded,
+                utilisation=cpu / (wall * available_cores()),
                 peak_memory=peak_memory(),
             )
         )
@@ -331,27 +317,3 @@ class Bench:
         for sample, outputs in zip(samples, runs.outputs, strict=True):
             outputs.add(tuple(sample.token_ids))
             runs.counts.add(sample.counts)
-
-
-def reset_peak_memory() -> None:
-    """Start measuring the peak anew, where the system can: Linux, through its /proc."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def peak_memory() -> int:
-    """Bytes of this process that were resident at once, since the last reset where that works."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    peak = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak[0]) * 1024 if peak else usage * 1024
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))

@@ -1,35 +1,68 @@
-"""The report as one figure: speedup by draft length, and acceptance by position."""
+"""A report as a PNG: speedups by draft length, and acceptance by position."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from math import ceil
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
 from ..errors import ConfigError
 from .report import heading
 
+try:
+    from matplotlib import colormaps
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+except ModuleNotFoundError:
+    raise ConfigError("a plot needs matplotlib; run: pip install 'outrider[plot]'") from None
+
 Run = dict[str, Any]
+Style = dict[str, Any]
+"""What a line looks like: colour (the drafter), marker and line (the temperature)."""
 COLUMNS = 3
 PANEL = (4.4, 3.6)
-DPI = 130
-Style = tuple[str, Literal["-", "--", ":", "-."]]
-STYLES: tuple[Style, ...] = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
-"""Marker and line of each temperature, in turn."""
+STYLES: tuple[tuple[str, Literal["-", "--", ":", "-."]], ...] = (
+    ("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."),
+)  # fmt: skip
 SPREAD = 0.4
 """The share of the space between two K over which the lines' points are spread."""
 LONGEST_NAME = 32
-# Inches of figure that a letter of 10 points takes at most, and a line's sample in the legend.
-LETTER, HANDLE = 0.085, 0.7
+LETTERS_PER_INCH = 12
+"""At 10 points, at least."""
+
+
+def new_figure(width: float, height: float, title: str) -> Figure:
+    """Return an empty figure of so many inches, with its title wrapped to the width."""
+    figure = Figure((width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    lines = [fill(line, int(width * LETTERS_PER_INCH)) for line in title.splitlines()]
+    figure.suptitle("\n".join(lines), fontsize=10)
+    return figure
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a figure as a PNG.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        figure.savefig(file, format="png")
+    except OSError as error:
+        raise ConfigError(f"the plot cannot be written to {file}: {error.strerror}.") from None
+
+
+def whiskers(runs: Sequence[Run], name: str) -> tuple[list[float], list[list[float]]]:
+    """Return a figure of each run, and how far its interval reaches below and above."""
+    values = [run[name] for run in runs]
+    bounds = [run[f"{name}_interval"] or (run[name], run[name]) for run in runs]
+    pairs = list(zip(values, bounds, strict=True))
+    return values, [[v - low for v, (low, _) in pairs], [high - v for v, (_, high) in pairs]]
 
 
 def draw(report: dict[str, Any], file: Path) -> None:
@@ -43,93 +76,67 @@ def draw(report: dict[str, Any], file: Path) -> None:
         ConfigError: the file cannot be written.
     """
     runs = [run for run in report["runs"] if run["num_speculative_tokens"]]
-    drafters = _distinct(runs, "drafter")
-    colours = {name: colormaps["tab10"](i % 10) for i, name in enumerate(drafters)}
-    temperatures = _distinct(runs, "temperature")
-    styles = {t: STYLES[i % len(STYLES)] for i, t in enumerate(temperatures)}
-    sizes = _distinct(runs, "batch_size")
-    rows, columns = ceil((len(sizes) + 1) / COLUMNS), min(len(sizes) + 1, COLUMNS)
-    width = PANEL[0] * columns
-    figure = Figure((width, PANEL[1] * rows + 1.2), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = [figure.add_subplot(rows, columns, i + 1) for i in range(len(sizes) + 1)]
-    for panel, size in zip(panels, sizes, strict=False):
-        same = [run for run in runs if run["batch_size"] == size]
-        _speedups(panel, same, colours, styles)
-        panel.set_title(f"speedup, batch size {size}")
-    top = max(panel.get_ylim()[1] for panel in panels[:-1])
-    for panel in panels[:-1]:
-        panel.set_ylim(0, top)
-    # What is accepted does not depend on the batch: the first size speaks for all.
-    _acceptance(panels[-1], [run for run in runs if run["batch_size"] == sizes[0]], colours, styles)
-    letters = int(width / LETTER)
-    title = "\n".join(fill(line, letters) for line in _title(report))
-    figure.suptitle(title, fontsize=10)
-    names = [
-        name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}" for name in drafters
-    ]
-    handles = [
-        Line2D([], [], color=colours[name], label=shown)
-        for name, shown in zip(drafters, names, strict=True)
-    ]
-    handles += [
-        Line2D([], [], color="0.3", marker=styles[t][0], linestyle=styles[t][1], label=f"T = {t:g}")
-        for t in temperatures
-    ]
-    handles.append(Line2D([], [], color="0.6", linewidth=1, label="plain"))
-    fits = int(width / (HANDLE + LETTER * max(map(len, [*names, "T = 0.7"]))))
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=max(1, min(len(handles), fits))
+    drafters, temperatures, sizes = (
+        list(dict.fromkeys(run[key] for run in runs))
+        for key in ("drafter", "temperature", "batch_size")
     )
-    try:
-        figure.savefig(file, format="png")
-    except OSError as error:
-        raise ConfigError(f"the plot cannot be written to {file}: {error.strerror}.") from None
-
-
-def _distinct(runs: Sequence[Run], key: str) -> list[Any]:
-    """The values of ``key``, in the order they come."""
-    return list(dict.fromkeys(run[key] for run in runs))
-
-
-def _title(report: dict[str, Any]) -> list[str]:
-    """The report's heading, and what the error bars are."""
+    styles: dict[tuple[str, float], Style] = {}
+    for (i, drafter), (j, temperature) in product(enumerate(drafters), enumerate(temperatures)):
+        marker, line = STYLES[j % len(STYLES)]
+        styles[drafter, temperature] = {
+            "color": colormaps["tab10"](i % 10), "marker": marker, "linestyle": line,
+            "markersize": 4, "linewidth": 1.2,
+        }  # fmt: skip
+    rows, columns = ceil((len(sizes) + 1) / COLUMNS), min(len(sizes) + 1, COLUMNS)
     confidence = report["intervals"]["confidence"]
     bars = f", bars: their {confidence:.1%} confidence intervals" if confidence else ""
-    return [*heading(report), f"speedup: medians of {report['rounds']} rounds{bars}"]
+    title = [*heading(report), f"speedup: medians of {report['rounds']} rounds{bars}"]
+    figure = new_figure(PANEL[0] * columns, PANEL[1] * rows + 1.2, "\n".join(title))
+    first: Axes | None = None
+    for i, size in enumerate(sizes):
+        first = figure.add_subplot(rows, columns, i + 1, sharey=first)
+        _speedups(first, [run for run in runs if run["batch_size"] == size], styles)
+        first.set_title(f"speedup, batch size {size}")
+        first.set_ylim(bottom=0)
+    # Acceptance does not depend on the batch: the first size speaks for all.
+    panel = figure.add_subplot(rows, columns, len(sizes) + 1)
+    _acceptance(panel, [run for run in runs if run["batch_size"] == sizes[0]], styles)
+    handles = [
+        Line2D([], [], color=styles[name, temperatures[0]]["color"], label=_shortened(name))
+        for name in drafters
+    ]
+    for temperature in temperatures:
+        style = {**styles[drafters[0], temperature], "color": "0.3"}
+        handles.append(Line2D([], [], label=f"T = {temperature:g}", **style))
+    handles.append(Line2D([], [], color="0.6", linewidth=1, label="plain"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns)
+    save(figure, file)
 
 
-def _lines(runs: Sequence[Run]) -> list[tuple[str, float, list[Run]]]:
-    """The runs of each (drafter, temperature), by K."""
+def _shortened(name: str) -> str:
+    """Return a name, or its end if it is long."""
+    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
+
+
+def _lines(runs: Sequence[Run]) -> list[tuple[tuple[str, float], list[Run]]]:
+    """Return the runs of each (drafter, temperature), by K."""
 
     def line(run: Run) -> tuple[str, float]:
         return run["drafter"], run["temperature"]
 
     ordered = sorted(runs, key=lambda run: (*line(run), run["num_speculative_tokens"]))
-    return [(*key, list(group)) for key, group in groupby(ordered, line)]
+    return [(key, list(group)) for key, group in groupby(ordered, line)]
 
 
-def _speedups(
-    panel: Axes, runs: Sequence[Run], colours: dict[str, Any], styles: dict[float, Style]
-) -> None:
-    """Speedup over K with error bars; lines stand a little apart so that no bar hides another."""
+def _speedups(panel: Axes, runs: Sequence[Run], styles: dict[tuple[str, float], Style]) -> None:
+    """Draw speedup over K with error bars, a little apart so that no bar hides another."""
     lines = _lines(runs)
     lengths = sorted({run["num_speculative_tokens"] for run in runs})
     space = min((b - a for a, b in pairwise(lengths)), default=1)
-    step = SPREAD * space / len(lines)
-    for i, (drafter, temperature, points) in enumerate(lines):
-        x = [run["num_speculative_tokens"] + step * (i - (len(lines) - 1) / 2) for run in points]
-        y = [run["speedup"] for run in points]
-        bounds = [run["speedup_interval"] or (run["speedup"],) * 2 for run in points]
-        errors = [
-            [v - low for v, (low, _) in zip(y, bounds, strict=True)],
-            [high - v for v, (_, high) in zip(y, bounds, strict=True)],
-        ]
-        marker, style = styles[temperature]
-        panel.errorbar(
-            x, y, errors, color=colours[drafter], marker=marker, linestyle=style, markersize=4,
-            linewidth=1.2, capsize=3,
-        )  # fmt: skip
+    for i, (key, points) in enumerate(lines):
+        shift = SPREAD * space * (i - (len(lines) - 1) / 2) / len(lines)
+        places = [run["num_speculative_tokens"] + shift for run in points]
+        panel.errorbar(places, *whiskers(points, "speedup"), capsize=3, **styles[key])
     panel.axhline(1, color="0.6", linewidth=1, zorder=0)
     panel.set_xticks(lengths)
     panel.set_xlim(lengths[0] - space / 2, lengths[-1] + space / 2)
@@ -138,23 +145,16 @@ def _speedups(
     panel.grid(axis="y", color="0.92")
 
 
-def _acceptance(
-    panel: Axes, runs: Sequence[Run], colours: dict[str, Any], styles: dict[float, Style]
-) -> None:
-    """Survival over positions, each drafter at its largest K."""
-    longest = 1
-    for drafter, temperature, points in _lines(runs):
+def _acceptance(panel: Axes, runs: Sequence[Run], styles: dict[tuple[str, float], Style]) -> None:
+    """Draw survival over positions, each drafter at its largest K."""
+    longest = max(run["num_speculative_tokens"] for run in runs)
+    for key, points in _lines(runs):
         survival = points[-1]["acceptance_by_position"] or []
-        longest = max(longest, len(survival))
-        marker, style = styles[temperature]
-        panel.plot(
-            range(1, len(survival) + 1), survival, color=colours[drafter], marker=marker,
-            linestyle=style, markersize=4, linewidth=1.2,
-        )  # fmt: skip
+        panel.plot(range(1, len(survival) + 1), survival, **styles[key])
     panel.set_ylim(0, 1.03)
     panel.set_xticks(range(1, longest + 1))
     panel.set_xlim(0.5, longest + 0.5)
     panel.set_xlabel("position in the draft, tokens")
     panel.set_ylabel("share of drafts accepted up to it")
-    panel.set_title(f"acceptance by position, K = {max(r['num_speculative_tokens'] for r in runs)}")
+    panel.set_title(f"acceptance by position, K = {longest}")
     panel.grid(axis="y", color="0.92")

@@ -8,6 +8,7 @@ text is, so that means over windows have intervals: paired, since each window is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -68,19 +69,18 @@ def law(model: Model, window: Sequence[int]) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
+@dataclass
 class Tally:
     """What one quantised model does, window by window: nats, nats of divergence, agreement."""
 
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.divergences: list[float] = []
-        self.agreements: list[float] = []
+    losses: list[float] = field(default_factory=list)
+    divergences: list[float] = field(default_factory=list)
+    agreements: list[float] = field(default_factory=list)
 
     def take(self, exact: torch.Tensor, found: torch.Tensor, window: Sequence[int]) -> None:
         """Compare two ``law``s of a window."""
         self.losses.append(loss(found, window))
-        apart = (exact.exp() * (exact - found)).sum(-1)
-        self.divergences.append(float(apart.mean()))
+        self.divergences.append(float((exact.exp() * (exact - found)).sum(-1).mean()))
         same = exact.argmax(-1) == found.argmax(-1)
         self.agreements.append(float(same.float().mean()))
 

@@ -53,24 +53,24 @@ class Batch:
     samples: list[Sample]
 
     @property
+    def end(self) -> float:
+        """When the last token came."""
+        return max(s.last for s in self.samples)
+
+    @property
     def tokens(self) -> int:
         """Output tokens."""
         return sum(len(s.token_ids) for s in self.samples)
 
     @property
-    def seconds(self) -> float:
-        """From the call to the last token."""
-        return max(s.last for s in self.samples) - self.start
-
-    @property
     def decode_tokens(self) -> int:
         """N - 1, added up: tokens after each sample's first."""
-        return sum(len(s.token_ids) - 1 for s in self.samples)
+        return self.tokens - len(self.samples)
 
     @property
     def decode_seconds(self) -> float:
         """T(N) - T(1): from the batch's first token to its last."""
-        return max(s.last for s in self.samples) - min(s.first for s in self.samples)
+        return self.end - min(s.first for s in self.samples)
 
 
 def run(llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Batch:

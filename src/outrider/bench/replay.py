@@ -346,7 +346,7 @@ class ReplayedSpec(DrafterSpec):
 
 
 class Replay:
-    """A replay target: what it says, and engines that run it.
+    """A replay target: what it says, and engines that run it; ``about`` is what reports say of it.
 
     Args:
         size: see ``SIZES``.
@@ -367,10 +367,10 @@ class Replay:
         answers: Sequence[Sequence[int]],
         seed: int = 0,
     ) -> None:
-        self.size, self.seed = size, seed
-        self._source = source
+        self._size, self._seed, self._source = size, seed, source
         self._shape = read_shape(read_config(source), source)
-        self.parameters = find_size(size).parameters(self._shape.vocab_size)
+        parameters = find_size(size).parameters(self._shape.vocab_size)
+        self.about = {"size": size, "parameters": parameters, "seed": seed, "what": WHAT}
         end = min(self._shape.eos_token_ids, default=0)
         recorded: dict[bytes, list[int]] = {}
         for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), 1):
@@ -397,7 +397,7 @@ class Replay:
         planted = None if lookup else Planted.parse(drafter)
         with TemporaryDirectory() as place:
             target, small = Path(place) / "target", Path(place) / "small"
-            self._write(self.size, target)
+            self._write(self._size, target)
             for pattern in ("tokenizer*", "*.jinja"):
                 for file in self._source.glob(pattern):
                     shutil.copy(file, target)
@@ -416,13 +416,11 @@ class Replay:
         if planted is None:
             return spec
         tracks = {
-            key: planted_track(track, self.seed, planted.agreement)
+            key: planted_track(track, self._seed, planted.agreement)
             for key, track in self.tracks.items()
         }
         return ReplayedSpec(spec, tracks) if isinstance(spec, ModelSpec) else PlantedSpec(tracks)
 
     def _write(self, size: str, folder: Path) -> None:
-        shape = self._shape
-        write_random(
-            find_size(size), folder, shape.vocab_size, shape.context, shape.eos_token_ids, self.seed
-        )
+        shape, form = self._shape, find_size(size)
+        write_random(form, folder, shape.vocab_size, shape.context, shape.eos_token_ids, self._seed)

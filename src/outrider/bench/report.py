@@ -9,49 +9,29 @@ than 6 rounds: see ``bench/intervals.py``, and ``intervals`` in the report for i
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from ..audit.ties import Difference, compare
 from .intervals import METHOD, median_interval, ranks
-from .offline import PLAIN, Bench, Cell, Runs, available_cores
+from .machine import machine
+from .offline import PLAIN, Bench, Cell, Runs
 from .repeats import fresh_acceptance_length, repeats
-from .replay import WHAT
 
 
-def machine(bench: Bench) -> dict[str, Any]:
-    """Where it ran, and with what."""
+def setting(bench: Bench) -> dict[str, Any]:
+    """Return where it ran, and with what."""
+    options = bench.options
     return {
-        "cpu": cpu_name(),
-        "cores": available_cores(),
-        "threads": torch.get_num_threads(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **machine(),
         "dtype": str(bench.plain.engine.model.dtype).removeprefix("torch."),
-        "quantization": bench.options.quantization,
-        "drafter_quantization": bench.options.drafter_quantization,
-        "drafter_window": bench.options.drafter_window,
-        "preset": bench.options.preset,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quantization": options.quantization,
+        "drafter_quantization": options.drafter_quantization,
+        "drafter_window": options.drafter_window,
+        "preset": options.preset,
     }
-
-
-def cpu_name() -> str:
-    """The processor's name as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def differences(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> list[tuple[int, Difference]]:
@@ -87,9 +67,8 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
     lengths = [len(p) + len(s.token_ids) for p, s in zip(bench.prompts, runs.samples, strict=True)]
     paired = list(zip(timings, plain.timings, strict=True))
     speeds = [t.speed for t in timings]
-    latencies = [1000 * t.sequence_seconds / t.decode_tokens for t in timings]
+    latencies = [1000 * t.latency for t in timings]
     speedups = [mine.speed / theirs.speed for mine, theirs in paired]
-    cores = available_cores()
     parted = differences(bench, cell, runs, plain)
     texts = [(p, s.token_ids, s.origins) for p, s in zip(bench.prompts, runs.samples, strict=True)]
     again = [r for prompt, output, _ in texts for r in repeats(prompt, output)]
@@ -108,14 +87,14 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
         "acceptance_length": counts.acceptance_length if drafts else None,
         "acceptance_by_position": counts.acceptance_by_position if drafts else None,
         "peak_memory_bytes": max(t.peak_memory for t in timings),
-        "utilisation": median(t.cpu_seconds / (t.wall_seconds * cores) for t in timings),
+        "utilisation": median(t.utilisation for t in timings),
         "outputs_identical": all(d.is_tie for _, d in parted),
         "numerical_ties": len({i for i, d in parted if d.is_tie}),
         "end_to_end_tokens_per_second": median(t.end_to_end for t in timings),
         "end_to_end_speedup": median(m.end_to_end / p.end_to_end for m, p in paired),
         "workload": bench.workload.name,
         "structured_outputs": any(item.schema is not None for item in bench.workload.items),
-        "replay": replay(bench),
+        "replay": bench.replay and bench.replay.about,
         "tokens_per_second_interval": median_interval(speeds),
         "latency_per_token_ms_interval": median_interval(latencies),
         "speedup_interval": median_interval(speedups),
@@ -130,21 +109,13 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
     }
 
 
-def replay(bench: Bench) -> dict[str, Any] | None:
-    """What a replay target is: size, parameters, the workload's seed, and a warning in words."""
-    made = bench.replay
-    if made is None:
-        return None
-    return {"size": made.size, "parameters": made.parameters, "seed": made.seed, "what": WHAT}
-
-
 def report(bench: Bench, found: dict[Cell, Runs]) -> dict[str, Any]:
     """The whole report: ``machine``, and ``runs`` in the order of the cells."""
     plain = {cell.conditions: runs for cell, runs in found.items() if cell.drafter == PLAIN}
     runs = [figures(bench, cell, runs, plain[cell.conditions]) for cell, runs in found.items()]
     rounds = bench.options.rounds
     intervals = {"confidence": ranks(rounds)[1], "method": METHOD}
-    return {"machine": machine(bench), "rounds": rounds, "intervals": intervals, "runs": runs}
+    return {"machine": setting(bench), "rounds": rounds, "intervals": intervals, "runs": runs}
 
 
 def heading(report: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import typer
 
 from .. import __version__
 from ..engine.stderr import guard
-from . import bench, demo, explain, generate, peers, quality, quantize, serve, verify
+from . import bench, demo, explain, generate, quality, quantize, serve, verify
 from .common import Commands
 
 app = typer.Typer(
@@ -25,7 +25,6 @@ app.command()(serve.serve)
 app.command()(serve.config)
 benches = typer.Typer(invoke_without_command=True)
 benches.callback()(bench.bench)
-benches.command()(peers.peers)
 benches.command()(quality.quality)
 app.add_typer(benches, name="bench")
 app.command()(quantize.quantize)

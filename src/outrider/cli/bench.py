@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,16 +17,21 @@ from rich.table import Table
 from ..bench.intervals import shown
 from ..errors import OutriderError
 from .common import (
+    LEAST_ROUNDS,
     DrafterQuantization,
     DrafterWindow,
     Dtype,
+    JsonFile,
     Model,
     Preset,
     Quantization,
+    Rounds,
     bars,
     model_folder,
+    numbers,
+    png,
     status,
-    write,
+    write_json,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +39,6 @@ if TYPE_CHECKING:
     from ..bench.offline import Cell, Runs
     from ..bench.workload import Workload
 
-LEAST_ROUNDS = 7
 NARROWEST = 160
 DEFINITIONS = (
     "tokens/s: decode speed, (N-1)/(T(N)-T(1)) · speedup: to plain in the same round · both are "
@@ -44,25 +47,6 @@ DEFINITIONS = (
     "drafted · length: 1 + accepted / drafts · survival: share of drafts accepted up to each "
     "position"
 )
-
-
-def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any, ...]:
-    """A comma list as numbers, without repetition."""
-    try:
-        return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
-    except ValueError:
-        raise typer.BadParameter(
-            f"{option} is {text!r}; give numbers with commas between."
-        ) from None
-
-
-def check_target(option: str, file: str | None) -> None:
-    """Refuse a file that could not be written after all the work."""
-    if file is None:
-        return
-    path = Path(file)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"{option} {file} cannot be written: no such folder, or a folder.")
 
 
 def chosen(which: str) -> Workload:
@@ -233,17 +217,14 @@ def bench(
     drafter_quantization: DrafterQuantization = "auto",
     drafter_window: DrafterWindow = None,
     preset: Preset = None,
-    rounds: Annotated[
-        int, typer.Option(min=LEAST_ROUNDS, help="Interleaved rounds.")
-    ] = LEAST_ROUNDS,
-    json_: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help='Write the report here; "-" is stdout.'),
-    ] = None,
+    rounds: Rounds = LEAST_ROUNDS,
+    json_: JsonFile = None,
     plot: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.png", help="Draw speedup by K and acceptance by position, as PNG."
+            metavar="FILE.png",
+            callback=png,
+            help="Draw speedup by K and acceptance by position, as PNG; needs outrider[plot].",
         ),
     ] = None,
 ) -> None:
@@ -251,10 +232,6 @@ def bench(
     if ctx.invoked_subcommand is not None:
         refuse_options(ctx)
         return
-    check_target("--json", None if json_ == "-" else json_)
-    check_target("--plot", plot)
-    if plot is not None and Path(plot).suffix.lower() != ".png":
-        raise typer.BadParameter(f"--plot is {plot!r}; give a file that ends in .png.")
     lengths = numbers(num_speculative_tokens, int, "--num-speculative-tokens")
     temperatures = numbers(temperature, float, "--temperature")
     batch_sizes = numbers(batch_size, int, "--batch-size")
@@ -281,10 +258,7 @@ def bench(
     found = measure(engines)
     with status("comparing outputs"):
         report = make_report(engines, found)
-    if json_ == "-":
-        write(json.dumps(report, indent=1) + "\n")
-    elif json_:
-        Path(json_).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(report, json_)
     show(report, on_stderr=json_ == "-")
     if plot:
         draw(report, Path(plot))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -85,6 +86,54 @@ Preset = Annotated[
         "--preset", help="long-context: a drafter's window that was measured to serve there."
     ),
 ]
+
+
+def writable(param: typer.CallbackParam, file: str | None) -> str | None:
+    """Return ``file``, refused if it could not be written after all the work."""
+    if file is not None and file != "-":
+        path = Path(file)
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise typer.BadParameter(
+                f"{param.opts[0]} {file} cannot be written: no such folder, or a folder."
+            )
+    return file
+
+
+def png(param: typer.CallbackParam, file: str | None) -> str | None:
+    """Return ``file``, refused unless it can be written and is named as a PNG."""
+    if file is not None and Path(file).suffix.lower() != ".png":
+        raise typer.BadParameter(f"{param.opts[0]} is {file!r}; give a file that ends in .png.")
+    return writable(param, file)
+
+
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE", callback=writable, help='Write the report here; "-" is stdout.'
+    ),
+]
+LEAST_ROUNDS = 7
+"""Rounds from which on a median's interval is worth reporting."""
+Rounds = Annotated[int, typer.Option("--rounds", min=LEAST_ROUNDS, help="Interleaved rounds.")]
+
+
+def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any, ...]:
+    """Return a comma list as numbers, without repetition."""
+    try:
+        return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{option} is {text!r}; give numbers with commas between."
+        ) from None
+
+
+def write_json(report: Any, file: str | None) -> None:
+    """Write a report to ``file``; "-" is stdout, None nowhere."""
+    text = json.dumps(report, indent=1) + "\n"
+    if file == "-":
+        write(text)
+    elif file is not None:
+        Path(file).write_text(text, encoding="utf-8")
 
 
 def exit_code(error: OutriderError) -> int:

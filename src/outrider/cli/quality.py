@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +13,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from ..bench.intervals import shown
-from .bench import check_target
-from .common import Dtype, model_folder, status, write
+from .common import Dtype, JsonFile, model_folder, status, write_json
 
 DEFINITIONS = (
     "bits: of a weight as stored, scales and what is not quantised too · loss: perplexity over the "
@@ -97,13 +95,9 @@ def quality(
         int, typer.Option(min=8, help="Read so many windows of 512 tokens, spread over the text.")
     ] = 64,
     dtype: Dtype = "bfloat16",
-    json_: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help='Write the report here; "-" is stdout.'),
-    ] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Measure perplexity, agreement and bits of quantised weights against the model's own."""
-    check_target("--json", None if json_ == "-" else json_)
     texts = read_texts(text)
     with status("loading the models"):
         from ..bench.quality import quality as measure
@@ -116,10 +110,7 @@ def quality(
         recipes = [recipe for recipe in quantization.split(",") if recipe]
         report = measure(model_folder(model), texts, recipes, windows, dtype, progress)
     report["model"] = "pocket" if model is None else model
-    if json_ == "-":
-        write(json.dumps(report, indent=1) + "\n")
-    elif json_:
-        Path(json_).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(report, json_)
     console = Console(stderr=json_ == "-", highlight=False)
     if not console.is_terminal:
         console = Console(stderr=json_ == "-", highlight=False, width=160)

@@ -13,7 +13,7 @@ PATH = Path(__file__).parent / "model"
 
 def held_out() -> list[str]:
     """Return modules of this interpreter's standard library that the pair was not trained on."""
-    from .corpus import standard_library
+    from ..training.corpus import standard_library
 
     return [module.text for module in standard_library() if module.held_out]
 

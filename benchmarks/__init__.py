@@ -1,0 +1,1 @@
+"""Benchmarks of the whole: ``python -m benchmarks`` lists them."""

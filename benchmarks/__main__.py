@@ -1,0 +1,57 @@
+"""``python -m benchmarks NAME``: one way to start every benchmark."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import typer
+
+from outrider.cli.common import BAD_USAGE, Commands
+
+BENCHMARKS = {
+    "host": ("host", "time of a step outside C++, by drafter and batch size"),
+    "options": ("options", "speed that sampling options and grammars leave to speculation"),
+    "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
+    "context": ("context", "speed by the length of the context, with and without windows"),
+    "serving": ("serving", "speed over HTTP beside the engine's own"),
+    "soak": ("soak", "a server under load, a killed engine and hostile clients"),
+    "fuzz": ("fuzz.run", "random bodies against a real server"),
+    "peers": ("peers.command", "this engine against other engines on this machine's CPU"),
+    "tables": ("peers.markdown", "the tables of a peers report"),
+    "install": ("install", "other engines, and clients of others to try the server with"),
+}
+"""By name: the module below this package, whose ``main`` runs it, and what it measures."""
+USAGE = """\
+usage: python -m benchmarks NAME ...       from the repository's root
+       python -m benchmarks NAME --help    for the options of one
+
+"""
+
+
+def application(name: str) -> typer.Typer:
+    """Return the command line of one benchmark, whose errors are sentences and exit codes."""
+    module, _ = BENCHMARKS[name]
+    app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(lambda: None)  # a group, so that ``Commands`` catches the errors
+    app.command(name)(import_module(f"benchmarks.{module}").main)
+    return app
+
+
+def main() -> None:
+    """Run the benchmark that is named, or list all."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in BENCHMARKS:
+        asked = name in ("-h", "--help")
+        lines = [f"  {known:<9} {text}" for known, (_, text) in BENCHMARKS.items()]
+        print(USAGE + "\n".join(lines), file=sys.stdout if asked else sys.stderr)
+        sys.exit(0 if asked else BAD_USAGE)
+    try:
+        app = application(name)
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: {name} needs {error.name}; run: pip install 'outrider[benchmarks]'")
+    app(prog_name="python -m benchmarks")
+
+
+if __name__ == "__main__":
+    main()

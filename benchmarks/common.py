@@ -1,0 +1,65 @@
+"""What the benchmarks share: arguments, engines, rounds, tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from tqdm import tqdm
+
+from outrider import pocket
+from outrider.bench.offline import turned
+from outrider.engine.build import build_engine
+from outrider.engine.engine import Engine
+from outrider.errors import ConfigError
+from outrider.intake import Intake
+from outrider.sampling.acceptance import AcceptanceRule
+
+T = TypeVar("T")
+POCKET = str(pocket.PATH)
+PROMPTS = pocket.PATH.with_name("prompts.json")
+
+Model = Annotated[str, typer.Argument(help="A checkpoint's folder.")]
+Prompts = Annotated[Path, typer.Argument(help="A JSON list of texts.", exists=True)]
+Length = Annotated[
+    int, typer.Option("--num-speculative-tokens", help="Draft length K: tokens drafted a step.")
+]
+Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Output tokens of each prompt.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Interleaved rounds.")]
+Seed = Annotated[int, typer.Option("--seed", help="What random choices depend on.")]
+
+
+def read_prompts(file: Path) -> list[str]:
+    """Return the texts of a JSON list.
+
+    Raises:
+        ConfigError: the file holds none.
+    """
+    try:
+        texts = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON ({error}); give a list of texts.") from None
+    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+        raise ConfigError(f"{file} holds no texts; give a JSON list of one or more.")
+    return texts
+
+
+def open_engine(intake: Intake, rule: AcceptanceRule | None = None) -> Engine:
+    """Return the engine that ``LLM`` would build for ``intake``, with another rule if given."""
+    return build_engine(intake.folder, intake.spec, intake.config, intake.backend, rule=rule)
+
+
+def interleaved(sides: Sequence[T], rounds: int) -> Iterator[tuple[int, list[T]]]:
+    """Yield each round's number and the sides in its order; round -1 is there to warm up."""
+    for number in tqdm(range(-1, rounds), leave=False, disable=None):
+        yield number, turned(sides, number)
+
+
+def table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
+    names = list(names)
+    for cells in (names, ["---"] * len(names), *rows):
+        yield f"| {' | '.join(map(str, cells))} |"

@@ -1,0 +1,277 @@
+"""Random bodies for the server's POST paths; each is a function of schema, seed and index."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from . import values
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+OTHER_SHARE = 0.03
+"""Share of bodies for other paths than the two."""
+NOT_FUZZED = frozenset({"/v1/speculation"})
+"""Paths that change the server for everybody."""
+KNOWN: tuple[str, ...] = (
+    "add_special_tokens", "allowed_token_ids", "audio", "bad_words", "best_of", "cache_salt",
+    "chat_template", "chat_template_kwargs", "continue_final_message", "detokenize", "documents",
+    "early_stopping", "echo", "frequency_penalty", "function_call", "functions", "guided_choice",
+    "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
+    "guided_whitespace_pattern", "ignore_eos", "include_reasoning", "kv_transfer_params",
+    "length_penalty", "logit_bias", "logits_processors", "logprob_token_ids", "logprobs",
+    "max_completion_tokens", "max_tokens", "messages", "metadata", "min_p", "min_tokens",
+    "mm_processor_kwargs", "modalities", "n", "parallel_tool_calls", "prediction", "priority",
+    "prompt", "prompt_embeds", "prompt_logprobs", "reasoning_effort", "request_id",
+    "response_format", "return_token_ids", "return_tokens_as_token_ids", "safety_identifier",
+    "seed", "service_tier", "spaces_between_special_tokens", "store", "stream_options",
+    "structural_tag", "structured_outputs", "suffix", "thinking", "tool_choice", "tools",
+    "top_logprobs", "truncate_prompt_tokens", "use_beam_search", "user", "verbosity",
+    "vllm_xargs", "web_search_options",
+)  # fmt: skip
+"""Fields of OpenAI's and vLLM's requests, sent whether or not the schema has them."""
+PROMPTS: tuple[Any, ...] = (
+    "def add(a, b):", "class A:\n", "x = [", "# a comment\n", "import os\n", "é 🤖", [5, 6, 7],
+    ["a", "b"],
+    [[5], [6, 7]], "for i in range(3):\n    print(i)\n" * 3,
+)  # fmt: skip
+MESSAGES: tuple[Any, ...] = (
+    [{"role": "user", "content": "Say a."}],
+    [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}],
+    [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+     {"role": "user", "content": "c"}],
+)  # fmt: skip
+PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}]
+VALID: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, 0.5, 1, 2), "top_p": (0.1, 0.9, 1), "top_k": (-1, 0, 1, 20),
+    "min_p": (0, 0.1), "seed": (0, 7, 2**63), "stop": ("\n", ["a", "bc"]), "n": (1, 2),
+    "min_tokens": (0, 1),
+    "max_tokens": (1, 2, 3), "presence_penalty": (-1, 1), "frequency_penalty": (-1, 1),
+    "repetition_penalty": (0.9, 1.2), "logit_bias": ({"5": 3}, {"10": -100}),
+    "bad_words": (["a"], [" b", "cd"]), "allowed_token_ids": ([5, 6, 7],),
+    "prompt_logprobs": (0, 2),
+    "stop_token_ids": ([5], [6, 7]), "logprobs": (0, 1), "top_logprobs": (0, 2),
+    "echo": (True, False),
+    "response_format": ({"type": "json_object"}, {"type": "text"}),
+    "structured_outputs": ({"regex": "[ab]{1,2}"}, {"choice": ["a", "b"]}),
+    "guided_json": ({"type": "integer"},), "guided_regex": ("[0-9]{1,3}",),
+    "guided_choice": (["a", "b"],), "guided_grammar": ('start: "a" | "b"',),
+    "speculation": ({"enabled": False}, {"drafter": "ngram"}, {"num_speculative_tokens": 1}),
+    "prediction": ({"type": "content", "content": "a + b"},),
+    "stream_options": ({"include_usage": True},),
+    "tools": (TOOLS,), "tool_choice": ("none", "auto"), "priority": (0,), "timeout": (1, 5),
+    "request_id": ("abc",), "cache_salt": ("s",), "prompt": PROMPTS, "messages": MESSAGES,
+    "tokens": ([5, 6],), "max_completion_tokens": (1, 2), "chat_template_kwargs": ({},),
+}  # fmt: skip
+HOSTILE: dict[str, Callable[[random.Random], Any]] = {
+    "guided_regex": lambda draw: draw.choice(values.REGEXES),
+    "guided_grammar": lambda draw: draw.choice(values.GRAMMARS),
+    "guided_json": values.schema,
+    "response_format": lambda draw: {
+        "type": "json_schema", "json_schema": {"name": "x", "schema": values.schema(draw)},
+    },
+    "structured_outputs": lambda draw: {
+        "json": values.schema(draw)} if draw.random() < 0.5 else {
+        "regex": draw.choice(values.REGEXES)},
+    "tools": lambda draw: [{"type": "function", "function": {
+        "name": values.text(draw), "parameters": values.schema(draw)}}],
+}  # fmt: skip
+"""What is wrong in a field's own way."""
+BROKEN: tuple[bytes, ...] = (
+    b"", b" ", b"{", b"}", b"[", b"null", b"true", b"5", b'"x"', b"[]", b"{}", b"NaN", b"\x00",
+    b"\xff\xfe",
+    b"[" * 500, b"[" * 20_000, b'{"a":' * 5_000, b"\xef\xbb\xbf{}", b'{"prompt": "\xff"}',
+    b'{"prompt": "\xc3("}',
+    b'{"prompt": "a", "prompt": 5}', b'{"prompt": "a",}', b"{'prompt': 'a'}", b'{"prompt": "a"} x',
+    b'{"prompt": "\\ud800", "max_tokens": 1}', b'{"prompt": "\\u12"}', b'{"prompt": "a\nb"}',
+    b'{"prompt": "a", "max_tokens": 01}', b'{"prompt": "a", "max_tokens": +1}',
+    b'{"max_tokens": .5}',
+    b'{"max_tokens": 0x10}', b"prompt=a&max_tokens=1", b"<xml/>",
+    b'{"prompt": "a", "stop": [' + b"1," * 2_000,
+    b'{"\\u0000": 1}', b'{"messages": [' + b'{"role":' * 300, b"1" * 5_000, b'"' + b"\\" * 1_000,
+    "{\"prompt\": \"é\"}".encode("utf-16"), b'{"prompt": "a", "max_tokens": 1e5000}',
+    b'{"prompt": "a", "max_tokens": ' + b"9" * 10_000 + b"}",
+)  # fmt: skip
+MARKS = (b"{", b"}", b"[", b"]", b'"', b",", b":", b"\\", b"-", b"9" * 20)
+STREAMED, LEAVING, GONE_AT_ONCE = 0.3, 0.06, 0.02
+"""Shares of bodies that ask for a stream, whose client leaves in the answer, and before it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One body: where it goes, and after how many bytes of the answer its client leaves."""
+
+    index: int
+    kind: str
+    path: str
+    raw: bytes
+    leaves: int | None = None
+
+
+class Bodies:
+    """The bodies for a server.
+
+    Args:
+        document: the server's published schema (``/openapi.json``).
+        seed: of all bodies.
+    """
+
+    def __init__(self, document: dict[str, Any], seed: int) -> None:
+        self.seed = seed
+        self.schemas: dict[str, Any] = document.get("components", {}).get("schemas", {})
+        self.paths = {
+            path: found["$ref"].rpartition("/")[2]
+            for path, methods in sorted(document["paths"].items())
+            if path not in NOT_FUZZED and (found := body_schema(methods)) and "$ref" in found
+        }
+        self.others = [path for path in self.paths if path not in (COMPLETIONS, CHAT)]
+        self.kinds: dict[str, Callable[[random.Random, str], bytes]] = {
+            "valid": lambda draw, path: values.dumps(self.valid(draw, path)),
+            "one field": lambda draw, path: self.spoilt(draw, path, 1),
+            "two fields": lambda draw, path: self.spoilt(draw, path, 2),
+            "many fields": lambda draw, path: self.spoilt(draw, path, draw.randint(3, 12)),
+            "inner value": self.inner,
+            "bytes": self.bitten,
+            "broken": lambda draw, path: draw.choice(BROKEN),
+        }
+        self.weights = (22, 38, 14, 4, 12, 7, 3)
+
+    def fields(self, path: str) -> list[str]:
+        """The names of a body's fields: the schema's, and all that are known besides."""
+        published = self.schemas[self.paths[path]].get("properties", {})
+        return sorted({*published, *(KNOWN if path in (COMPLETIONS, CHAT) else ())})
+
+    def case(self, index: int) -> Case:
+        """The body of that index, the same for the same schema and seed."""
+        draw = random.Random(f"{self.seed}/{index}")
+        path = draw.choice((COMPLETIONS, CHAT))
+        if self.others and draw.random() < OTHER_SHARE:
+            path = draw.choice(self.others)
+        (kind,) = draw.choices(list(self.kinds), self.weights)
+        raw = self.kinds[kind](draw, path)
+        fate = draw.random()
+        leaves = draw.randint(1, 2000) if fate < LEAVING else None
+        if LEAVING <= fate < LEAVING + GONE_AT_ONCE:
+            leaves = 0
+        return Case(index, kind, path, raw, leaves)
+
+    def valid(self, draw: random.Random, path: str) -> dict[str, Any]:
+        """A small body that is right, or nearly: options may contradict each other."""
+        needed = "messages" if path == CHAT else "prompt"
+        if path not in (COMPLETIONS, CHAT):
+            required = self.schemas[self.paths[path]].get("required", ["prompt"])
+            return {name: self.right(draw, path, name) for name in required}
+        body = {needed: draw.choice(VALID[needed]), "max_tokens": draw.randint(1, 3)}
+        for name in draw.sample(self.fields(path), draw.randint(0, 4)):
+            if name not in ("prompt", "messages", "max_tokens") and name in VALID:
+                body[name] = self.right(draw, path, name)
+        if draw.random() < STREAMED:
+            body["stream"] = True
+        return body
+
+    def right(self, draw: random.Random, path: str, name: str) -> Any:
+        """A value that the field may have."""
+        if name == "logprobs" and path == CHAT:
+            return True
+        if name in VALID:
+            return draw.choice(VALID[name])
+        published = self.schemas[self.paths[path]].get("properties", {})
+        return self.shaped(draw, published.get(name, {}))
+
+    def wrong(self, draw: random.Random, path: str, name: str) -> Any:
+        """A value that the field may not like: hostile, in its own way, or of the right shape."""
+        chance = draw.random()
+        if name in HOSTILE and chance < 0.5:
+            return HOSTILE[name](draw)
+        published = self.schemas[self.paths[path]].get("properties", {})
+        if chance < 0.75 or name not in published:
+            return values.hostile(draw)
+        return self.shaped(draw, published[name])
+
+    def shaped(self, draw: random.Random, schema: dict[str, Any], depth: int = 0) -> Any:
+        """A value of a schema's shape with hostile leaves."""
+        if "$ref" in schema:
+            schema = self.schemas.get(schema["$ref"].rpartition("/")[2], {})
+        branches = schema.get("anyOf") or schema.get("oneOf")
+        if branches:
+            return self.shaped(draw, draw.choice(branches), depth)
+        if "enum" in schema and draw.random() < 0.8:
+            return draw.choice(schema["enum"])
+        if "const" in schema and draw.random() < 0.8:
+            return schema["const"]
+        kind = schema.get("type")
+        if depth > 4 or draw.random() < 0.1:
+            return values.hostile(draw)
+        if kind == "object" and schema.get("properties"):
+            inner = schema["properties"]
+            chosen = draw.sample(sorted(inner), draw.randint(0, len(inner)))
+            return {name: self.shaped(draw, inner[name], depth + 1) for name in chosen}
+        if kind == "object":
+            return {values.text(draw)[:40]: values.hostile(draw) for _ in range(draw.randint(0, 3))}
+        if kind == "array":
+            items = schema.get("items", {})
+            return [self.shaped(draw, items, depth + 1) for _ in range(draw.randint(0, 4))]
+        if kind in ("integer", "number"):
+            edges = [schema[k] for k in ("minimum", "maximum", "exclusiveMinimum") if k in schema]
+            near = [edge + by for edge in edges for by in (-1, 0, 1)]
+            return draw.choice(near) if near and draw.random() < 0.5 else values.number(draw)
+        if kind == "boolean":
+            return draw.random() < 0.5
+        return values.text(draw) if kind == "string" else values.hostile(draw)
+
+    def spoilt(self, draw: random.Random, path: str, count: int) -> bytes:
+        """A valid body with so many fields spoilt, any of them."""
+        body = self.valid(draw, path)
+        for name in draw.sample(self.fields(path), min(count, len(self.fields(path)))):
+            body[name] = self.wrong(draw, path, name)
+        return values.dumps(body)
+
+    def inner(self, draw: random.Random, path: str) -> bytes:
+        """A valid body with one value somewhere inside replaced, removed or doubled."""
+        body = self.valid(draw, path)
+        name = draw.choice(self.fields(path))
+        body[name] = self.right(draw, path, name)
+        body = deepcopy(body)  # the values of VALID are shared
+        spot: Any = body
+        key: Any = name
+        while isinstance(spot[key], dict | list) and spot[key] and draw.random() < 0.85:
+            spot = spot[key]
+            key = draw.choice(sorted(spot)) if isinstance(spot, dict) else draw.randrange(len(spot))
+        action = draw.random()
+        if action < 0.7:
+            spot[key] = values.hostile(draw)
+        elif action < 0.85:
+            del spot[key]
+        elif isinstance(spot, list):
+            spot.extend([spot[key]] * draw.choice((1, 100, 2000)))
+        else:
+            spot[f"{key}\x00"] = spot[key]
+        return values.dumps(body)
+
+    def bitten(self, draw: random.Random, path: str) -> bytes:
+        """The bytes of a valid body with some of them changed."""
+        raw = bytearray(values.dumps(self.valid(draw, path)))
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(raw) + 1)
+            end = min(len(raw), at + draw.randint(1, 12))
+            action = draw.randrange(4)
+            if action == 0:
+                del raw[at:end]
+            elif action == 1:
+                raw[at:at] = raw[at:end]
+            elif action == 2:
+                raw[at:at] = bytes([draw.randrange(256)])
+            else:
+                raw[at:at] = draw.choice(MARKS)
+        return bytes(raw)
+
+
+def body_schema(methods: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a path's POST body, empty where it takes none."""
+    content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+    found: dict[str, Any] = content.get("application/json", {}).get("schema", {})
+    return found

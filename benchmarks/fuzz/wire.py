@@ -1,0 +1,112 @@
+"""A small HTTP client on raw sockets, which can be rude: it pauses, pipelines, and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import httptools
+
+PIECE = 1 << 16
+
+
+class NoAnswer(Exception):
+    """The connection ended before the answer did."""
+
+
+@dataclass
+class Answer:
+    """An answer as far as it came; httptools' parser fills it by its callbacks."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+    whole: bool = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.whole = True
+
+    @property
+    def streamed(self) -> bool:
+        """True for a stream of events."""
+        return self.headers.get("content-type", "").startswith("text/event-stream")
+
+
+class Connection:
+    """One connection to a server, opened when it is first used and whenever it has ended."""
+
+    def __init__(self, url: str) -> None:
+        self.url = urlsplit(url)
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up, without waiting."""
+        if self.streams is not None:
+            self.streams[1].transport.abort()
+        self.streams = None
+
+    async def send(self, data: bytes) -> None:
+        """Write bytes as they are."""
+        if self.streams is None:
+            self.streams = await asyncio.open_connection(self.url.hostname, self.url.port)
+        self.streams[1].write(data)
+        await self.streams[1].drain()
+
+    async def send_head(
+        self, method: str, path: str, headers: Mapping[str, object], times: int = 1
+    ) -> None:
+        """Write a request's head, or several."""
+        fields = {"Host": self.url.netloc, "Content-Type": "application/json", **headers}
+        lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items()), "\r\n"]
+        await self.send("\r\n".join(lines).encode("latin-1") * times)
+
+    async def post(
+        self, path: str, body: bytes, leaves: int | None = None, **headers: str
+    ) -> Answer:
+        """Send a body and return the answer, cut off after ``leaves`` bytes where that is given.
+
+        Raises:
+            NoAnswer: the connection ended first.
+            OSError: there is no connection.
+        """
+        await self.send_head("POST", path, {**headers, "Content-Length": len(body)})
+        await self.send(body)
+        return await self.answer(leaves)
+
+    async def answer(self, leaves: int | None = None) -> Answer:
+        """Read one answer; the connection is closed where the answer or the client ends it.
+
+        Raises:
+            NoAnswer: the connection ended first.
+        """
+        assert self.streams is not None
+        answer, size = Answer(), 0
+        parser = httptools.HttpResponseParser(answer)
+        while not answer.whole and (leaves is None or size < leaves):
+            data = await self.streams[0].read(PIECE)
+            size += len(data)
+            try:
+                if not data:
+                    raise NoAnswer(f"after {size} bytes")
+                parser.feed_data(data)
+            except (NoAnswer, httptools.HttpParserError) as error:
+                self.close()
+                raise NoAnswer(str(error)) from None
+        answer.status = parser.get_status_code()
+        if not answer.whole or answer.headers.get("connection") == "close":
+            self.close()
+        return answer

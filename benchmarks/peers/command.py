@@ -1,0 +1,103 @@
+"""Our engine against other engines on this machine's CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli.common import LEAST_ROUNDS, JsonFile, Rounds, numbers, png, write_json
+from outrider.errors import ConfigError, OutriderError
+
+from . import known, pairs
+from .markdown import markdown
+from .measure import Bench, Options
+from .report import report as make_report
+
+
+def chosen(text: str, choices: tuple[str, ...], option: str) -> tuple[str, ...]:
+    """Return the members of a comma list.
+
+    Raises:
+        ConfigError: one is not among the choices, or there is none.
+    """
+    parts = tuple(dict.fromkeys(part for part in text.split(",") if part))
+    wrong = [part for part in parts if part not in choices]
+    if wrong or not parts:
+        raise ConfigError(
+            f"{option} has {(wrong or [text])[0]!r}; give one or more of {', '.join(choices)}."
+        )
+    return parts
+
+
+def main(
+    pair: Annotated[
+        str,
+        typer.Option(
+            metavar="pocket|planted|1b|PATH",
+            help="Pairs with commas: the bundled one; planted (12 layers x 768, random weights, a "
+            "drafter that agrees on nine tokens of ten) or 1b (the shape of Llama-3.2-1B, the same "
+            "way), both made on first use; or a checkpoint's folder, its drafter in or beside it.",
+        ),
+    ] = "planted",
+    peers: Annotated[
+        str, typer.Option(help="Peers with commas; all that are installed unless given.")
+    ] = "transformers,llama.cpp,openvino,vllm",
+    dtype: Annotated[
+        str, typer.Option(help="With commas: float32, bfloat16, int8, int4.")
+    ] = "float32,bfloat16",
+    concurrency: Annotated[
+        str, typer.Option(help="Requests at a time, with commas; 1 runs the prompts one by one.")
+    ] = "1",
+    prefill: Annotated[
+        int, typer.Option(help="Measure the prefill of a prompt of so many tokens too.")
+    ] = 0,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(help="How many prompts are run one by one; 2 of a planted pair, else 4."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
+    temperature: Annotated[
+        float, typer.Option(help="Above 0 every engine draws its own noise.")
+    ] = 0.0,
+    rounds: Rounds = LEAST_ROUNDS,
+    json_: JsonFile = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.png",
+            callback=png,
+            help="Draw the speeds, as PNG; needs outrider[plot].",
+        ),
+    ] = None,
+) -> None:
+    """Measure against other engines on this CPU; `make peers` installs them."""
+    if plot:
+        from .plot import draw
+    all_peers = known.peers()
+    others = tuple(name for name in all_peers if name != known.OWN)
+    sides = [all_peers[name] for name in (known.OWN, *chosen(peers, others, "--peers"))]
+    options = Options(
+        dtypes=chosen(dtype, known.DTYPES, "--dtype"), rounds=rounds, max_tokens=max_tokens,
+        temperature=temperature, prefill=prefill,
+        concurrency=tuple(sorted(numbers(concurrency, int, "--concurrency"))),
+    )  # fmt: skip
+    benches: list[Bench] = []
+    for name in dict.fromkeys(pair.split(",")):
+        benches.append(Bench(pairs.find_pair(name, num_prompts), sides, options))
+        benches[-1].run()
+        report = make_report(benches)
+        if json_ != "-":  # after every pair: a long run may end before its time
+            write_json(report, json_)
+    runs = [run for entry in report["pairs"] for run in entry["runs"]]
+    if not runs:
+        raise OutriderError("nothing could be measured; the lines above say why.")
+    if json_ == "-":
+        write_json(report, json_)
+    else:
+        print("\n".join(markdown(report)))
+    if plot:
+        draw(report, Path(plot))
+    if any(run["peer"] == known.OWN and run["identical_to_plain"] is False for run in runs):
+        raise OutriderError("Outrider's outputs with drafts differ from its plain ones.")

@@ -1,0 +1,163 @@
+"""Which peers there are, and how each is started."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from safetensors import safe_open
+
+from outrider.config import Recipe
+from outrider.models.export import bits_per_weight
+from outrider.models.families import read_config
+
+from .. import install
+from ..install import call, home, say
+
+OWN = "outrider"
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+MODES = ("plain", "draft", "draft int8", "ngram")
+FOLDER = Path(__file__).parent
+
+
+def run_module(python: str | Path, name: str) -> tuple[str, ...]:
+    """The command that runs a script of ``runners`` in that Python (3.11 or later)."""
+    return (str(python), "-P", "-m", f"runners.{name}")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine to measure.
+
+    Args:
+        name: as reports say it.
+        command: starts its runner.
+        converter: a script of ``runners`` in the Python given, called with a checkpoint, an output
+            folder and a dtype; None for a peer that reads checkpoints as they are.
+        environment: variables that the runner needs.
+        dtypes: which it has.
+        missing: why it cannot run here, None if it can.
+        batches: True if it takes several prompts at a time.
+        threads: True if it can be told how many threads to use; else it takes what it may.
+        weights: the file of a conversion that holds the weights.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    converter: tuple[str, ...] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    missing: Callable[[], str | None] = lambda: None
+    batches: bool = True
+    threads: bool = True
+    weights: str = ""
+
+    def modes(self, dtype: str) -> tuple[str, ...]:
+        """What it is measured in: a drafter of 8 bits beside a target of more, where it has one."""
+        coarse = "int8" in self.dtypes and dtype in ("float32", "bfloat16")
+        return tuple(mode for mode in MODES if coarse or mode != "draft int8")
+
+    def variables(self) -> dict[str, str]:
+        """Variables of its processes: they see the runners, and Outrider only for its own."""
+        inherited = os.environ.get("PYTHONPATH", "") if self.name == OWN else ""
+        path = os.pathsep.join(part for part in (str(FOLDER), inherited) if part)
+        return {**self.environment, "PYTHONPATH": path}
+
+    def convert(self, checkpoint: Path, dtype: str) -> Path:
+        """The checkpoint in the peer's own format: converted once, then found again.
+
+        Raises:
+            SetupError: the converter failed.
+        """
+        if self.converter is None:
+            return checkpoint
+        folder = self.conversions(checkpoint) / dtype
+        done = folder / "done"
+        if not done.exists():
+            say(f"{self.name}: converting {checkpoint} to {dtype}")
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            variables = [f"{name}={value}" for name, value in self.variables().items()]
+            words = (str(checkpoint), str(folder), dtype)
+            call("env", *variables, *self.converter, *words, log=folder / "log")
+            done.touch()
+        return folder
+
+    def conversions(self, checkpoint: Path) -> Path:
+        """Where its conversions lie: elsewhere when the weights change, or what converts them."""
+        about = [str(checkpoint.resolve())]
+        for file in sorted(checkpoint.glob("*.safetensors")):
+            stat = file.stat()
+            about.append(f"{file.name} {stat.st_size} {stat.st_mtime_ns}")
+        if self.converter is not None:
+            about += [*self.converter, *install.recipe(self.name)]
+            for script in (FOLDER / "runners").glob(f"{self.converter[-1].rpartition('.')[2]}.py"):
+                about.append(script.read_text(encoding="utf-8"))
+        key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
+        return home() / "converted" / f"{self.name}-{key}"
+
+    def bits_per_weight(self, checkpoint: Path, dtype: str) -> float | None:
+        """The size of its weights, converted already where need be; None if unknown.
+
+        A conversion's file over the checkpoint's number of weights, scales and all; what an engine
+        reads from the checkpoint itself, it holds in ``dtype``.
+        """
+        if self.converter is None:
+            plain = {"float32": 32.0, "bfloat16": 16.0}.get(dtype)
+            if plain is None and self.name == OWN:
+                return bits_per_weight(checkpoint, Recipe.parse(dtype))
+            return plain
+        size = (self.conversions(checkpoint) / dtype / self.weights).stat().st_size
+        return 8 * size / number_of_weights(checkpoint)
+
+
+def number_of_weights(checkpoint: Path) -> int:
+    """Numbers in a checkpoint's safetensors files: tied embeddings count once."""
+    total = 0
+    for file in checkpoint.glob("*.safetensors"):
+        with safe_open(file, framework="np") as opened:
+            names = opened.keys()
+            total += sum(prod(opened.get_slice(name).get_shape()) for name in names)
+    return total
+
+
+def weights_read(checkpoint: Path) -> int:
+    """How many of them a step of one token reads: all but an embedding that is no head as well."""
+    total = number_of_weights(checkpoint)
+    config = read_config(checkpoint)
+    looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return total - int(looked_up)
+
+
+def peers() -> dict[str, Peer]:
+    """Every peer by name, Outrider itself first."""
+    lcpp, ov, vllm = install.LLAMA_CPP.python, install.OPENVINO.python, install.VLLM.python
+    export = install.EXPORT.python
+    server = {"PEER_SERVER": str(install.program("llama-server"))}
+    quantize = {"PEER_QUANTIZE": str(install.program("llama-quantize"))}
+    found = (
+        Peer(OWN, run_module(sys.executable, "own"), dtypes=DTYPES, threads=False),
+        Peer("transformers", run_module(sys.executable, "transformers"), batches=False),
+        Peer(
+            "llama.cpp", run_module(lcpp, "llamacpp"), run_module(lcpp, "llamacpp_convert"),
+            {**server, **quantize}, DTYPES, lambda: install.missing("llama.cpp"),
+            weights="model.gguf",
+        ),
+        Peer(
+            "openvino", run_module(ov, "openvino"), run_module(export, "openvino_convert"),
+            {}, DTYPES, lambda: install.missing("openvino"),
+            weights="openvino_model.bin",
+        ),
+        Peer(
+            "vllm", run_module(vllm, "vllm"), None,
+            {"VLLM_CACHE_ROOT": str(home() / install.VLLM.name / "cache")},
+            missing=lambda: install.missing("vllm"),
+        ),
+    )  # fmt: skip
+    return {peer.name: peer for peer in found}

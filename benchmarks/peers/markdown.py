@@ -1,0 +1,94 @@
+"""A peers report as Markdown tables: every run, and ours / theirs for each peer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.bench.intervals import shown
+
+from ..common import table
+from .report import heading, label
+
+RATIOS = ("dtype", "load", "peer", "plain", "best mode", "which")
+RUNS = (
+    "dtype", "load", "engine", "mode", "K", "threads", "tokens/s", "of memory", "end to end",
+    "TTFT ms", "peak MB", "bits per weight", "= plain", "= ours", "others",
+)  # fmt: skip
+DEFINITIONS = (
+    "tokens/s: median of {rounds} interleaved rounds of the best settings, in brackets its "
+    "{confidence:.1%} confidence interval (order statistics). It is, under decode, "
+    "(N-1)/(T(N)-T(1)), prompts one by one; under batch N, output of N requests that start "
+    "together / time until all are done; under prefill N, N / T(1) · of memory: weights that a "
+    "token reads x tokens/s / measured bandwidth · end to end: output / T(N) · "
+    "TTFT: T(1), a call for one token (batch: one each) · peak: resident memory of the peer's "
+    "processes, loading included · bits: size of the weights / their number · = plain: ids equal "
+    "to the peer's own plain run, = ours: to our plain run · others: most cores that other "
+    "processes used in a timed run · ratios: ours / theirs, * against the fastest peer"
+)
+
+
+def same(identical: bool | None, at: int | None = None) -> str:
+    """Return whether ids are equal, and where they first are not."""
+    if identical is None:
+        return ""
+    return "yes" if identical else f"no @{at}" if at is not None else "no"
+
+
+def cells(run: dict[str, Any]) -> list[object]:
+    """Return a run's row."""
+    share, bits = run["memory_share"], run["bits_per_weight"]
+    others = [cores for cores in run["others_cores"] if cores is not None]
+    speed = f"{run['tokens_per_second']:,.0f}"
+    return [
+        run["dtype"], run["load"], f"{run['peer']} {run['version']}", run["mode"],
+        run["num_speculative_tokens"] or "",
+        run["threads"], f"{speed} {shown(run['tokens_per_second_interval'], ',.0f')}".rstrip(),
+        "" if share is None else f"{share:.0%}", f"{run['end_to_end_tokens_per_second']:,.0f}",
+        f"{run['ttft_ms']:,.0f}", f"{run['peak_memory_bytes'] / 1e6:,.0f}",
+        "" if bits is None else f"{bits:.2f}", same(run["identical_to_plain"]),
+        same(run["identical_to_outrider"], run["first_difference"]),
+        f"{max(others):.2f}" if others else "",
+    ]  # fmt: skip
+
+
+def ratios(pair: dict[str, Any]) -> Iterator[list[object]]:
+    """Yield ours / theirs, a row a dtype, load and peer."""
+    hardest = {(bar["dtype"], bar["load"]): bar for bar in pair["bars"]}
+    for entry in pair["ratios"]:
+        bar, best, row = hardest[entry["dtype"], entry["load"]], entry["best"], []
+        for name in ("plain", "best"):
+            star = "*" if bar[name] and bar[name]["peer"] == entry["peer"] else ""
+            ratio = entry[name]
+            row.append(
+                ratio and f"{ratio['ratio']:.2f}{star} {shown(ratio['interval'], '.2f')}".rstrip()
+            )
+        which = best and f"{best['ours']} / {best['theirs']}"
+        yield [entry["dtype"], entry["load"], entry["peer"], *(c or "" for c in (*row, which))]
+
+
+def markdown(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a report."""
+    for pair in report["pairs"]:
+        yield f"{label(pair)} · {heading(report)} · medians of {report['rounds']} rounds"
+        for names, rows in ((RATIOS, ratios(pair)), (RUNS, map(cells, pair["runs"]))):
+            yield ""
+            yield from table(names, rows)
+        yield ""
+        for skipped in pair["skipped"]:
+            which = [skipped[name] for name in ("peer", "dtype", "mode", "load")]
+            yield f"skipped: {' '.join(filter(None, which))}: {skipped['reason']}"
+    confidence = report["intervals"]["confidence"]
+    yield DEFINITIONS.format(rounds=report["rounds"], confidence=confidence)
+
+
+def main(
+    files: Annotated[list[Path], typer.Argument(help="What peers wrote with --json.", exists=True)],
+) -> None:
+    """Print the tables of peers reports, in Markdown."""
+    for file in files:
+        print("\n".join(markdown(json.loads(file.read_text(encoding="utf-8")))))

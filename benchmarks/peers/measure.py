@@ -1,0 +1,412 @@
+"""Our engine against others: the best settings of each side, then interleaved rounds of them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outrider.bench.machine import available_cores
+from outrider.bench.offline import turned
+from outrider.errors import ConfigError, OutriderError
+
+from ..install import home, say
+from .known import OWN, Peer
+from .pairs import PROMPTS, Pair
+from .session import Answer, PeerError, Pool, Session, read_bandwidth
+
+LENGTHS = (2, 4, 6, 8)
+CHECKED_TOKENS = 32
+SEARCHED_TOKENS = 32
+WARM_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an engine is given to do.
+
+    Args:
+        kind: "decode": the pair's prompts, one by one. "batch": ``size`` prompts at once.
+            "prefill": one prompt of ``size`` tokens, for one output token.
+        size: 1 with "decode".
+    """
+
+    kind: str
+    size: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.kind == "decode" else f"{self.kind} {self.size}"
+
+
+DECODE = Load("decode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure.
+
+    Args:
+        dtypes: see ``known.DTYPES``.
+        concurrency: numbers of requests at a time, 1 or more; 1 is the load "decode".
+        prefill: tokens of the prompt of the load "prefill", 0 for none.
+        rounds: how often each side's best settings are run, 1 or more.
+        max_tokens: output tokens of each prompt, 2 or more.
+        temperature: 0 or above.
+        lengths: draft lengths K that the search tries.
+        threads: thread counts that it tries; 1 and all cores unless given.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    concurrency: tuple[int, ...] = (1,)
+    prefill: int = 0
+    rounds: int = 7
+    max_tokens: int = 128
+    temperature: float = 0.0
+    lengths: tuple[int, ...] = LENGTHS
+    threads: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("max_tokens", 2), ("temperature", 0), ("prefill", 0)):
+            value = getattr(self, name)
+            if not value >= least:
+                raise ConfigError(f"{name} is {value}; give {least} or more.")
+        if not all(1 <= n <= PROMPTS for n in self.concurrency):
+            said = ",".join(map(str, self.concurrency))
+            raise ConfigError(f"concurrency is {said}; give numbers from 1 to {PROMPTS}.")
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """What every engine is given."""
+        found = [DECODE if n == 1 else Load("batch", n) for n in self.concurrency]
+        return (*found, Load("prefill", self.prefill)) if self.prefill else tuple(found)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A peer in one dtype and mode: what one process serves."""
+
+    peer: str
+    dtype: str
+    mode: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An engine under a load, with its draft length (0 where it drafts nothing) and threads."""
+
+    engine: Engine
+    load: Load
+    k: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one process of a peer is started for."""
+
+    engine: Engine
+    k: int
+    threads: int
+    loads: tuple[Load, ...]
+
+
+@dataclass
+class Trial:
+    """A setting run once: an answer a prompt, under the load "batch" one for all."""
+
+    load: Load
+    answers: list[Answer]
+
+    @property
+    def speed(self) -> float:
+        """Tokens/s, what is compared under that load.
+
+        decode: (N-1)/(T(N)-T(1)) over all prompts; batch: the output of all requests over T(N);
+        prefill: prompt tokens over T(1).
+        """
+        if self.load.kind == "batch":
+            return self.end_to_end
+        if self.load.kind == "prefill":
+            return self.load.size / self.ttft
+        tokens = sum(len(ids) - 1 for ids in self.outputs)
+        return tokens / max(sum(a.seconds - a.first for a in self.answers), 1e-9)
+
+    @property
+    def end_to_end(self) -> float:
+        """Output tokens a second from the call on."""
+        return sum(map(len, self.outputs)) / sum(a.seconds for a in self.answers)
+
+    @property
+    def ttft(self) -> float:
+        """T(1), s: the mean over prompts, or of all that start together."""
+        return sum(a.first for a in self.answers) / len(self.answers)
+
+    @property
+    def others(self) -> float:
+        """Cores that other processes used, the most of any prompt."""
+        return max(a.others for a in self.answers)
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [ids for answer in self.answers for ids in answer.ids]
+
+
+class Bench:
+    """One run over a pair: sessions of all sides, the search, the rounds.
+
+    Args:
+        pair: what to run, and the prompts.
+        sides: the peers; Outrider must be among them, as conversions are checked against it.
+        options: how to measure.
+
+    ``search`` has every setting tried, ``rounds`` a trial a round for those that were best,
+    ``skipped`` what was not measured and why (None: all of it), ``bits`` the bits per weight by
+    peer and dtype (None: unknown), ``conversions`` the peers whose conversion was checked, and
+    whether that was now, ``bandwidth`` how many bytes a second memory was read at, before each
+    round of a dtype and load.
+    """
+
+    def __init__(self, pair: Pair, sides: list[Peer], options: Options) -> None:
+        self.pair, self.options = pair, options
+        self.sides = {peer.name: peer for peer in sides}
+        self.threads = options.threads or tuple(dict.fromkeys((available_cores(), 1)))
+        self.search: dict[Setting, Trial] = {}
+        self.rounds: dict[Setting, list[Trial]] = {}
+        self.skipped: list[dict[str, str | None]] = []
+        self.versions: dict[str, str] = {}
+        self.bits: dict[tuple[str, str], float | None] = {}
+        self.conversions: dict[str, bool] = {}
+        self.bandwidth: dict[tuple[str, Load], list[float | None]] = defaultdict(list)
+        # The rounds have a process for every load, so that the memory of a load is its own.
+        self.pool: Pool[Process] = Pool(self._open, self._need)
+
+    def run(self, progress: Callable[[str], None] = say) -> None:
+        """Measure all dtypes, one after the other; ``progress`` is told what is going on."""
+        try:
+            usable = [p for p in self.sides.values() if self._usable(p)]
+            for dtype in self.options.dtypes:
+                self._run(dtype, usable, progress)
+        finally:
+            self.pool.close()
+
+    def _run(self, dtype: str, peers: list[Peer], progress: Callable[[str], None]) -> None:
+        for peer in peers:
+            if dtype not in peer.dtypes:
+                self._skip("it has no such weights", peer.name, dtype)
+                continue
+            for mode in peer.modes(dtype):
+                if not mode.startswith("draft") or self.pair.drafter is not None:
+                    progress(f"{dtype}: looking for the best settings of {peer.name}, {mode}")
+                    self._search(Engine(peer.name, dtype, mode), peer)
+        for load in self.options.loads:
+            chosen = self._finalists(dtype, load)
+            for number in range(self.options.rounds):
+                progress(f"{dtype}, {load.name}: round {number + 1} of {self.options.rounds}")
+                self.bandwidth[dtype, load].append(read_bandwidth())
+                # Nobody always runs after the same other.
+                failed = {s for s in turned(chosen, number) if not self._measure(s)}
+                chosen = [setting for setting in chosen if setting not in failed]
+            self.pool.close()
+
+    def _usable(self, peer: Peer) -> bool:
+        """True if it is installed and its conversion right; what is not goes on the list."""
+        try:
+            reason = peer.missing() or self._wrong_conversion(peer)
+        except OutriderError as error:
+            reason = str(error)
+        if reason is not None:
+            self._skip(reason, peer.name)
+        return reason is None
+
+    def _wrong_conversion(self, peer: Peer) -> str | None:
+        """Return a sentence if a converted target's greedy fp32 ids are not ours; checked once."""
+        if peer.converter is None:
+            return None
+        note = peer.conversions(self.pair.target) / "checked.json"
+        self.conversions[peer.name] = not note.exists()
+        if note.exists():
+            say(f"{peer.name}: its conversion was checked before; delete {note} to check it again")
+        else:
+            outputs = []
+            for name in (OWN, peer.name):
+                setting = Setting(Engine(name, "float32", "plain"), DECODE, 0, available_cores())
+                trial = self._trial(setting, (DECODE,), CHECKED_TOKENS, temperature=0.0)
+                outputs.append(trial.outputs)
+                self.pool.close()
+            parted = first_difference(*outputs)
+            note.write_text(json.dumps({"parted": parted}), encoding="utf-8")
+        parted = json.loads(note.read_text(encoding="utf-8"))["parted"]
+        parting = f"its greedy float32 ids part from Outrider's at token {parted}"
+        return None if parted is None else f"{parting}: the conversion is wrong"
+
+    def _search(self, engine: Engine, peer: Peer) -> None:
+        """Run shortly every K with all threads, then the best with fewer; skip a load with none."""
+        loads = tuple(load for load in self.options.loads if self._takes(engine, peer, load))
+        first, *fewer = self.threads if peer.threads else (available_cores(),)
+        reasons: dict[Load, str] = {}
+
+        def run(setting: Setting) -> None:
+            # A setting that fails, even by a crash, must not cost the others of its mode.
+            try:
+                trial = self._trial(setting, loads, self._tokens(setting.load, True), 1)
+                self.search[setting] = trial
+            except OutriderError as error:
+                reasons[setting.load] = str(error)
+                which = f"{engine.peer} {engine.dtype} {engine.mode} {setting.load.name}"
+                say(f"{which}, {setting.threads} threads: {error}")
+                self.pool.close()
+
+        for k in (0,) if engine.mode == "plain" else self.options.lengths:
+            for load in (load for load in loads if load not in reasons):
+                run(Setting(engine, load, k, first))
+        for load in loads:
+            tried = [s for s in self.search if (s.engine, s.load) == (engine, load)]
+            if not tried:
+                self._skip(reasons[load], engine.peer, engine.dtype, engine.mode, load.name)
+                continue
+            best = max(tried, key=lambda s: self.search[s].speed)
+            for threads in fewer:
+                run(replace(best, threads=threads))
+        self.pool.close()
+
+    def _takes(self, engine: Engine, peer: Peer, load: Load) -> bool:
+        """True if that load is one for this engine; a peer that has no batches says so."""
+        if load.kind == "batch" and not peer.batches:
+            if engine.mode == "plain":
+                reason = "it is measured with one request at a time"
+                self._skip(reason, peer.name, engine.dtype, None, load.name)
+            return False
+        return load.kind != "prefill" or engine.mode == "plain"
+
+    def _tokens(self, load: Load, search: bool) -> int:
+        """Output tokens of a prompt: few in the search where many prompts run at once."""
+        if load.kind == "prefill":
+            return 1
+        few = search and load.kind == "batch"
+        return min(self.options.max_tokens, SEARCHED_TOKENS) if few else self.options.max_tokens
+
+    def _finalists(self, dtype: str, load: Load) -> list[Setting]:
+        """Each side's best plain setting, and the best of its speculative ones."""
+        tried = {
+            setting: trial.speed for setting, trial in self.search.items()
+            if (setting.engine.dtype, setting.load) == (dtype, load)
+        }  # fmt: skip
+        chosen = []
+        for name in self.sides:
+            for plain in (True, False):
+                mine = [s for s in tried if s.engine.peer == name and (s.k == 0) == plain]
+                chosen += [max(mine, key=lambda s: tried[s])] if mine else []
+        return chosen
+
+    def _measure(self, setting: Setting) -> bool:
+        """Run one trial of a round; return False, and say why, for a setting that failed."""
+        engine, load = setting.engine, setting.load
+        try:
+            trial = self._trial(setting, (load,), self._tokens(load, False))
+        except OutriderError as error:
+            self._skip(str(error), engine.peer, engine.dtype, engine.mode, load.name)
+            self.pool.drop(Process(engine, setting.k, setting.threads, (load,)))
+            return False
+        self.rounds.setdefault(setting, []).append(trial)
+        return True
+
+    def _trial(
+        self,
+        setting: Setting,
+        loads: tuple[Load, ...],
+        max_tokens: int,
+        calls: int | None = None,
+        temperature: float | None = None,
+    ) -> Trial:
+        """Run a setting, after an untimed run wherever it was not run last.
+
+        ``loads`` are those that its session is opened for; ``calls`` limits the prompts run one by
+        one.
+        """
+        process = Process(setting.engine, setting.k, setting.threads, loads)
+        session = self.pool.get(process)
+        batches = self._batches(setting.load)
+        if temperature is None:
+            temperature = self.options.temperature
+        if session.load != setting.load.name:
+            session.run(batches[0], min(max_tokens, WARM_TOKENS), temperature, 0)
+            session.load = setting.load.name
+        answers = [
+            session.run(prompts, max_tokens, temperature, i)
+            for i, prompts in enumerate(batches[:calls])
+        ]
+        trial = Trial(setting.load, answers)
+        wrong = [len(ids) for ids in trial.outputs if len(ids) != max_tokens]
+        if wrong:
+            raise PeerError(f"it gave {wrong[0]} tokens, not {max_tokens}")
+        return trial
+
+    def _batches(self, load: Load) -> list[list[list[int]]]:
+        """The prompts of a load, by call."""
+        if load.kind == "prefill":
+            return [[self.pair.long_prompt(load.size)]]
+        if load.kind == "batch":
+            return [self.pair.prompts[: load.size]]
+        return [[prompt] for prompt in self.pair.prompts[: self.pair.single]]
+
+    def _open(self, process: Process) -> Session:
+        engine = process.engine
+        peer = self.sides[engine.peer]
+        target, drafter = self.pair.target, self.pair.drafter
+        mode, _, coarse = engine.mode.partition(" ")
+        drafter_dtype = coarse or engine.dtype
+        calls = [prompts for load in process.loads for prompts in self._batches(load)]
+        spec = {
+            "target": str(peer.convert(target, engine.dtype)),
+            "drafter": str(peer.convert(drafter, drafter_dtype)) if drafter else None,
+            "dtype": engine.dtype,
+            "drafter_dtype": drafter_dtype,
+            "mode": mode,
+            "k": process.k,
+            "threads": process.threads,
+            "context": max(len(prompt) for prompts in calls for prompt in prompts)
+            + max(self.options.max_tokens, CHECKED_TOKENS),
+            "parallel": max(map(len, calls)),
+        }
+        bits = peer.bits_per_weight(target, engine.dtype)
+        self.bits[engine.peer, engine.dtype] = bits
+        log = home() / "logs" / f"{engine.peer}-{engine.dtype}-{engine.mode}.log"
+        session = Session(peer.command, spec, log, peer.variables())
+        self.versions[engine.peer] = session.version
+        return session
+
+    def _need(self, process: Process) -> int:
+        """Bytes that an engine will take, guessed from its checkpoints' size in bfloat16."""
+        folders = [self.pair.target, *([self.pair.drafter] if self.pair.drafter else [])]
+        files = [file for folder in folders for file in Path(folder).glob("*.safetensors")]
+        weights = sum(file.stat().st_size for file in files)
+        return weights * (3 if process.engine.dtype == "float32" else 2) + (1 << 30)
+
+    def _skip(
+        self,
+        reason: str,
+        peer: str,
+        dtype: str | None = None,
+        mode: str | None = None,
+        load: str | None = None,
+    ) -> None:
+        """Note what is not measured, and why."""
+        which = {"peer": peer, "dtype": dtype, "mode": mode, "load": load}
+        self.skipped.append({**which, "reason": reason})
+        say(f"{' '.join(filter(None, which.values()))}: skipped: {reason}")
+
+
+def first_difference(left: list[list[int]], right: list[list[int]]) -> int | None:
+    """The least index at which two lists of outputs differ, None if they are the same."""
+    found = [
+        next((i for i, (a, b) in enumerate(zip(x, y, strict=False)) if a != b), min(len(x), len(y)))
+        for x, y in zip(left, right, strict=True)
+        if x != y
+    ]
+    return min(found) if found else None

@@ -1,0 +1,251 @@
+"""The pairs that peers are measured with, and the recipe of the planted ones.
+
+A *planted pair* has random weights. The drafter is the target's first layers with its embeddings,
+last norm and head; what the later layers add to the residual stream is scaled down until the
+drafter agrees with the target on about nine tokens of ten. So the pair costs what a trained pair of
+its shape costs and accepts as a good one does, and says nothing of a trained pair's acceptance.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from outrider import pocket
+from outrider.bench.workload import CODE, Workload
+from outrider.drafters.registry import find_drafter
+from outrider.errors import ConfigError
+from outrider.llm import LLM
+from outrider.models.families import find_folder, read_config
+from outrider.text.codec import TextCodec
+from outrider.types import SamplingParams
+
+from ..install import home, say
+
+PROMPT_TOKENS = 128
+PROMPTS = 32
+MEASURED = 4
+"""Prompts over which a planted drafter's agreement is measured, 128 tokens each."""
+RANGE = (0.88, 0.92)
+"""Where a planted drafter's agreement shall lie."""
+VERSION = 1
+"""Part of the folder's name: a changed recipe makes a new folder."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A planted pair. Lengths in elements; ``later`` scales what layers from ``drafted`` on add."""
+
+    name: str
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    tied: bool
+    theta: float
+    later: float
+    drafted: int = 2
+    seed: int = 20261121
+
+    @property
+    def head(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def folder(self) -> Path:
+        return home() / "models" / f"{self.name}-v{VERSION}"
+
+    def config(self, layers: int) -> dict[str, Any]:
+        """A Llama's config.json with that many layers."""
+        return {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+            "vocab_size": self.vocabulary, "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate, "num_hidden_layers": layers,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192, "tie_word_embeddings": self.tied,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.theta},
+            "rope_theta": self.theta, "attention_bias": False, "mlp_bias": False,
+            "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1,
+        }  # fmt: skip
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The target's weights by name, bfloat16, one by one in a fixed order.
+
+        Normal numbers from NumPy's Philox. Logits have a standard deviation of 3, attention looks
+        at few positions, and a layer adds much more than the embedding holds, so that tied
+        embeddings do not make the model repeat its last token.
+        """
+        draw = np.random.Generator(np.random.Philox(self.seed))
+
+        def normal(rows: int, columns: int, deviation: float) -> torch.Tensor:
+            values = draw.standard_normal((rows, columns), dtype=np.float32)
+            return torch.from_numpy(values).mul_(deviation).to(torch.bfloat16)
+
+        def ones() -> torch.Tensor:
+            return torch.ones(self.hidden, dtype=torch.bfloat16)
+
+        wide, narrow = self.hidden**-0.5, self.intermediate**-0.5
+        lanes, kv = self.heads * self.head, self.kv_heads * self.head
+        yield "model.embed_tokens.weight", normal(self.vocabulary, self.hidden, 3 * wide)
+        for i in range(self.layers):
+            at, scale = f"model.layers.{i}.", 3.0 if i < self.drafted else 3.0 * self.later
+            yield f"{at}input_layernorm.weight", ones()
+            yield f"{at}self_attn.q_proj.weight", normal(lanes, self.hidden, 2.5 * wide)
+            yield f"{at}self_attn.k_proj.weight", normal(kv, self.hidden, wide)
+            yield f"{at}self_attn.v_proj.weight", normal(kv, self.hidden, wide)
+            yield f"{at}self_attn.o_proj.weight", normal(self.hidden, lanes, scale * lanes**-0.5)
+            yield f"{at}post_attention_layernorm.weight", ones()
+            yield f"{at}mlp.gate_proj.weight", normal(self.intermediate, self.hidden, wide)
+            yield f"{at}mlp.up_proj.weight", normal(self.intermediate, self.hidden, wide)
+            down = normal(self.hidden, self.intermediate, scale * narrow)
+            yield f"{at}mlp.down_proj.weight", down
+        yield "model.norm.weight", ones()
+        if not self.tied:
+            yield "lm_head.weight", normal(self.vocabulary, self.hidden, 3 * wide)
+
+    def drafters(self, name: str) -> bool:
+        """True for a tensor that the drafter has too."""
+        parts = name.split(".")
+        return parts[1] != "layers" or int(parts[2]) < self.drafted
+
+
+PLANTED = Recipe(
+    "planted", vocabulary=4096, hidden=768, intermediate=2048, layers=12, heads=12, kv_heads=12,
+    tied=False, theta=1e4, later=0.025,
+)  # fmt: skip
+ONE_B = Recipe(
+    "1b", vocabulary=128256, hidden=2048, intermediate=8192, layers=16, heads=32, kv_heads=8,
+    tied=True, theta=5e5, later=0.0135,
+)  # fmt: skip
+RECIPES = {recipe.name: recipe for recipe in (PLANTED, ONE_B)}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its drafter (None: only prompt lookup can draft), and distinct prompts as ids.
+
+    ``single`` of the prompts, the first, are run one by one; ``agreement`` is a planted drafter's,
+    on the target's own greedy path, None for others.
+    """
+
+    name: str
+    target: Path
+    drafter: Path | None
+    prompts: list[list[int]]
+    single: int
+    agreement: float | None = None
+
+    def long_prompt(self, tokens: int) -> list[int]:
+        """The prompts one after the other, over and over, up to that length."""
+        joined = [token for prompt in self.prompts for token in prompt]
+        return (joined * -(-tokens // len(joined)))[:tokens]
+
+
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """The pocket pair's tokenizer, filled up to ``vocabulary`` entries that no text comes to."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(pocket.PATH / name, folder / name)
+    file = folder / "tokenizer.json"
+    made = json.loads(file.read_text(encoding="utf-8"))
+    known = made["model"]["vocab"]
+    taken = {*known.values(), *(added["id"] for added in made["added_tokens"])}
+    known.update({f"<filler {i}>": i for i in range(vocabulary) if i not in taken})
+    file.write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
+
+
+def write_pair(recipe: Recipe, folder: Path) -> None:
+    """Write both checkpoints, the drafter's in the sub-folder ``drafter``."""
+    target = dict(recipe.tensors())
+    drafter = {name: tensor for name, tensor in target.items() if recipe.drafters(name)}
+    for place, layers, tensors in (
+        (folder, recipe.layers, target), (folder / "drafter", recipe.drafted, drafter),
+    ):  # fmt: skip
+        place.mkdir(parents=True)
+        config = recipe.config(layers)
+        (place / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        ends = {name: config[name] for name in ("eos_token_id", "pad_token_id")}
+        (place / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
+        write_tokenizer(place, config["vocab_size"])
+        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+
+
+def prompts_of(recipe: Recipe) -> list[list[int]]:
+    """Prompts of random ids that mean no special token."""
+    draw = np.random.Generator(np.random.Philox(recipe.seed + 1))
+    ids = draw.integers(8, recipe.vocabulary, (PROMPTS, PROMPT_TOKENS))
+    return [[int(i) for i in row] for row in ids]
+
+
+def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tokens: int) -> float:
+    """Share of the target's greedy tokens that are the drafter's argmax too, in bf16, 0 to 1."""
+    given: dict[str, Any] = {
+        "drafter": None, "dtype": "bfloat16", "max_num_seqs": 1,
+        "max_model_len": PROMPT_TOKENS + tokens + 1,
+    }  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    outputs = LLM(target, **given).generate(list(prompts), params)
+    paths = [out.prompt_token_ids + out.outputs[0].token_ids for out in outputs]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    agreed = 0
+    for path, out in zip(paths, LLM(drafter, **given).generate(list(paths), params), strict=True):
+        ranked = list(zip(path, out.prompt_logprobs or (), strict=True))[-tokens:]
+        agreed += sum(found is not None and found[token].rank == 1 for token, found in ranked)
+    return agreed / (tokens * len(paths))
+
+
+def build(recipe: Recipe) -> None:
+    """Make the pair in its folder, the drafter in the sub-folder ``drafter``, and measure it."""
+    parts = recipe.folder.with_name(recipe.folder.name + ".part")
+    shutil.rmtree(parts, ignore_errors=True)
+    say(f"making the pair {recipe.name} in {recipe.folder}")
+    write_pair(recipe, parts)
+    agreement = measure_agreement(parts, parts / "drafter", prompts_of(recipe)[:MEASURED], 128)
+    (parts / "planted.json").write_text(json.dumps({"agreement": agreement}), encoding="utf-8")
+    shutil.rmtree(recipe.folder, ignore_errors=True)
+    parts.rename(recipe.folder)
+    say(f"{recipe.name}: the drafter agrees on {agreement:.3f} of the target's greedy tokens")
+    if not RANGE[0] <= agreement <= RANGE[1]:
+        say(f"{recipe.name}: that is outside {RANGE[0]} to {RANGE[1]}; change the recipe's scale")
+
+
+def find_pair(which: str, count: int | None = None) -> Pair:
+    """The pair of that name, made where it is not there yet, or the checkpoint at that path.
+
+    Args:
+        which: pocket, planted, 1b, or a checkpoint's folder or hub name.
+        count: how many prompts are run one by one; 4 of the held-out code prompts (2 of a planted
+            pair) unless given.
+
+    Raises:
+        OutriderError: there is no such checkpoint, or not so many prompts.
+    """
+    if which in RECIPES:
+        recipe = RECIPES[which]
+        if not (recipe.folder / "planted.json").exists():
+            build(recipe)
+        agreement = json.loads((recipe.folder / "planted.json").read_text(encoding="utf-8"))
+        prompts, folder, drafter = prompts_of(recipe), recipe.folder, recipe.folder / "drafter"
+        return Pair(which, folder, drafter, prompts, _checked(count, 2), **agreement)
+    folder = find_folder(pocket.PATH if which == "pocket" else which)
+    read_config(folder)
+    found = find_drafter("auto", folder)
+    codec = TextCodec(folder)
+    items = Workload.of_prompts(CODE, pocket.prompts()).items
+    return Pair(which, folder, found.folder, [i.encode(codec) for i in items], _checked(count, 4))
+
+
+def _checked(count: int | None, usual: int) -> int:
+    if count is not None and not 1 <= count <= PROMPTS:
+        raise ConfigError(f"num_prompts is {count}; give 1 to {PROMPTS}.")
+    return count or usual

@@ -1,0 +1,212 @@
+"""From runs to figures: the JSON contract of ``python -m benchmarks peers``.
+
+The report has an entry of ``pairs`` a pair. Speeds and times are medians over rounds,
+``*_interval`` beside them the confidence interval of that median, null with fewer than 6 rounds:
+see ``bench/intervals.py``. Every ratio is ours / theirs, the median over rounds of the ratio within
+a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import geometric_mean, median
+from typing import Any
+
+from outrider.bench.intervals import METHOD, median_interval, ranks
+from outrider.bench.machine import machine
+
+from .known import OWN, weights_read
+from .measure import Bench, Engine, Setting, Trial, first_difference
+
+NOISY = 0.2
+"""Cores used by others from which on a timed run counts as disturbed."""
+
+
+def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str, Any]:
+    """One entry of ``runs``.
+
+    ``tokens_per_second`` depends on the load. "decode": (N-1)/(T(N)-T(1)) over the prompts of a
+    round, run one by one; T(1) is a call of its own for one token. "batch N": the output of N
+    requests that start together over the time until the last is done. "prefill N": N over T(1).
+    ``ttft_ms`` is T(1), the mean over prompts, under "batch" that of all together.
+    ``end_to_end_*`` is output over T(N), prompts included. ``bits_per_weight`` is the size of the
+    weights over their number, null where unknown. ``peak_memory_bytes`` adds up the peaks of the
+    peer's processes in this mode and load, loading included. ``others_cores`` lists, by round, how
+    many cores other processes used, the most of any prompt; ``disturbed_rounds`` counts those above
+    0.2. ``identical_to_plain`` compares with the same peer's plain outputs under that load,
+    ``identical_to_outrider`` with our plain ones of the same dtype; null where that was not run, or
+    where a temperature above 0 makes every engine draw its own noise. ``first_difference`` is the
+    earliest index of an output token that is not our plain one's. ``memory_share`` is set for plain
+    decoding: the bytes of all weights that a token reads, times tokens/s, over the bandwidth that
+    was measured before the same round; the median over rounds.
+    """
+    engine = setting.engine
+    plain = plain_outputs(bench, engine.peer, setting)
+    ours = plain_outputs(bench, OWN, setting)
+    comparable = bench.options.temperature == 0 or engine.peer == OWN
+    outputs = [t.outputs for t in trials]
+    parted = [first_difference(ours, o) for o in outputs] if ours and comparable else []
+    speeds, others = [t.speed for t in trials], [t.others for t in trials]
+    return {
+        "peer": engine.peer,
+        "version": bench.versions[engine.peer],
+        "dtype": engine.dtype,
+        "bits_per_weight": bench.bits[engine.peer, engine.dtype],
+        "load": setting.load.name,
+        "mode": engine.mode,
+        "num_speculative_tokens": setting.k,
+        "threads": setting.threads,
+        "tokens_per_second": median(speeds),
+        "tokens_per_second_interval": median_interval(speeds),
+        "tokens_per_second_by_round": speeds,
+        "end_to_end_tokens_per_second": median(t.end_to_end for t in trials),
+        "end_to_end_tokens_per_second_interval": median_interval([t.end_to_end for t in trials]),
+        "ttft_ms": median(1000 * t.ttft for t in trials),
+        "peak_memory_bytes": max(a.peak_memory for t in trials for a in t.answers),
+        "others_cores": others,
+        "disturbed_rounds": sum(cores > NOISY for cores in others),
+        "identical_to_plain": all(o == plain for o in outputs) if plain and comparable else None,
+        "identical_to_outrider": all(p is None for p in parted) if parted else None,
+        "memory_share": memory_share(bench, setting, speeds),
+        "first_difference": min((p for p in parted if p is not None), default=None),
+    }
+
+
+def memory_share(bench: Bench, setting: Setting, speeds: Sequence[float]) -> float | None:
+    """How much of the measured bandwidth plain decoding uses; None where something is unknown."""
+    engine, load = setting.engine, setting.load
+    bits = bench.bits[engine.peer, engine.dtype]
+    if bits is None or setting.k or load.kind != "decode":
+        return None
+    size = weights_read(bench.pair.target) * bits / 8
+    measured = bench.bandwidth[engine.dtype, load]
+    shares = [size * v / b for v, b in zip(speeds, measured, strict=False) if b is not None]
+    return median(shares) if shares else None
+
+
+def plain_outputs(bench: Bench, peer: str, like: Setting) -> list[list[int]] | None:
+    """A peer's plain outputs in its first round, None if there are none."""
+    wanted = Engine(peer, like.engine.dtype, "plain")
+    for setting, trials in bench.rounds.items():
+        if (setting.engine, setting.load) == (wanted, like.load) and trials:
+            return trials[0].outputs
+    return None
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """Ours / theirs by round: median and interval."""
+    values = [a / b for a, b in zip(ours, theirs, strict=False)]
+    return {"ratio": median(values), "interval": median_interval(values)}
+
+
+def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry of ``ratios`` a dtype, load and peer.
+
+    ``plain`` is our plain speed / theirs, ``best`` our fastest mode / their fastest, plain decoding
+    among the modes; null where either side lacks it.
+    """
+    found = []
+    keys = dict.fromkeys((r["dtype"], r["load"], r["peer"]) for r in runs if r["peer"] != OWN)
+    for dtype, load, peer in keys:
+        here = [r for r in runs if (r["dtype"], r["load"]) == (dtype, load)]
+        entry: dict[str, Any] = {"dtype": dtype, "load": load, "peer": peer}
+        for name in ("plain", "best"):
+            sides = [fastest(here, who, name == "plain") for who in (OWN, peer)]
+            entry[name] = None
+            if None not in sides:
+                speeds = [side["tokens_per_second_by_round"] for side in sides if side]
+                modes = [side["mode"] for side in sides if side]
+                entry[name] = {**ratio(*speeds), "ours": modes[0], "theirs": modes[1]}
+        found.append(entry)
+    return found
+
+
+def fastest(runs: list[dict[str, Any]], peer: str, plain: bool) -> dict[str, Any] | None:
+    """A peer's fastest run, or its plain one."""
+    mine = [r for r in runs if r["peer"] == peer and (r["mode"] == "plain" or not plain)]
+    return max(mine, key=lambda r: r["tokens_per_second"], default=None)
+
+
+def bars(ratios: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the bars ask, an entry a dtype and load: ours against the peer that is fastest there.
+
+    ``geometric_mean`` is over the two ratios; null unless both are there.
+    """
+    found = []
+    for dtype, load in dict.fromkeys((r["dtype"], r["load"]) for r in ratios):
+        entry: dict[str, Any] = {"dtype": dtype, "load": load}
+        for name in ("plain", "best"):
+            known = [r for r in ratios if (r["dtype"], r["load"]) == (dtype, load) and r[name]]
+            worst = min(known, key=lambda r: r[name]["ratio"], default=None)
+            entry[name] = worst and {"peer": worst["peer"], **worst[name]}
+        both = [entry[name]["ratio"] for name in ("plain", "best") if entry[name]]
+        entry["geometric_mean"] = geometric_mean(both) if len(both) == 2 else None
+        found.append(entry)
+    return found
+
+
+def pair_figures(bench: Bench) -> dict[str, Any]:
+    """One entry of ``pairs``.
+
+    ``conversions`` lists the peers whose conversion of the target gave our greedy float32 ids or
+    did not (then ``skipped`` has it), ``now`` false where a run before this one found that out.
+    """
+    pair = bench.pair
+    runs = [run_figures(bench, s, trials) for s, trials in bench.rounds.items() if trials]
+    ratios = comparisons(runs)
+    return {
+        "name": pair.name,
+        "agreement": pair.agreement,
+        "prompts": pair.single,
+        "prompt_tokens": [len(p) for p in pair.prompts[: pair.single]],
+        "conversions": [{"peer": peer, "now": now} for peer, now in bench.conversions.items()],
+        "runs": runs,
+        "ratios": ratios,
+        "bars": bars(ratios),
+        "read_bandwidth": [
+            {"dtype": dtype, "load": load.name, "bytes_per_second_by_round": measured}
+            for (dtype, load), measured in bench.bandwidth.items()
+        ],
+        "search": [
+            {
+                "peer": s.engine.peer,
+                "dtype": s.engine.dtype,
+                "load": s.load.name,
+                "mode": s.engine.mode,
+                "num_speculative_tokens": s.k,
+                "threads": s.threads,
+                "tokens_per_second": trial.speed,
+                "others_cores": trial.others,
+            }
+            for s, trial in bench.search.items()
+        ],
+        "skipped": bench.skipped,
+    }
+
+
+def report(benches: Sequence[Bench]) -> dict[str, Any]:
+    """The whole report, of one or more pairs with the same options."""
+    options = benches[0].options
+    return {
+        "machine": machine(),
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "rounds": options.rounds,
+        "intervals": {"confidence": ranks(options.rounds)[1], "method": METHOD},
+        "pairs": [pair_figures(bench) for bench in benches],
+    }
+
+
+def heading(report: dict[str, Any]) -> str:
+    """What ran where, in a line."""
+    machine = report["machine"]
+    return (
+        f"{report['max_tokens']} tokens, T = {report['temperature']:g} · {machine['cpu']}, "
+        f"{machine['cores']} cores · {machine['date'][:10]}"
+    )
+
+
+def label(pair: dict[str, Any]) -> str:
+    """A pair's name, with the agreement of a planted one."""
+    agreement = f" (agreement {pair['agreement']:.2f})" if pair["agreement"] is not None else ""
+    return f"{pair['name']}{agreement}"

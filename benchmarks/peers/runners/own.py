@@ -1,0 +1,44 @@
+"""Outrider by the peers' protocol."""
+
+from __future__ import annotations
+
+from outrider import LLM, SamplingParams, __version__
+from outrider.errors import ConfigError
+
+from .serve import Ids, Spec, Unsupported, serve
+
+
+class Own:
+    """One ``LLM``; it takes all cores that it may use."""
+
+    version = __version__
+
+    def __init__(self, spec: Spec) -> None:
+        drafter = {"plain": None, "ngram": "ngram", "draft": spec["drafter"]}[spec["mode"]]
+        few, drafters = (
+            dtype if dtype in ("int8", "int4") else None
+            for dtype in (spec["dtype"], spec["drafter_dtype"])
+        )
+        try:
+            self.llm = LLM(
+                spec["target"], drafter=drafter, num_speculative_tokens=spec["k"] or 1,
+                max_num_seqs=spec["parallel"], max_model_len=spec["context"],
+                dtype="bfloat16" if few else spec["dtype"], quantization=few,
+                drafter_quantization=drafters or "none", enable_prefix_caching=False,
+            )  # fmt: skip
+        except ConfigError as error:  # an Outrider without that option says so
+            raise Unsupported(str(error)) from None
+
+    def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
+        params = [
+            SamplingParams(
+                temperature=options["temperature"], seed=options["seed"] + i,
+                max_tokens=max_tokens, ignore_eos=True,
+            )
+            for i in range(len(prompts))
+        ]  # fmt: skip
+        return [out.outputs[0].token_ids for out in self.llm.generate(list(prompts), params)]
+
+
+if __name__ == "__main__":
+    serve(Own)

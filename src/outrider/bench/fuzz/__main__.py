@@ -1,5 +1,0 @@
-"""``python -m outrider.bench.fuzz``."""
-
-from .run import main
-
-main()

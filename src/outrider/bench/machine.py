@@ -1,0 +1,49 @@
+"""The machine that a benchmark runs on, and the memory that this process takes of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def machine() -> dict[str, Any]:
+    """Return what a report says of the machine."""
+    return {
+        "cpu": cpu_name(),
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the system tells it."""
+    name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
+    return name[1].strip() if name else platform.processor() or platform.machine()
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def reset_peak_memory() -> None:
+    """Start measuring the peak anew where the kernel can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int:
+    """Return the most bytes of this process that were resident since the last reset."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -1,0 +1,1 @@
+"""Training: the corpus, and the loops that train targets and drafters."""
