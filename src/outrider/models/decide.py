@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ..sampling.draws import Noise
+from ..sampling.grammar import Mask
 from ..sampling.law import NEVER
 from ..types import Row
 from ..types import Sequence as SequenceState
@@ -165,3 +166,56 @@ def sample_in_python(
         for line, token, score in zip(lines, *noise.draw(z, rows), strict=True):
             tokens[line], scores[line] = token, score
     return Samples(tokens, scores, logits, kept, scored, errors, reasons, samples.hidden)
+
+
+def grammar_masks(
+    segments: Sequence[Segment],
+    inputs: Sequence[SampleInput | None],
+    grammars: Sequence[int],
+    slow: list[int],
+    laws: list[int],
+) -> list[Mask | None]:
+    """Return what grammars let come at each row of logits.
+
+    A segment whose parser gives up loses its law and joins ``slow``, where it is told why.
+
+    Args:
+        segments, inputs: as of ``Model.decide``.
+        grammars: numbers of the segments that have one.
+        slow: numbers of those that Python samples from.
+        laws: of the segments that want logits.
+    """
+    masks: list[Mask | None] = []
+    number = -1
+    for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):
+        number += asked is not None
+        found: list[Mask | str | None] = [None] * segment.logits
+        if asked is not None and i in grammars:
+            try:
+                found = asked.sequence.law.masks(asked.sequence.tokens, asked.paths(segment))
+            except Exception as error:
+                found = [str(error)] * segment.logits
+            if any(isinstance(mask, str) for mask in found):
+                laws[number] = 0
+                slow.append(i)
+        masks += [None if isinstance(mask, str) else mask for mask in found]
+    return masks
+
+
+def with_kept(
+    samples: Samples,
+    segments: Sequence[Segment],
+    inputs: Sequence[SampleInput | None],
+    slow: Sequence[int],
+) -> Samples:
+    """Return ``samples`` with the logits that inputs with a law keep; raw ones follow all rows."""
+    kept = {}
+    line, raw = 0, len(samples.tokens)
+    for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):
+        count = segment.logits
+        if asked is not None and asked.keep and i not in slow:
+            first = raw if asked.keep == Keep.RAW else line
+            kept[i] = samples.logits[first : first + count]
+            raw += count if asked.keep == Keep.RAW else 0
+        line += count
+    return samples._replace(kept=kept)

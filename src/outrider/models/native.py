@@ -17,9 +17,17 @@ from ..native.laws import NativeLaw, NativeNoise
 from ..native.library import Library
 from ..native.ranges import within
 from ..sampling.draws import Noise
-from ..sampling.grammar import Mask
 from .base import Model, Output, Store
-from .decide import DraftInput, DraftNodes, Keep, SampleInput, Samples, sample_in_python
+from .decide import (
+    DraftInput,
+    DraftNodes,
+    Keep,
+    SampleInput,
+    Samples,
+    grammar_masks,
+    sample_in_python,
+    with_kept,
+)
 from .families import Architecture, read_architecture, read_config
 from .native_store import NativeStore
 from .quantize import Matrix, Quantized
@@ -307,7 +315,7 @@ class NativeTransformer(Model):
             kept += keeps[-1] * count
             keeping += keep
             rows += count
-        masks = _masks(segments, inputs, grammars, slow, laws) if grammars else ()
+        masks = grammar_masks(segments, inputs, grammars, slow, laws) if grammars else ()
         room, states = store.room(rows + kept), None
         if hidden:
             count = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
@@ -328,7 +336,7 @@ class NativeTransformer(Model):
         if states is not None:
             samples = samples._replace(hidden=dict(zip(hidden, states, strict=True)))
         if keeping:
-            samples = _with_kept(samples, segments, inputs, slow)
+            samples = with_kept(samples, segments, inputs, slow)
         if slow:
             samples = samples._replace(logits=room.tensor[:rows])
             samples = sample_in_python(samples, segments, inputs, slow, noise)
@@ -397,59 +405,6 @@ class NativeTransformer(Model):
 def _keeps_rows(beside: NativeTransformer | None) -> bool:
     """Whether a plain embedding stays one: not beside a packed one, with which it is compared."""
     return beside is None or beside.embedding is not None
-
-
-def _masks(
-    segments: Sequence[Segment],
-    inputs: Sequence[SampleInput | None],
-    grammars: Sequence[int],
-    slow: list[int],
-    laws: list[int],
-) -> list[Mask | None]:
-    """Return what grammars let come at each row of logits.
-
-    A segment whose parser gives up loses its law and joins ``slow``, where it is told why.
-
-    Args:
-        segments, inputs: as of ``Model.decide``.
-        grammars: numbers of the segments that have one.
-        slow: numbers of those that Python samples from.
-        laws: of the segments that want logits.
-    """
-    masks: list[Mask | None] = []
-    number = -1
-    for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):
-        number += asked is not None
-        found: list[Mask | str | None] = [None] * segment.logits
-        if asked is not None and i in grammars:
-            try:
-                found = asked.sequence.law.masks(asked.sequence.tokens, asked.paths(segment))
-            except Exception as error:
-                found = [str(error)] * segment.logits
-            if any(isinstance(mask, str) for mask in found):
-                laws[number] = 0
-                slow.append(i)
-        masks += [None if isinstance(mask, str) else mask for mask in found]
-    return masks
-
-
-def _with_kept(
-    samples: Samples,
-    segments: Sequence[Segment],
-    inputs: Sequence[SampleInput | None],
-    slow: Sequence[int],
-) -> Samples:
-    """Return ``samples`` with the logits that inputs with a law keep; raw ones follow all rows."""
-    kept = {}
-    line, raw = 0, len(samples.tokens)
-    for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):
-        count = segment.logits
-        if asked is not None and asked.keep and i not in slow:
-            first = raw if asked.keep == Keep.RAW else line
-            kept[i] = samples.logits[first : first + count]
-            raw += count if asked.keep == Keep.RAW else 0
-        line += count
-    return samples._replace(kept=kept)
 
 
 def _words(segments: Sequence[Segment]) -> array[int]:
