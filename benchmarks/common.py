@@ -15,7 +15,7 @@ from outrider.bench.offline import turned
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
-from outrider.intake import Intake
+from outrider.input_processor import InputProcessor
 from outrider.sampling.acceptance import AcceptanceRule
 
 T = TypeVar("T")
@@ -47,9 +47,9 @@ def read_prompts(file: Path) -> list[str]:
     return texts
 
 
-def open_engine(intake: Intake, rule: AcceptanceRule | None = None) -> Engine:
-    """Return the engine that ``LLM`` would build for ``intake``, with another rule if given."""
-    return build_engine(intake.folder, intake.spec, intake.config, intake.backend, rule=rule)
+def open_engine(inputs: InputProcessor, rule: AcceptanceRule | None = None) -> Engine:
+    """Return the engine that ``LLM`` would build for ``inputs``, with another rule if given."""
+    return build_engine(inputs.folder, inputs.spec, inputs.config, inputs.backend, rule=rule)
 
 
 def interleaved(sides: Sequence[T], rounds: int) -> Iterator[tuple[int, list[T]]]:

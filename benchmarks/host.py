@@ -22,10 +22,9 @@ import typer
 from outrider.cli.common import JsonFile, numbers, write_json
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError, ModelError
-from outrider.intake import Intake
+from outrider.input_processor import InputProcessor
 from outrider.native.choice import library
 from outrider.native.library import Library
-from outrider.outputs import Pending
 from outrider.types import SamplingParams
 
 from .common import (
@@ -59,18 +58,18 @@ class Cell:
 
     def decode(
         self,
-        intake: Intake,
+        inputs: InputProcessor,
         engine: Engine,
         clock: Library,
         prompts: Sequence[str],
         params: SamplingParams,
     ) -> None:
         """Decode a batch of prompts and note the steps in which all of it was decoding."""
-        pending = {}
+        states = {}
         for prompt in islice(cycle(prompts), self.batch):
-            request, text = intake.request(prompt, params)
-            engine.add(request)
-            pending[request.id] = Pending(text, request)
+            state = inputs.request(prompt, params)
+            engine.add(state.request)
+            states[state.request.id] = state
         left = perf_counter_ns()
         while engine.has_work:
             entered = perf_counter_ns()
@@ -87,8 +86,8 @@ class Cell:
                 self.native.append(native)
                 self.emitted += len(events)
             left = perf_counter_ns()
-            for event in map(intake.worded, events):
-                pending[event.request_id].take(event)
+            for event in events:
+                states[event.request_id].take(event)
 
     def report(self) -> dict[str, Any]:
         """Return medians in microseconds.
@@ -137,14 +136,16 @@ def measure(
         "num_speculative_tokens": length, "max_num_seqs": max(batches),
         "enable_prefix_caching": False,
     }  # fmt: skip
-    intakes = {mode: Intake(model, drafter, dict(options)) for mode, drafter in modes.items()}
-    engines = {mode: open_engine(intake) for mode, intake in intakes.items()}
+    processors = {
+        mode: InputProcessor(model, drafter, dict(options)) for mode, drafter in modes.items()
+    }
+    engines = {mode: open_engine(inputs) for mode, inputs in processors.items()}
     params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=1, ignore_eos=True)
     cells = [Cell(mode, batch) for batch in batches for mode in modes]
     for number, turn in interleaved(cells, rounds):
         for cell in turn:
             noted = cell if number >= 0 else Cell(cell.mode, cell.batch)
-            noted.decode(intakes[cell.mode], engines[cell.mode], clock, prompts, params)
+            noted.decode(processors[cell.mode], engines[cell.mode], clock, prompts, params)
     return [cell.report() for cell in cells]
 
 

@@ -19,7 +19,7 @@ import typer
 from outrider.bench.machine import machine
 from outrider.cli.common import numbers
 from outrider.errors import ConfigError
-from outrider.intake import Intake
+from outrider.input_processor import InputProcessor
 from outrider.llm import LLM
 from outrider.sampling.acceptance import AcceptanceRule
 from outrider.sampling.draws import Noise, SharedNoise
@@ -98,10 +98,10 @@ class Recorder:
         return self.rule(laws, draft, noise)
 
 
-def opened(intake: Intake, rule: AcceptanceRule) -> tuple[LLM, Recorder]:
-    """Return an engine for ``intake``, whose drafter is a model, and what records its drafts."""
+def opened(inputs: InputProcessor, rule: AcceptanceRule) -> tuple[LLM, Recorder]:
+    """Return an engine for ``inputs``, whose drafter is a model, and what records its drafts."""
     recorder = Recorder(rule)
-    return LLM.from_engine(intake, open_engine(intake, recorder)), recorder
+    return LLM.from_engine(inputs, open_engine(inputs, recorder)), recorder
 
 
 def measure(
@@ -150,13 +150,13 @@ def main(
     seed: Seed = 0,
 ) -> None:
     """Measure what each rule accepts, beside the bounds of theory, as a Markdown table."""
-    intake = Intake(model, drafter, {"num_speculative_tokens": num_speculative_tokens})
-    if intake.spec.name != "model":
+    inputs = InputProcessor(model, drafter, {"num_speculative_tokens": num_speculative_tokens})
+    if inputs.spec.name != "model":
         raise ConfigError("the rules differ by the drafter's law; give a drafter that is a model.")
     texts, rows = read_prompts(prompts), []
     for temperature in numbers(temperatures, float, "--temperatures"):
         for name in RULES:
-            llm, recorder = opened(intake, make_rule(name))
+            llm, recorder = opened(inputs, make_rule(name))
             counts, bounds = measure(llm, recorder, texts, temperature, tokens, seed)
             rows.append(row(temperature, name, counts, bounds))
     print("\n".join(table(COLUMNS, rows)))

@@ -11,15 +11,16 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import outrider.native
 from outrider import LLM, SamplingParams
+from outrider.config import EngineConfig
 from outrider.errors import OutriderError
-from outrider.limits import ENGINE, LOOKUP, REQUEST, SAMPLING, SPECULATION
+from outrider.limits import LOOKUP, REQUEST, SAMPLING, SPECULATION
 from outrider.types import Request, Speculation
 
 VALUES: tuple[Any, ...] = (
@@ -31,6 +32,11 @@ CHECKPOINTS = frozenset({"eos_token_ids"})
 """Fields that only a checkpoint fills."""
 SLOWEST_SECONDS = 300.0
 
+ENGINE = {
+    each.name: each.metadata["number"]
+    for each in fields(EngineConfig)
+    if each.metadata["number"] is not None
+}
 EDGES = {
     name: (number.least, number.most, number.least - 1, number.most + 1)
     for name, number in (SAMPLING | SPECULATION | REQUEST | ENGINE | LOOKUP).items()

@@ -111,7 +111,7 @@ def attempt(model: Path) -> str:
             llm = LLM(model, drafter=None, memory="32MiB", max_num_seqs=2)
             params = SamplingParams(temperature=0, max_tokens=1)
             llm.generate([[1, 2, 3]], params)
-            if llm._intake.codec is not None:
+            if llm.inputs.codec is not None:
                 llm.generate(["hello, def greet(name)"], params)
                 llm.chat([{"role": "user", "content": "hello"}], params)
         except OutriderError as error:

@@ -1,28 +1,45 @@
-"""Outrider: speculative decoding, exact, adaptive and in the open."""
+"""Exact speculative decoding on CPUs."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .errors import (
+    ConfigError,
+    GenerationError,
+    MemoryBudgetError,
+    ModelError,
+    NumericalError,
+    OutriderError,
+    RequestError,
+    WorkerError,
+)
 from .params import SamplingParams, StructuredOutputsParams
-from .types import Speculation
+from .types import Event, Origin, Speculation
 
 if TYPE_CHECKING:
     from .async_llm import AsyncLLM
     from .llm import LLM
-    from .outputs import RequestOutput
+    from .outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "Speculation", "StructuredOutputsParams",
+    "LLM", "AsyncLLM", "CompletionOutput", "ConfigError", "Event", "GenerationError",
+    "MemoryBudgetError", "ModelError", "NumericalError", "Origin", "OutriderError", "RequestError",
+    "RequestOutput", "SamplingParams", "Speculation", "StructuredOutputsParams", "WorkerError",
     "__version__",
 ]  # fmt: skip
-HOMES = {"LLM": "llm", "AsyncLLM": "async_llm", "RequestOutput": "outputs"}
+HOMES = {
+    "LLM": "llm",
+    "AsyncLLM": "async_llm",
+    "CompletionOutput": "outputs",
+    "RequestOutput": "outputs",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Torch comes with the engine, seconds later: whoever asks for help should not wait for it.
+    # Importing torch takes seconds, which `outrider --help` should not wait for.
     if name in HOMES:
         return getattr(import_module(f".{HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

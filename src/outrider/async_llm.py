@@ -1,23 +1,20 @@
-"""The door for asyncio: ``AsyncLLM``, in the manner of vLLM's, over an engine in a process."""
+"""The interface for asyncio: ``AsyncLLM``, after vLLM's, over an engine in its own process."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from contextlib import aclosing
+from typing import Any, Unpack, cast
 
+from .config import EngineOptions
 from .engine.deaths import Deaths
-from .engine.process import WorkerProcess
-from .engine.pulse import Beat, Watch
-from .engine.speculation import SpeculationState
-from .engine.suspects import Suspects, fingerprint
-from .engine.worker import (
+from .engine.messages import (
     Abort,
     Aborted,
     Add,
+    Beat,
     Broken,
     Failed,
     Gauges,
@@ -28,61 +25,36 @@ from .engine.worker import (
     Stepped,
     WorkerSpec,
 )  # fmt: skip
-from .errors import ConfigError, OutriderError, RequestError, WorkerError, shown
-from .intake import Intake, Prompt, of_engine_args
+from .engine.process import WorkerProcess
+from .engine.pulse import Watch
+from .engine.speculation import SpeculationState, check_choice
+from .engine.suspects import Suspects, fingerprint
+from .errors import GenerationError, OutriderError, RequestError, WorkerError
+from .input_processor import InputProcessor, Prompt
 from .models.families import Folder
-from .outputs import GenerationError, Pending, RequestOutput
-from .text.detokenize import Detokenizer
-from .types import DEFAULT_SPECULATION, Event, Request, SamplingParams, Speculation, by_request
+from .outputs import RequestOutput, RequestState
+from .types import Event, SamplingParams, Speculation, by_request
+from .vllm_names import of_engine_args
 
 logger = logging.getLogger("outrider")
 
 TICK_SECONDS = 1.0
 
 Observer = Callable[[Stepped, Mapping[str, Sequence[Event]]], None]
-"""Is told of every step, with its events by their request."""
+"""Called with every step and its events by request."""
 
 
-class _Stream:
-    """A request under way: what the worker sent of it, and its text."""
+class _Queue:
+    """The events of a request under way, a list for each step, until its samples have ended."""
 
-    def __init__(self, request: Request, intake: Intake) -> None:
-        self.request = request
-        self.queue: asyncio.Queue[list[Event] | OutriderError] = asyncio.Queue()
-        self.left = request.params.n
-        tokenizer = intake.codec.backend if intake.codec and not request.params.stop else None
-        self._texts = [
-            Detokenizer(
-                tokenizer,
-                request.prompt_token_ids,
-                (),
-                skip_special=request.params.skip_special_tokens,
-            )
-            for _ in range(self.left)
-        ]
-        self._written = tokenizer is not None
-        self._worded = intake.worded
+    def __init__(self, samples: int) -> None:
+        self.items: asyncio.Queue[list[Event] | OutriderError] = asyncio.Queue()
+        self.running = samples
 
     def put(self, events: list[Event]) -> None:
-        """Hand on the events of one step."""
-        self.left -= sum(event.finish_reason is not None for event in events)
-        self.queue.put_nowait(events)
-
-    def show(self, event: Event) -> Event:
-        """The event with its text, and that of the tokens whose log probability it gives."""
-        if self._written:
-            event = event._replace(text=self._text(event))
-        return self._worded(event)
-
-    def _text(self, event: Event) -> str:
-        found, token = self._texts[event.sample_index], event.token_id
-        if token is None:
-            return found.flush()
-        hidden = event.finish_reason == "stop" and not (
-            self.request.params.include_stop_str_in_output
-        )
-        text = "" if hidden else found.push(token)[0]
-        return text if event.finish_reason is None else text + found.flush()
+        """Add the events of one step."""
+        self.running -= sum(event.finish_reason is not None for event in events)
+        self.items.put_nowait(events)
 
 
 class AsyncLLM:
@@ -99,12 +71,12 @@ class AsyncLLM:
         ConfigError, ModelError: see ``LLM``. What only the engine finds out, ``start`` raises.
     """
 
-    def __init__(self, model: Folder, drafter: Folder | None = "auto", **options: Any) -> None:
-        self.intake = Intake(model, drafter, options)
-        self.config = self.intake.config
-        self.spec = WorkerSpec(
-            self.intake.folder, self.intake.tokenizer, self.intake.spec, self.config
-        )
+    def __init__(
+        self, model: Folder, drafter: Folder | None = "auto", **options: Unpack[EngineOptions]
+    ) -> None:
+        self.inputs = inputs = InputProcessor(model, drafter, cast(Mapping[str, Any], options))
+        self.config = inputs.config
+        self.spec = WorkerSpec(inputs.folder, inputs.tokenizer, inputs.spec, inputs.config)
         self.ready: Ready | None = None
         self.gauges = Gauges()
         self.speculation: SpeculationState | None = None
@@ -112,8 +84,7 @@ class AsyncLLM:
         self.failure: OutriderError | None = None
         self.observers: list[Observer] = []
         self._failing: list[Observer] = []
-        self._streams: dict[str, _Stream] = {}
-        self._numbers = itertools.count()
+        self._queues: dict[str, _Queue] = {}
         self.suspects = Suspects()
         self._engaged: dict[str, str] = {}  # by id the body of each request the worker may hold
         self._deaths = Deaths()
@@ -126,15 +97,13 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: Any = None, **options: Any) -> AsyncLLM:
-        """From vLLM's ``AsyncEngineArgs``, or any object or mapping with such names.
+        """Return an ``AsyncLLM`` from vLLM's ``AsyncEngineArgs``, or an object or mapping like it.
 
         Of an object the attributes that are set and that ``LLM`` knows are taken; a mapping's and
         ``options`` must all be known.
         """
-        given = engine_args or {}
-        if not isinstance(given, dict):
-            given = of_engine_args(given)
-        return cls(**{**given, **options})
+        args = engine_args or {}
+        return cls(**{**(args if isinstance(args, dict) else of_engine_args(args)), **options})
 
     def launch(self) -> None:
         """Start the worker unless it was started, without waiting for it."""
@@ -168,7 +137,7 @@ class AsyncLLM:
         speculation: Speculation | None = None,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
-        """Continue a prompt; yields the output so far, again after every step of the engine.
+        """Continue a prompt, and yield the output so far after every step of the engine.
 
         Leaving the iterator aborts the request.
 
@@ -176,7 +145,7 @@ class AsyncLLM:
             prompt: a text, token ids, or ``{"prompt_token_ids": ids}``.
             sampling_params: None takes the defaults.
             request_id: unique among those under way; made up unless given.
-            speculation: what the request wants of drafting; None takes the engine's way.
+            speculation: how to draft; None takes the engine's way.
             priority: of waiting requests the lowest go first; needs
                 ``scheduling_policy="priority"`` unless it is 0.
 
@@ -185,60 +154,93 @@ class AsyncLLM:
             WorkerError: the engine died under it.
             GenerationError: the request failed on the way; the error holds its output.
         """
-        params = sampling_params or SamplingParams()
-        request, text = self.request(prompt, params, request_id)
-        request = replace(
-            request, speculation=speculation or DEFAULT_SPECULATION, priority=priority
+        state = self.request(
+            prompt, sampling_params, request_id, speculation=speculation, priority=priority
         )
-        pending = Pending(text, request)
-        async for events in self.stream(request):
-            for event in events:
-                pending.take(event)
-            if pending.error is not None:
-                raise GenerationError(f"the request failed: {pending.error}", [pending.output()])
-            yield pending.output()
+        async with aclosing(self.run(state)) as steps:
+            async for _ in steps:
+                if state.error is not None:
+                    raise GenerationError(f"the request failed: {state.error}", [state.output()])
+                yield state.output()
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        speculation: Speculation | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[Event, None]:
+        """Continue a prompt as ``generate`` does, and yield one ``Event`` for each token.
+
+        ``error`` of an event says why the request failed.
+        """
+        state = self.request(
+            prompt, sampling_params, request_id, speculation=speculation, priority=priority
+        )
+        async with aclosing(self.run(state)) as steps:
+            async for events in steps:
+                for event in events:
+                    yield event
 
     def request(
-        self, prompt: Prompt, params: SamplingParams, id: str | None = None
-    ) -> tuple[Request, str | None]:
-        """A request for ``stream``, and its prompt's text, None where ids were given.
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> RequestState:
+        """Return the state of a new request for ``run``.
+
+        Args:
+            prompt, sampling_params, request_id: as for ``generate``.
+            options: see ``InputProcessor.request``.
 
         Raises:
-            RequestError: the prompt is neither text nor ids, or text without a tokenizer.
+            RequestError: the prompt or an option does not fit the model.
         """
-        name = f"request-{next(self._numbers)}" if id is None else id
-        request, text = self.intake.request(prompt, params, name)
-        return replace(request, detokenize=False), text
+        params = sampling_params or SamplingParams()
+        return self.inputs.request(prompt, params, request_id, **options)
 
-    async def stream(self, request: Request) -> AsyncGenerator[list[Event], None]:
-        """The events of a request, those of a step together.
+    async def run(
+        self, state: RequestState, body: str | None = None
+    ) -> AsyncGenerator[list[Event], None]:
+        """Run a request; yield the events of each step together, once ``state`` has taken them.
 
         Leaving the iterator aborts the request.
+
+        Args:
+            state: of the request.
+            body: the fingerprint of the call that the request belongs to; its own unless given.
 
         Raises:
             RequestError, ConfigError: the request cannot be served.
             WorkerError: the engine died under it, or does not run.
         """
+        request = state.request
         await self._free(request.id)
-        body = request.body or fingerprint([request])
+        body = body or fingerprint([request])
         self.suspects.check(body)
-        stream = self._streams[request.id] = _Stream(request, self.intake)
+        queue = self._queues[request.id] = _Queue(request.params.n)
         try:
-            self._add(request, body)
-            while stream.left or not stream.queue.empty():
-                found = await stream.queue.get()
-                if isinstance(found, OutriderError):
-                    stream.left = 0
-                    raise found
-                if any(event.prompt_logprobs is not None for event in found):
-                    yield await asyncio.to_thread(lambda new: [*map(stream.show, new)], found)
+            if self._worker is not None:  # one that has just died says so later
+                self._worker.send(Add(request), ("add", request.id))
+                self._engaged[request.id] = body
+            while queue.running or not queue.items.empty():
+                events = await queue.items.get()
+                if isinstance(events, OutriderError):
+                    queue.running = 0
+                    raise events
+                if any(event.prompt_logprobs is not None for event in events):
+                    yield await asyncio.to_thread(lambda new: [*map(state.take, new)], events)
                 else:
-                    yield [stream.show(event) for event in found]
+                    yield [state.take(event) for event in events]
             if body in self.suspects and body not in self._engaged.values():
                 self.suspects.completed(body)
         finally:
-            del self._streams[request.id]
-            if stream.left:
+            del self._queues[request.id]
+            if queue.running:
                 self._abort(request.id)
 
     async def _free(self, id: str) -> None:
@@ -250,7 +252,7 @@ class AsyncLLM:
         """
         while True:
             await self.start()
-            if id in self._streams:
+            if id in self._queues:
                 raise RequestError(f"request id {id!r} is in use; give another.")
             if id not in self._engaged:
                 return
@@ -263,25 +265,18 @@ class AsyncLLM:
             ConfigError: there is no such drafter, or the length is out of range.
         """
         ready = await self.start()
-        if state.drafter not in ready.drafters:
-            known = ", ".join(ready.drafters)
-            raise ConfigError(f"drafter is {shown(state.drafter)}; give one of {known}.")
-        if not 1 <= state.num_speculative_tokens <= ready.max_draft:
-            raise ConfigError(
-                f"num_speculative_tokens is {state.num_speculative_tokens}; "
-                f"give 1 to {ready.max_draft}."
-            )
+        check_choice(state, ready.drafters, ready.max_draft)
         self.speculation = state
         self._set(state)
 
     @property
     def live(self) -> int:
-        """How many requests are under way."""
-        return len(self._streams)
+        """The number of requests under way."""
+        return len(self._queues)
 
     @property
     def trouble(self) -> OutriderError | None:
-        """Why the engine cannot serve; None while it can, or is being loaded."""
+        """The reason why the engine cannot serve; None while it can, or is being loaded."""
         if self.failure is not None:
             return self.failure
         if self._unstarted is not None:
@@ -335,12 +330,6 @@ class AsyncLLM:
             logger.error("%s; it is killed and started again", self._watch.complaint)
             self._worker.kill()
 
-    def _add(self, request: Request, body: str) -> None:
-        """Give the worker a request; one that has just died says so later."""
-        if self._worker is not None:
-            self._worker.send(Add(request), ("add", request.id))
-            self._engaged[request.id] = body
-
     def _abort(self, id: str) -> None:
         """Have the worker drop a request, unless it never got it."""
         if self._worker is None or self._worker.withdraw(("add", id)):
@@ -353,15 +342,15 @@ class AsyncLLM:
             self._worker.send(state, "speculation")
 
     def _take(self, worker: WorkerProcess, message: Message) -> None:
-        """Hand a message to whom it concerns."""
+        """Act on a message of the worker."""
         if worker is not self._worker:
             return
         match message:
             case Stepped(events, gauges):
                 self.gauges = gauges
-                found = by_request(events)
-                self._hand_out(found)
-                self._show(message, found)
+                grouped = by_request(events)
+                self._hand_out(grouped)
+                self._observe(message, grouped)
             case Beat():
                 self._watch.hear(message)
             case Aborted(id, gauges):
@@ -371,9 +360,8 @@ class AsyncLLM:
             case Refused(id, error):
                 self._engaged.pop(id, None)
                 self._tell()
-                stream = self._streams.get(id)
-                if stream is not None:
-                    stream.queue.put_nowait(error)
+                if id in self._queues:
+                    self._queues[id].items.put_nowait(error)
             case Ready():
                 self.ready = message
                 if self.speculation is None:
@@ -390,16 +378,16 @@ class AsyncLLM:
                 logger.error("the engine failed: %s\n%s", why, traceback)
 
     def _hand_out(self, events: Mapping[str, list[Event]]) -> None:
-        """Each request's events to its stream."""
-        for id, mine in events.items():
-            stream = self._streams.get(id)
-            if stream is not None:
-                stream.put(mine)
-                if not stream.left:
+        """Put each request's events into its queue."""
+        for id, own in events.items():
+            queue = self._queues.get(id)
+            if queue is not None:
+                queue.put(own)
+                if not queue.running:
                     self._engaged.pop(id, None)
 
-    def _show(self, step: Stepped, events: Mapping[str, list[Event]]) -> None:
-        """Tell the observers of a step; the log has the first failure of each."""
+    def _observe(self, step: Stepped, events: Mapping[str, list[Event]]) -> None:
+        """Call the observers with a step; log the first failure of each."""
         for observe in self.observers:
             try:
                 observe(step, events)
@@ -445,7 +433,7 @@ class AsyncLLM:
         self._changed = asyncio.Event()
 
     def _end_streams(self, why: str) -> None:
-        """End the streams whose requests are not done; the others have all they need."""
-        for stream in self._streams.values():
-            if stream.left:
-                stream.queue.put_nowait(WorkerError(f"{why}; send it again."))
+        """End the requests that are not done; the others have all they need."""
+        for queue in self._queues.values():
+            if queue.running:
+                queue.items.put_nowait(WorkerError(f"{why}; send it again."))

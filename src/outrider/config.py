@@ -1,48 +1,27 @@
-"""The engine's configuration: frozen, validated when made."""
+"""The engine's options: one table, frozen and validated when made."""
 
 from __future__ import annotations
 
 import os
 import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from .errors import ConfigError, shown
-from .limits import ENGINE, check_number
+from .limits import LARGEST_CONTEXT, LARGEST_DRAFT, LARGEST_SEED, LOOKUP, Number
+from .options import Option, check_fields, option, options_of
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 ACCEPTANCE_RULES = ("coupled", "rejection", "block")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5
 LARGEST_MEMORY = 2**50
-SCHEDULING_POLICIES = ("fcfs", "priority")
-LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 PRESETS = {"long-context": {"model": 512, "ngram": 4096}}
 """By preset: the window of each kind of drafter, in tokens; measured in docs/performance.md."""
-OLD_NAMES = {
-    "speculative_model": "drafter",
-    "ngram_prompt_lookup_max": "prompt_lookup_max",
-    "ngram_prompt_lookup_min": "prompt_lookup_min",
-}
-"""vLLM's removed names, which still work, with a warning."""
-
-
-def renewed(name: str, value: Any) -> tuple[str, Any]:
-    """Today's name and value of an option; warns where the name is one of ``OLD_NAMES``."""
-    if name not in OLD_NAMES:
-        return name, value
-    today = OLD_NAMES[name]
-    warnings.warn(f"{name} is an old name; use {today}.", FutureWarning, 2)
-    if today == "drafter" and value == "[ngram]":
-        warnings.warn('"[ngram]" is an old spelling; use "ngram".', FutureWarning, 2)
-        value = "ngram"
-    return today, value
 
 
 def free_memory() -> int:
-    """Bytes this process may still take: the machine's available memory within cgroup limits."""
+    """Return the bytes this process may still take: available memory within cgroup limits."""
     page = os.sysconf("SC_PAGE_SIZE")
     free = os.sysconf("SC_AVPHYS_PAGES") * page
     meminfo = Path("/proc/meminfo")
@@ -56,7 +35,7 @@ def free_memory() -> int:
 
 
 def parse_memory(value: int | float | str | None) -> int | None:
-    """Bytes for the cache from ``memory``: bytes, a share of free memory, or a text like "2GiB".
+    """Return the cache's bytes from ``memory``: bytes, a share of free memory, or a text ("2GiB").
 
     A float in (0, 1] is a share; None leaves the choice to the engine.
 
@@ -89,7 +68,7 @@ USUAL_GROUP = {4: 128, 8: None}
 
 @dataclass(frozen=True)
 class Recipe:
-    """How weights are quantised: what every matrix but the head is made to.
+    """A quantisation of weights, for every matrix but the head.
 
     Args:
         bits: 4 or 8.
@@ -103,7 +82,7 @@ class Recipe:
 
     @staticmethod
     def parse(text: object) -> Recipe:
-        """A recipe from its text: int4 or int8, then -g32, -g64, -g128 or -channel, then -zp.
+        """Return the recipe of a text: int4 or int8, then -g32, -g64, -g128 or -channel, then -zp.
 
         Without a group int4 has groups of 128, and int8 is per channel.
 
@@ -124,14 +103,14 @@ class Recipe:
 
     @property
     def head(self) -> Recipe:
-        """What head and embedding are made to: 8 bits.
+        """The recipe of head and embedding: 8 bits.
 
         At 4 the head of the pocket target costs as much perplexity as all else together.
         """
         return self if self.bits == 8 else Recipe(8, USUAL_GROUP[8])
 
     def bits_per_weight(self, inputs: int) -> float:
-        """Bits of a weight in a matrix of so many ``inputs``, its share of scales and zeros too."""
+        """Return the bits of a weight in a matrix of so many ``inputs``, with scales and zeros."""
         groups = 1 if self.group is None else -(-inputs // self.group)
         return self.bits + groups * (16 + self.bits * self.zeros) / inputs
 
@@ -147,83 +126,96 @@ NO_RECIPES = ("none", "auto")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Limits and budgets of one engine.
+    """Limits and budgets of one engine; every field with a help text is an option of ``LLM``.
 
-    Args:
-        dtype: "auto" (the checkpoint's; but bfloat16 for float16, which the native step lacks, and
-            float32 where the CPU has no arithmetic of the kind), "float32", "bfloat16" or "float16"
-            (through torch, slower).
-        quantization: makes the target's weights few-bit at load, see ``Recipe.parse``; None leaves
-            them as the checkpoint has them.
-        drafter_quantization: the same for the drafter's, where it has weights; "auto" makes them
-            int8 where the native step runs the drafter and its checkpoint is not quantised, which
-            no output depends on; "none" leaves them.
-        max_model_len: longest prompt plus output, in tokens; None takes the target's context.
-        max_num_seqs: sequences decoded together at most.
-        max_num_batched_tokens: committed rows of one step at most: the prefill chunk.
-        num_speculative_tokens: the draft length K, 1 or more.
-        drafter_window: how many of the last tokens a drafter looks at, 1 or more: no layer of a
-            drafter's model attends to more, and prompt lookup searches no more. None is what the
-            model's config says, and 16,384 for prompt lookup. Output does not depend on it.
-        preset: "long-context" gives the drafter a window that was measured to serve contexts of
-            thousands of tokens, unless ``drafter_window`` gives another; None is no preset.
-        acceptance_rule: "coupled" (the same seed gives the same tokens whatever drafts), or
-            "rejection" or "block" (the target's law, other tokens with another drafter or K).
-        memory: what the cache may take, see ``parse_memory``.
-        page_size: tokens a cache page holds.
-        scheduling_policy: "fcfs" serves requests as they come and refuses a priority other than 0;
-            "priority" serves the lowest priority first.
-        enable_prefix_caching: sequences with the same beginning share its pages, also when the
-            first has ended; output does not depend on it.
-        seed: base of the seeds of requests without one; None takes the operating system's.
-        logprobs_mode: log probabilities are "raw_logprobs", of the model's own logits, or
-            "processed_logprobs", of the law that the options made of them.
+    ``page_size`` is how many tokens a page of the cache holds.
 
     Raises:
         ConfigError: a value is out of its range.
     """
 
-    dtype: str = "auto"
-    quantization: str | None = None
-    drafter_quantization: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 32
-    max_num_batched_tokens: int = 512
-    num_speculative_tokens: int = 4
-    drafter_window: int | None = None
-    preset: str | None = None
-    acceptance_rule: str = "coupled"
-    memory: int | float | str | None = None
-    page_size: int = 16
-    enable_prefix_caching: bool = True
-    seed: int | None = None
-    logprobs_mode: str = "raw_logprobs"
-    scheduling_policy: str = "fcfs"
+    num_speculative_tokens: int = option(
+        4,
+        "Draft length K: tokens drafted a step, at most.",
+        Number(1, LARGEST_DRAFT, "give 1 to {most}, or turn drafting off with drafter=None"),
+    )
+    dtype: str = option(
+        "auto",
+        "auto, float32, bfloat16 or float16. auto is the checkpoint's, but bfloat16 for float16, "
+        "and float32 where the CPU has no arithmetic of the kind; float16 runs through torch, "
+        "slower.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str | None = option(
+        None,
+        "Quantise the target's weights at load: int8 or int4, with -g32, -g64, -g128 or -channel "
+        "for the group, and -zp for zero points, as in int4-g64-zp.",
+    )
+    drafter_quantization: str = option(
+        "auto",
+        "The same for the drafter's weights. auto is int8 where the native step runs the drafter, "
+        "none leaves the weights as they are. Output stays the same.",
+    )
+    drafter_window: int | None = option(
+        None,
+        "Number of last tokens that a drafter attends to or looks up; all unless given, and 16,384 "
+        "for ngram. Output stays the same.",
+        Number(1, LARGEST_CONTEXT, "give 1 to {most} tokens, or None", optional=True),
+    )
+    preset: str | None = option(
+        None,
+        "long-context: a drafter's window that was measured to serve there, unless drafter_window "
+        "is given.",
+        choices=(*PRESETS, None),
+    )
+    acceptance_rule: str = option(
+        "coupled",
+        "coupled (the same seed gives the same tokens whatever drafts), or rejection or block (the "
+        "same distribution, other tokens with another drafter or K).",
+        choices=ACCEPTANCE_RULES,
+    )
+    max_model_len: int | None = option(
+        None,
+        "Longest prompt plus output, in tokens; the model's context unless given.",
+        Number(2, LARGEST_CONTEXT, "give 2 to {most}, or None", optional=True),
+    )
+    max_num_seqs: int = option(
+        32, "Most sequences decoded together.", Number(1, 2**16, "give 1 to {most}")
+    )
+    max_num_batched_tokens: int = option(
+        512,
+        "Most committed rows of a step: the prefill chunk.",
+        Number(1, 2**17, "give 1 to {most}"),
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        "fcfs serves requests in order of arrival, priority the lowest priority first.",
+        choices=("fcfs", "priority"),
+    )
+    enable_prefix_caching: bool = option(
+        True,
+        "Sequences with the same beginning share its cache pages. Output stays the same.",
+    )
+    memory: int | float | str | None = option(
+        None,
+        "Memory of the cache: bytes, a text such as 2GiB, or a share of free memory such as 0.5; "
+        "enough for max_num_seqs sequences, but at most half of what is free, unless given.",
+    )
+    seed: int | None = option(
+        None,
+        "Base of the seeds of requests without one; random unless given.",
+        Number(0, LARGEST_SEED, "give a whole number from 0 to {most}", optional=True),
+    )
+    logprobs_mode: str = option(
+        "raw_logprobs",
+        "raw_logprobs (of the model's own logits) or processed_logprobs (after penalties, "
+        "temperature and truncation).",
+        choices=("raw_logprobs", "processed_logprobs"),
+    )
+    page_size: int = option(16, "", Number(1, 2**14, "give 1 to {most}"))
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is {shown(self.dtype)}; give one of {', '.join(DTYPES)}.")
-        if self.acceptance_rule not in ACCEPTANCE_RULES:
-            raise ConfigError(
-                f"acceptance_rule is {shown(self.acceptance_rule)}; "
-                f"give one of {', '.join(ACCEPTANCE_RULES)}."
-            )
-        if self.logprobs_mode not in LOGPROBS_MODES:
-            known = ", ".join(LOGPROBS_MODES)
-            raise ConfigError(f"logprobs_mode is {shown(self.logprobs_mode)}; give one of {known}.")
-        if self.scheduling_policy not in SCHEDULING_POLICIES:
-            known = " or ".join(SCHEDULING_POLICIES)
-            raise ConfigError(
-                f"scheduling_policy is {shown(self.scheduling_policy)}; give {known}."
-            )
-        for name, number in ENGINE.items():
-            check_number(name, getattr(self, name), number)
-        caching: object = self.enable_prefix_caching
-        if not isinstance(caching, bool):
-            raise ConfigError(f"enable_prefix_caching is {shown(caching)}; give True or False.")
-        if self.preset is not None and self.preset not in tuple(PRESETS):
-            known = ", ".join(PRESETS)
-            raise ConfigError(f"preset is {shown(self.preset)}; give {known}, or None.")
+        check_fields(self)
         parse_memory(self.memory)
         if self.quantization is not None:
             Recipe.parse(self.quantization)
@@ -231,13 +223,13 @@ class EngineConfig:
             Recipe.parse(self.drafter_quantization)
 
     def window_of(self, drafter: str) -> int | None:
-        """How many of the last tokens a drafter of that name looks at; None: not limited here."""
+        """Return how many last tokens a drafter of that name looks at; None is not limited here."""
         if self.drafter_window is None and self.preset is not None:
             return PRESETS[self.preset].get(drafter)
         return self.drafter_window
 
     def model_length(self, context: int) -> int:
-        """The longest sequence, given the target's ``context``; checks what depends on it.
+        """Return the longest sequence, given the target's ``context``.
 
         Raises:
             ConfigError: max_model_len is above the context, or K does not fit into it.
@@ -254,3 +246,57 @@ class EngineConfig:
                 f"into the context of {length} tokens; give 1 to {length - 1}."
             )
         return length
+
+
+def _lookup(name: str, help: str) -> Option:
+    return Option(name, "number", None, help, LOOKUP[name].least, LOOKUP[name].most)
+
+
+ENGINE_OPTIONS = (
+    Option(
+        "drafter", "text", "auto",
+        "auto, ngram, none, or a checkpoint's folder or file. auto is the checkpoint in the "
+        "sub-folder or sibling drafter, else ngram; none for a model whose state cannot go back.",
+    ),
+    _lookup("prompt_lookup_min", "Shortest n-gram of drafter ngram, in tokens; 2 unless given."),
+    _lookup("prompt_lookup_max", "Longest n-gram of drafter ngram, in tokens; 4 unless given."),
+    Option(
+        "speculative_config", "text", None,
+        "vLLM's JSON object, instead of drafter and num_speculative_tokens.",
+    ),
+    Option(
+        "tokenizer", "text", None,
+        "Folder of a tokenizer, instead of the checkpoint's own.",
+    ),
+    Option(
+        "gpu_memory_utilization", "share", None,
+        "vLLM's name for memory as a share.", high=1,
+    ),
+    *options_of(EngineConfig),
+)  # fmt: skip
+"""Every option of ``LLM``, ``AsyncLLM``, the commands and the server's engine."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """The keyword arguments of ``LLM`` and ``AsyncLLM`` beside model and drafter."""
+
+    num_speculative_tokens: int
+    prompt_lookup_min: int | None
+    prompt_lookup_max: int | None
+    speculative_config: dict[str, object] | str | None
+    tokenizer: str | Path | None
+    gpu_memory_utilization: float
+    dtype: str
+    quantization: str | None
+    drafter_quantization: str
+    drafter_window: int | None
+    preset: str | None
+    acceptance_rule: str
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    scheduling_policy: str
+    enable_prefix_caching: bool
+    memory: int | float | str | None
+    seed: int | None
+    logprobs_mode: str

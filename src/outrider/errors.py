@@ -7,6 +7,7 @@
     ├── WorkerError                   the engine's process died
     └── RequestError (ValueError)     one request is wrong; the others are unharmed
         └── NumericalError            a request failed while it ran: its logits are not finite
+            └── GenerationError       some requests of a call failed; holds all outputs
 
 Each message is one or two sentences: what is wrong, where, and what to do.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from reprlib import Repr
+from typing import Any
 
 SHOWN = 100
 """Most characters of a value in a message."""
@@ -44,11 +46,28 @@ class WorkerError(OutriderError):
 
 
 class RequestError(OutriderError, ValueError):
-    """One request is wrong; the others are unharmed."""
+    """One request is wrong; the others are unharmed. ``param`` is the option at fault, or None."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class NumericalError(RequestError):
     """A request's logits are NaN or infinite, no token is allowed, or its processor failed."""
+
+
+class GenerationError(NumericalError):
+    """Some requests of a call failed.
+
+    Args:
+        message: which, and why.
+        outputs: the ``RequestOutput`` of every request; those that did not fail are complete.
+    """
+
+    def __init__(self, message: str, outputs: list[Any]) -> None:
+        super().__init__(message)
+        self.outputs = outputs
 
 
 def no_option(

@@ -49,7 +49,7 @@ class Number(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to give instead."""
+        """The values to give instead."""
         most = "2^64 - 1" if self.most == LARGEST_SEED else self.most
         return self.give.format(least=self.least, most=most)
 
@@ -99,21 +99,6 @@ SPECULATION = {
 }
 """The numbers of ``Speculation``."""
 
-ENGINE = {
-    "max_num_seqs": Number(1, 2**16, "give 1 to {most}"),
-    "max_num_batched_tokens": Number(1, 2**17, "give 1 to {most}"),
-    "page_size": Number(1, 2**14, "give 1 to {most}"),
-    "num_speculative_tokens": Number(
-        1, LARGEST_DRAFT, "give 1 to {most}, or turn drafting off with drafter=None"
-    ),
-    "drafter_window": Number(
-        1, LARGEST_CONTEXT, "give 1 to {most} tokens, or None", optional=True
-    ),
-    "max_model_len": Number(2, LARGEST_CONTEXT, "give 2 to {most}, or None", optional=True),
-    "seed": Number(0, LARGEST_SEED, "give a whole number from 0 to {most}", optional=True),
-}  # fmt: skip
-"""The numbers of ``EngineConfig``, besides memory."""
-
 LOOKUP = {
     "prompt_lookup_min": Number(1, LARGEST_GRAM, "give 1 to {most}"),
     "prompt_lookup_max": Number(1, LARGEST_GRAM, "give 1 to {most}"),
@@ -162,7 +147,7 @@ def check_ids(owner: object, name: str, ids: Collection[Any]) -> None:
 
 
 def wrong_ids(ids: Collection[Any], end: int) -> list[Any]:
-    """The first of ``ids`` that is no whole number from 0 to below ``end``; empty if none is."""
+    """Return the first of ``ids`` that is no whole number from 0 to below ``end``, if any."""
     # A million ids come in one body: a loop of Python would take ten times as long.
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < end):
         return []

@@ -1,26 +1,23 @@
-"""The door for Python users: ``LLM``, in the manner of vLLM's."""
+"""The Python interface: ``LLM``, after vLLM's."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from tqdm import tqdm
 
+from .config import EngineOptions
 from .drafters.base import DrafterSpec, NoSpec
 from .engine.build import build_engine
 from .engine.engine import Engine
 from .engine.speculation import SpeculationState
-from .errors import OutriderError, RequestError
-from .intake import Intake, Prompt, as_list
+from .errors import GenerationError, OutriderError, RequestError
+from .input_processor import InputProcessor, Prompt, as_list
 from .models.families import Folder
-from .outputs import (
-    GenerationError,
-    Pending,
-    RequestOutput,
-)
+from .outputs import RequestOutput, RequestState
 from .text.codec import Message
 from .types import Event, SamplingParams, Speculation
 
@@ -36,15 +33,8 @@ class LLM:
         drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram; nothing
             for a model whose state cannot go back), None or "none", "ngram", or a checkpoint's
             folder or .gguf file.
-        num_speculative_tokens: the draft length K; 4 unless given.
-        acceptance_rule: "coupled" unless given, "rejection" or "block", see ``EngineConfig``.
-        prompt_lookup_min, prompt_lookup_max: ngram's shortest and longest n-gram.
-        tokenizer: a folder with a tokenizer, instead of the checkpoint's own.
-        dtype, quantization, drafter_quantization, drafter_window, preset, max_model_len,
-            max_num_seqs, max_num_batched_tokens, memory, seed, logprobs_mode,
-            scheduling_policy: see ``EngineConfig``. ``gpu_memory_utilization`` is ``memory`` as a
-            share. With ``seed`` the i-th request since the start gets a seed of its own that
-            depends on both.
+        options: see ``EngineOptions``; docs/server.md explains each. With ``seed`` the i-th
+            request since the start gets a seed that depends on both.
 
     Raises:
         ConfigError: an option is wrong.
@@ -53,28 +43,31 @@ class LLM:
     """
 
     def __init__(
-        self, model: Folder, drafter: Folder | DrafterSpec | None = "auto", **options: Any
+        self,
+        model: Folder,
+        drafter: Folder | DrafterSpec | None = "auto",
+        **options: Unpack[EngineOptions],
     ) -> None:
-        intake = Intake(model, drafter, options)
-        self._wire(intake, build_engine(intake.folder, intake.spec, intake.config, intake.backend))
+        inputs = InputProcessor(model, drafter, cast(Mapping[str, Any], options))
+        self._wire(inputs, build_engine(inputs.folder, inputs.spec, inputs.config, inputs.backend))
 
     @classmethod
-    def from_engine(cls, intake: Intake, engine: Engine) -> LLM:
-        """Return an ``LLM`` over an engine that was built for ``intake``."""
+    def from_engine(cls, inputs: InputProcessor, engine: Engine) -> LLM:
+        """Return an ``LLM`` over an engine that was built for ``inputs``."""
         llm = cls.__new__(cls)
-        llm._wire(intake, engine)
+        llm._wire(inputs, engine)
         return llm
 
-    def _wire(self, intake: Intake, engine: Engine) -> None:
-        self._intake, self.engine = intake, engine
-        self.config = intake.config
-        drafts = self.speculation.drafter == intake.spec.name
-        self.drafter = intake.spec if drafts else NoSpec()
+    def _wire(self, inputs: InputProcessor, engine: Engine) -> None:
+        self.inputs, self.engine = inputs, engine
+        self.config = inputs.config
+        drafts = self.speculation.drafter == inputs.spec.name
+        self.drafter = inputs.spec if drafts else NoSpec()
         logger.info("%s", self.engine.budget)
 
     @property
     def speculation(self) -> SpeculationState:
-        """What drafts unless a request says, and how far."""
+        """The default drafter and draft length."""
         return self.engine.speculator.state
 
     def set_speculation(self, state: SpeculationState) -> None:
@@ -88,7 +81,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         speculation: Speculation | Seq[Speculation] | None = None,
     ) -> list[RequestOutput]:
@@ -96,117 +89,123 @@ class LLM:
 
         Args:
             prompts: a text, token ids, ``{"prompt_token_ids": ids}``, or a list of these.
-            params: one for all, or one each; None takes the defaults.
-            speculation: what requests want of drafting, one for all, or one each; None takes the
-                engine's way.
+            sampling_params: one for all, or one each; None takes the defaults.
+            speculation: how to draft, one for all, or one each; None takes the engine's way.
 
         Raises:
             RequestError: a prompt cannot be served; nothing has been started then.
             GenerationError: a request failed on the way; the error holds all outputs.
         """
-        pending = self._start(prompts, params, speculation)
-        hidden = True if len(pending) < 2 else None  # None: where stderr is no terminal
-        with tqdm(total=len(pending), desc="generating", leave=False, disable=hidden) as bar:
-            for event in self._run(pending):
-                bar.update(event.finish_reason is not None and pending[event.request_id].done)
-        outputs = [p.output() for p in pending.values()]
-        failed = [(i, p.error) for i, p in enumerate(pending.values()) if p.error]
+        states = self.start(prompts, sampling_params, speculation=speculation)
+        hidden = True if len(states) < 2 else None  # None: where stderr is no terminal
+        with tqdm(total=len(states), desc="generating", leave=False, disable=hidden) as bar:
+            for event in self.run(states):
+                ended = event.finish_reason is not None
+                bar.update(ended and states[event.prompt_index].done)
+        outputs = [state.output() for state in states]
+        failed = [(state.index, state.error) for state in states if state.error]
         if failed:
-            where = f"prompt {failed[0][0]}" if len(pending) > 1 else "the prompt"
+            where = f"prompt {failed[0][0]}" if len(states) > 1 else "the prompt"
             raise GenerationError(f"{where} failed: {failed[0][1]}", outputs)
         return outputs
 
     def stream(
         self,
         prompts: Prompt | Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         speculation: Speculation | Seq[Speculation] | None = None,
-    ) -> Iterator[tuple[int, Event]]:
-        """As ``generate``, token by token: yields (index of the prompt, event).
+    ) -> Iterator[Event]:
+        """Continue prompts as ``generate`` does, and yield one ``Event`` for each token.
 
-        An event carries the token, its text and its origin: accepted, bonus or plain. Leaving the
-        iterator aborts what is not finished.
+        An event has the token, its text, its origin (accepted, bonus or plain), and the index of
+        its prompt; ``error`` of an event says why a request failed. Leaving the iterator aborts
+        what is not finished.
         """
-        pending = self._start(prompts, params, speculation)
-        order = {id: i for i, id in enumerate(pending)}
-        for event in self._run(pending):
-            yield order[event.request_id], event
+        yield from self.run(self.start(prompts, sampling_params, speculation=speculation))
 
     def chat(
-        self, messages: Seq[Message] | Seq[Seq[Message]], params: SamplingParams | None = None
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, by the checkpoint's chat template.
 
         Args:
             messages: [{"role": ..., "content": ...}, ...], or a list of such lists.
-            params: for all of them.
+            sampling_params: one for all, or one each; None takes the defaults.
 
         Raises:
             RequestError: the checkpoint has no template, or the template refuses the messages.
         """
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if one else list(messages)
-        codec = self._intake.codec
-        if codec is None:
-            raise RequestError("this model has no tokenizer, so chat() has no template to use.")
-        return self.generate([codec.chat(list(c)) for c in conversations], params)
+        texts = [self.inputs.render(list(each)) for each in conversations]
+        return self.generate([self.inputs.encode(t, special=False) for t in texts], sampling_params)
 
     def decode(self, ids: Seq[int]) -> str:
-        """The text of token ids, special tokens written out; empty for a model without text."""
-        return self._intake.decode(ids)
+        """Return the text of token ids, special tokens included; empty for a model without text."""
+        return self.inputs.outputs.decode(ids)
 
-    def _start(
+    def start(
         self,
         prompts: Prompt | Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None,
-        speculation: Speculation | Seq[Speculation] | None,
-    ) -> dict[str, Pending]:
-        """Queue every prompt, or none of them."""
-        listed = as_list(prompts)
-        chosen = _one_each(params, SamplingParams, len(listed), "params")
-        wanted = _one_each(speculation, Speculation, len(listed), "speculation")
-        pending: dict[str, Pending] = {}
-        try:
-            for prompt, param, speculate in zip(listed, chosen, wanted, strict=True):
-                request, text = self._intake.request(prompt, param, speculation=speculate)
-                self.engine.add(request)
-                pending[request.id] = Pending(text, request)
-        except BaseException as error:
-            for id in pending:
-                self.engine.abort(id)
-            if isinstance(error, OutriderError) and len(listed) > 1:
-                error.args = (f"prompt {len(pending)}: {error}",)
-            raise
-        return pending
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        speculation: Speculation | Seq[Speculation] | None = None,
+    ) -> list[RequestState]:
+        """Queue every prompt, or none of them; return their states for ``run``.
 
-    def _run(self, pending: dict[str, Pending]) -> Iterator[Event]:
-        """Step until all is done; whatever ends it early frees what is left."""
-        left = dict(pending)
+        Raises:
+            RequestError: a prompt cannot be served.
+        """
+        listed = as_list(prompts)
+        params = _one_each(sampling_params, SamplingParams, len(listed), "sampling_params")
+        speculations = _one_each(speculation, Speculation, len(listed), "speculation")
+        states: list[RequestState] = []
+        try:
+            for prompt, param, how in zip(listed, params, speculations, strict=True):
+                state = self.inputs.request(prompt, param, speculation=how, index=len(states))
+                self.engine.add(state.request)
+                states.append(state)
+        except BaseException as error:
+            for state in states:
+                self.engine.abort(state.request.id)
+            if isinstance(error, OutriderError) and len(listed) > 1:
+                error.args = (f"prompt {len(states)}: {error}",)
+            raise
+        return states
+
+    def run(self, states: Seq[RequestState]) -> Iterator[Event]:
+        """Step until all requests are done; yield their events, which the states have taken.
+
+        Leaving the iterator aborts what is not finished.
+        """
+        left = {state.request.id: state for state in states}
         try:
             while left:
-                for event in map(self._intake.worded, self.engine.step()):
-                    item = pending[event.request_id]
-                    item.take(event)
-                    if event.finish_reason is not None and item.done:
+                for event in self.engine.step():
+                    state = left[event.request_id]
+                    shown = state.take(event)
+                    if event.finish_reason is not None and state.done:
                         del left[event.request_id]
-                    yield event
+                    yield shown
         finally:
             for id in left:
                 self.engine.abort(id)
 
 
-def _one_each(given: T | Seq[T] | None, kind: type[T], count: int, name: str) -> list[T]:
-    """Return ``given`` for each of ``count`` prompts; None stands for the defaults.
+def _one_each(values: T | Seq[T] | None, kind: type[T], count: int, name: str) -> list[T]:
+    """Return a value for each of ``count`` prompts; None stands for the defaults.
 
     Raises:
         RequestError: there are more or fewer than prompts.
     """
-    if given is None:
+    if values is None:
         return [kind()] * count
-    if isinstance(given, kind):
-        return [given] * count
-    listed: list[T] = list(cast(Seq[T], given))
+    if isinstance(values, kind):
+        return [values] * count
+    listed: list[T] = list(cast(Seq[T], values))
     if len(listed) != count:
         raise RequestError(f"{count} prompts came with {len(listed)} {name}; give one each.")
     return listed

@@ -1,38 +1,46 @@
-"""What callers get: requests as they are collected from events, and their outputs."""
+"""From events to outputs: text, the states of requests under way, and what callers get."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from .errors import NumericalError
-from .types import Counts, Drafted, Event, Logprobs, Origin, Request
+from .text.codec import TextCodec
+from .text.detokenize import Detokenizer
+from .types import Counts, Drafted, Event, Logprob, Logprobs, Origin, Request
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One sample: ``finish_reason`` is "stop", "length" or "error"; ``origins`` run with the ids.
+    """One sample of a request; ``origins`` and ``logprobs`` run with ``token_ids``.
 
-    ``seed`` with the sample's ``index`` repeats it: ask for ``n > index`` samples of that seed.
-    ``logprobs`` run with the ids, and ``cumulative_logprob`` is their sum over the sampled tokens;
-    both are None unless asked for. ``stop_reason`` is the stop string or the stop token's id that
-    ended the sample, None where EOS or a limit did.
+    ``finish_reason`` is "stop", "length" or "error", None while the sample runs. ``stop_reason`` is
+    the stop string or the stop token's id that ended it, None where EOS or a limit did.
+    ``seed`` with ``index`` repeats the sample: ask for ``n > index`` samples of that seed.
+    ``cumulative_logprob`` is the sum over the sampled tokens; it and ``logprobs`` are None unless
+    asked for.
     """
 
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: str
+    finish_reason: str | None
     seed: int
     origins: list[Origin]
     logprobs: list[Logprobs] | None = None
     cumulative_logprob: float | None = None
     stop_reason: int | str | None = None
 
+    def finished(self) -> bool:
+        """Return whether the sample has ended."""
+        return self.finish_reason is not None
+
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """How a request went, its samples together.
+    """Times and counts of a request, its samples together.
 
     ``tokens_per_second`` is output tokens over the time from the call to the last token, ``ttft``
     the seconds to the first token; the rest is defined at ``Counts``.
@@ -50,20 +58,24 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and what was made of it; ``prompt`` is None where ids were given.
+    """A prompt and its samples; ``prompt`` is None where token ids were given.
 
-    ``prompt_logprobs`` run with the prompt's ids if asked for, None for the first.
+    ``num_cached_tokens`` counts the prompt's tokens that the prefix cache held. ``prompt_logprobs``
+    run with the prompt's ids if asked for, None for the first.
     """
 
+    request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
     metrics: RequestMetrics
     prompt_logprobs: list[Logprobs | None] | None = None
 
 
 @dataclass
-class Sample:
+class SampleState:
     """One sample so far, collected from events; ``accepted`` runs with ``drafts``."""
 
     text: str = ""
@@ -76,7 +88,7 @@ class Sample:
     accepted: list[int] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
-        """Add what one event brings."""
+        """Add one event."""
         self.text += event.text
         if event.drafted is not None:
             self.drafts.append(event.drafted)
@@ -92,79 +104,136 @@ class Sample:
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
 
     def output(self, index: int, request: Request) -> CompletionOutput:
-        """The sample as the caller sees it."""
-        listed = total = None
+        """Return the sample as the caller sees it."""
+        logprobs = total = None
         if request.params.logprobs is not None:
-            listed = self.logprobs
-            pairs = zip(listed, self.token_ids, strict=True)
-            total = sum(found[token].logprob for found, token in pairs)
+            logprobs = self.logprobs
+            pairs = zip(logprobs, self.token_ids, strict=True)
+            total = sum(each[token].logprob for each, token in pairs)
         return CompletionOutput(
-            index,
-            self.text,
-            self.token_ids,
-            self.finish_reason or "",
-            request.seed,
-            self.origins,
-            listed,
-            total,
-            self.stop_reason,
-        )
+            index, self.text, self.token_ids, self.finish_reason, request.seed, self.origins,
+            logprobs, total, self.stop_reason,
+        )  # fmt: skip
 
 
-@dataclass
-class Pending:
-    """A request under way, collected from events.
+class OutputProcessor:
+    """Writes the text of tokens, for every request of a model.
 
-    ``prompt`` is its text, None where ids were given; ``start`` and ``end`` are seconds on
-    ``time.perf_counter``, and ``queued`` how many the last of its samples waited.
+    Args:
+        codec: None for a model without text.
     """
 
-    prompt: str | None
-    request: Request
-    start: float = field(default_factory=time.perf_counter)
-    first: float | None = None
-    end: float = 0.0
-    samples: list[Sample] = field(init=False)
-    counts: Counts = field(default_factory=Counts)
-    error: str | None = None
-    prompt_logprobs: list[Logprobs | None] | None = None
-    cached_tokens: int = 0
-    queued: float | None = None
+    def __init__(self, codec: TextCodec | None) -> None:
+        self.tokenizer = codec.backend if codec else None
+        self._words: dict[int, str] = {}
 
-    def __post_init__(self) -> None:
-        self.samples = [Sample() for _ in range(self.request.params.n)]
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included; empty for a model without text."""
+        if self.tokenizer is None:
+            return ""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
-    def take(self, event: Event) -> None:
-        """Add what one event brings."""
-        self.end = time.perf_counter()
+    def word(self, id: int) -> str:
+        """Return the text of a single token."""
+        if id not in self._words:
+            self._words[id] = self.decode([id])
+        return self._words[id]
+
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """The texts of the tokenizer's special tokens."""
+        added = self.tokenizer.get_added_tokens_decoder().values() if self.tokenizer else ()
+        return frozenset(token.content for token in added if token.special)
+
+    def words(self, logprobs: Logprobs) -> Logprobs:
+        """Return log probabilities with the text of each token."""
+        return {i: Logprob(p.logprob, p.rank, self.word(i)) for i, p in logprobs.items()}
+
+
+class RequestState:
+    """A request under way: writes the text of its events and collects them.
+
+    ``started`` and ``ended`` are seconds on ``time.perf_counter``, ``queued`` how many seconds the
+    last of its samples waited, ``cached_tokens`` how many of the prompt's the prefix cache held.
+    """
+
+    def __init__(
+        self, outputs: OutputProcessor, request: Request, prompt: str | None, index: int
+    ) -> None:
+        params = request.params
+        self.request, self.prompt, self.index = request, prompt, index
+        self.samples = [SampleState() for _ in range(params.n)]
+        self.counts = Counts()
+        self.error: str | None = None
+        self.prompt_logprobs: list[Logprobs | None] | None = None
+        self.cached_tokens = 0
+        self.queued: float | None = None
+        self.started = self.ended = time.perf_counter()
+        self._first: float | None = None
+        self._outputs = outputs
+        self._texts: list[Detokenizer] | None = None
+        if outputs.tokenizer is not None and not params.stop:  # else the engine writes the text
+            ids, skip = request.prompt_token_ids, params.skip_special_tokens
+            self._texts = [
+                Detokenizer(outputs.tokenizer, ids, (), skip_special=skip) for _ in self.samples
+            ]
+
+    def take(self, event: Event) -> Event:
+        """Add one event; return it with its text and the prompt's index."""
+        event = event._replace(text=self._text(event), prompt_index=self.index)
+        if self._outputs.tokenizer is not None:
+            event = self._with_words(event)
+        self.ended = time.perf_counter()
         self.samples[event.sample_index].take(event)
-        if event.token_id is not None and self.first is None:
-            self.first = self.end
+        if event.token_id is not None and self._first is None:
+            self._first = self.ended
         if event.start is not None:
             if event.sample_index == 0:  # one prompt, however many samples
                 self.cached_tokens = event.start.cached_tokens
-            self.queued = max(0.0, event.start.scheduled - self.start)
+            self.queued = max(0.0, event.start.scheduled - self.started)
         if event.finish_reason is not None:
             self.error = self.error or event.error
         if event.counts is not None:
             self.counts.add(event.counts)
         self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
+        return event
+
+    def _text(self, event: Event) -> str:
+        """Return the text that may be shown with an event."""
+        if self._texts is None:
+            return event.text
+        text, params = self._texts[event.sample_index], self.request.params
+        hidden = event.finish_reason == "stop" and not params.include_stop_str_in_output
+        new = "" if event.token_id is None or hidden else text.push(event.token_id)[0]
+        return new if event.finish_reason is None else new + text.flush()
+
+    def _with_words(self, event: Event) -> Event:
+        """Return the event with the text of every token whose log probability it gives."""
+        own, prompt, words = event.logprobs, event.prompt_logprobs, self._outputs.words
+        if own is None and prompt is None:
+            return event
+        return event._replace(
+            logprobs=None if own is None else words(own),
+            prompt_logprobs=None if prompt is None else [p and words(p) for p in prompt],
+        )
 
     @property
     def done(self) -> bool:
-        """Whether every sample has ended."""
+        """True when every sample has ended."""
         return all(s.finish_reason for s in self.samples)
 
     @property
     def ttft(self) -> float | None:
         """Seconds to the first token; None before it."""
-        return None if self.first is None else self.first - self.start
+        return None if self._first is None else self._first - self.started
 
     def output(self) -> RequestOutput:
-        """The request as the caller sees it, as far as it has come."""
-        tokens, counts = sum(len(s.token_ids) for s in self.samples), self.counts
+        """Return the request as the caller sees it, as far as it has come."""
+        request, counts, seconds = self.request, self.counts, self.ended - self.started
+        tokens = sum(len(s.token_ids) for s in self.samples)
         metrics = RequestMetrics(
-            tokens_per_second=tokens / (self.end - self.start),
+            tokens_per_second=tokens / seconds if seconds else 0.0,
             ttft=self.ttft or 0.0,
             steps=counts.steps,
             drafted=counts.drafted,
@@ -173,14 +242,8 @@ class Pending:
             acceptance_length=counts.acceptance_length,
             acceptance_by_position=counts.acceptance_by_position,
         )
-        outputs = [s.output(i, self.request) for i, s in enumerate(self.samples)]
-        ids = list(self.request.prompt_token_ids)
-        return RequestOutput(self.prompt, ids, outputs, metrics, self.prompt_logprobs)
-
-
-class GenerationError(NumericalError):
-    """Some requests of a call failed; ``outputs`` holds every request's, the good ones whole."""
-
-    def __init__(self, message: str, outputs: list[RequestOutput]) -> None:
-        super().__init__(message)
-        self.outputs = outputs
+        outputs = [s.output(i, request) for i, s in enumerate(self.samples)]
+        return RequestOutput(
+            request.id, self.prompt, list(request.prompt_token_ids), outputs, self.done,
+            self.cached_tokens, metrics, self.prompt_logprobs,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a request is sampled: ``SamplingParams``, in vLLM's names. The standard library only."""
+"""Sampling options: ``SamplingParams``, in vLLM's names. The standard library only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ once for a position.
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
-    """The members of a list, none for None; what is no list is its own only member."""
+    """Return the members of a list, none for None; any other value is its own only member."""
     return tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
 
 
@@ -58,7 +58,7 @@ class _Named:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams(_Named):
-    """What form the output must have; exactly one of these.
+    """The form of the output; exactly one of these.
 
     Args:
         json: a JSON schema, as a dict or its text.
@@ -114,7 +114,7 @@ class StructuredOutputsParams(_Named):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(_Named):
-    """How a request is sampled; names, defaults, order and scopes follow vLLM.
+    """The sampling options of a request; names, defaults, order and scopes follow vLLM.
 
     Args:
         temperature: 0 to 10^6; 0 (or below 1e-5) takes the most likely token.

@@ -78,11 +78,11 @@ Logprobs = dict[int, Logprob]
 
 @dataclass(frozen=True)
 class Speculation:
-    """What one request wants of drafting; its output does not depend on it.
+    """How to draft for one request; its output does not depend on it.
 
     Args:
-        enabled: False decodes it plainly.
-        drafter: which of the engine's drafters; None takes the engine's choice.
+        enabled: False decodes plainly.
+        drafter: the name of one of the engine's drafters; None takes the engine's default.
         num_speculative_tokens: longest draft, 0 or more; None takes the engine's.
         prediction: ids that the output is expected to resemble, for drafter "prediction".
 
@@ -109,8 +109,10 @@ class Speculation:
 
     def length(self, most: int) -> int:
         """Return the longest draft, where the engine drafts at most ``most`` tokens."""
-        wanted = self.num_speculative_tokens
-        return 0 if not self.enabled else most if wanted is None else min(most, wanted)
+        if not self.enabled:
+            return 0
+        longest = self.num_speculative_tokens
+        return most if longest is None else min(most, longest)
 
 
 DEFAULT_SPECULATION = Speculation()
@@ -119,11 +121,10 @@ DEFAULT_SPECULATION = Speculation()
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to continue, as the engine takes it. ``seed`` is resolved before it gets here.
+    """One prompt to continue, checked and with its seed, see ``InputProcessor.request``.
 
-    Without ``detokenize`` events carry no text. Requests wait by ``priority``, lowest first, and by
-    order of arrival. Those of another ``cache_salt`` share no cached prefix. Requests of one call
-    to the server have one ``body``, its fingerprint.
+    Requests wait by ``priority``, lowest first, then by order of arrival. Only requests with the
+    same ``cache_salt`` share cached prefixes.
 
     Raises:
         ConfigError: ``seed`` or ``priority`` is out of its range.
@@ -135,10 +136,8 @@ class Request:
     seed: int
     eos_token_ids: frozenset[int] = frozenset()
     speculation: Speculation = DEFAULT_SPECULATION
-    detokenize: bool = True
     priority: int = 0
     cache_salt: str = ""
-    body: str = ""
 
     def __post_init__(self) -> None:
         check_numbers(self, REQUEST)
@@ -151,7 +150,7 @@ class Request:
 
 
 def check_vocabulary(name: str, ids: Collection[int], vocabulary: int) -> None:
-    """Refuse ids that are not in a vocabulary of so many.
+    """Refuse ids outside a vocabulary of that size.
 
     Raises:
         RequestError: one of them is not.
@@ -388,15 +387,16 @@ class Verdict:
 
 
 class Event(NamedTuple):
-    """One token of one sample, as it is emitted; ``token_id`` is None in a closing event.
+    """One token of one sample, as it is emitted; ``token_id`` is None where an error ends it.
 
-    ``text`` is what may be shown now: it lags where a character or a stop string may be under way.
-    ``drafted`` stands in the first event of a sample in a step that drafted something for it, and
-    ``start`` in its very first.
-    ``finish_reason`` ("stop", "length", "error") ends the sample, with its ``counts``; ``error``
-    says why a request failed while the others went on. ``stop_reason`` is the stop token or the
-    stop string that ended the sample, None for EOS. ``prompt_logprobs`` come once, with the
-    first token of the first sample: None for the first token of the prompt, which nothing precedes.
+    ``text`` may be shown now: it lags behind the tokens where a character or a stop string is
+    incomplete. The engine writes it where the request has stop strings, the frontend otherwise.
+    ``drafted`` stands in the first event of a sample in a step with a draft, ``start`` in the
+    sample's first event. ``finish_reason`` ("stop", "length", "error") ends the sample, with its
+    ``counts``; ``error`` says why it failed. ``stop_reason`` is the stop token or the stop string
+    that ended the sample, None for EOS. ``prompt_logprobs`` come once, with the first token of the
+    first sample: None for the prompt's first token. ``prompt_index`` is the place of the prompt
+    among those of the call, which the frontend fills in.
     """
 
     request_id: str
@@ -412,10 +412,11 @@ class Event(NamedTuple):
     drafted: Drafted | None = None
     start: Start | None = None
     stop_reason: int | str | None = None
+    prompt_index: int = 0
 
 
 def by_request(events: Iterable[Event]) -> dict[str, list[Event]]:
-    """Events by their request, in order."""
+    """Return events by their request, in order."""
     found: dict[str, list[Event]] = {}
     for event in events:
         found.setdefault(event.request_id, []).append(event)
@@ -423,7 +424,7 @@ def by_request(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def by_sample(events: Iterable[Event]) -> dict[int, list[Event]]:
-    """Events of one request by their sample, in order."""
+    """Return events of one request by their sample, in order."""
     found: dict[int, list[Event]] = {}
     for event in events:
         found.setdefault(event.sample_index, []).append(event)

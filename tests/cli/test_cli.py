@@ -211,15 +211,15 @@ def test_what_fails_is_one_sentence_and_exits_with_1(tiny_llama: Path, tmp_path:
 def test_ctrl_c_ends_cleanly(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = []
 
-    def interrupted(self: LLM, *args: object) -> Iterator[tuple[int, Event]]:
+    def interrupted(self: LLM, *args: Any) -> Iterator[Event]:
         engines.append(self.engine)
-        for i, event in enumerate(stream(self, *args)):
+        for i, event in enumerate(run(self, *args)):
             yield event
             if i == 2:
                 raise KeyboardInterrupt
 
-    stream = LLM.stream
-    monkeypatch.setattr(LLM, "stream", interrupted)
+    run = LLM.run
+    monkeypatch.setattr(LLM, "run", interrupted)
     done = outrider("generate", PROMPT, "--model", tiny_llama)
     assert (done.exit_code, done.stderr) == (130, "interrupted\n")
     del done  # the traceback holds the stream

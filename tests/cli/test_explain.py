@@ -187,7 +187,7 @@ def test_a_draft_beyond_the_end_was_not_drafted(
 ) -> None:
     ids, _ = generated(twins, PROMPT, 0.8, seed=4)
     assert ids[2] not in ids[:2]  # it is the second token of the first step
-    monkeypatch.setattr(twins._intake, "eos_token_ids", frozenset({ids[2]}))
+    monkeypatch.setattr(twins.inputs, "eos_token_ids", frozenset({ids[2]}))
     found = explain(twins, PROMPT, 0.8, seed=4, step=1)
     assert [p.outcome for p in found.positions] == ["accepted", "accepted", "ended", "ended"]
     assert [e.id for e in found.output] == ids[1:3]
@@ -198,7 +198,7 @@ def test_a_draft_beyond_the_end_was_not_drafted(
 
 def test_an_output_of_one_token_has_no_step(twins: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, _ = generated(twins, PROMPT, 0.8, seed=4)
-    monkeypatch.setattr(twins._intake, "eos_token_ids", frozenset({ids[0]}))
+    monkeypatch.setattr(twins.inputs, "eos_token_ids", frozenset({ids[0]}))
     with pytest.raises(RequestError, match="the output ended with its first token"):
         explain(twins, PROMPT, 0.8, seed=4)
 

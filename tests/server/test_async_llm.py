@@ -87,11 +87,8 @@ def test_outputs_are_those_of_llm(tiny_llama: Path, tiny_drafter: Path) -> None:
 
 def test_a_request_chooses_its_drafter_and_its_length(tiny_llama: Path) -> None:
     async def drafted(llm: AsyncLLM, how: Speculation) -> list[Event]:
-        request, _ = llm.request("ab ab ab ab", SamplingParams(max_tokens=30, temperature=0))
-        found = []
-        async for events in llm.stream(replace(request, speculation=how)):
-            found += events
-        return found
+        params = SamplingParams(max_tokens=30, temperature=0)
+        return [event async for event in llm.stream("ab ab ab ab", params, speculation=how)]
 
     async def work() -> None:
         async with opened(tiny_llama, tiny_llama, drafter_quantization="none") as llm:
@@ -116,6 +113,26 @@ def test_a_request_chooses_its_drafter_and_its_length(tiny_llama: Path) -> None:
     run(work())
 
 
+def test_outputs_tell_what_runs_and_what_was_cached(tiny_llama: Path) -> None:
+    async def work() -> None:
+        async with opened(tiny_llama) as llm:
+            params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+            outputs = [output async for output in llm.generate([5] * 40, params, "mine")]
+            assert {output.request_id for output in outputs} == {"mine"}
+            assert not outputs[0].finished
+            assert outputs[0].outputs[0].finish_reason is None
+            assert not outputs[0].outputs[0].finished()
+            assert outputs[-1].finished
+            assert outputs[-1].num_cached_tokens == 0
+            again = await last(llm, [5] * 40, params)
+            assert again.num_cached_tokens == 32  # two full pages
+            events = [event async for event in llm.stream([5] * 40, params)]
+            assert [e.token_id for e in events] == again.outputs[0].token_ids
+            assert "".join(e.text for e in events) == again.outputs[0].text
+
+    run(work())
+
+
 def test_the_switch(tiny_llama: Path) -> None:
     async def work() -> None:
         async with opened(tiny_llama, tiny_llama) as llm:
@@ -136,8 +153,7 @@ def test_whoever_leaves_frees_the_pages(tiny_llama: Path) -> None:
     async def work() -> None:
         async with opened(tiny_llama) as llm:
             params = SamplingParams(max_tokens=200, ignore_eos=True)
-            request, _ = llm.request("ab", params)
-            async with aclosing(llm.stream(request)) as stream:
+            async with aclosing(llm.stream("ab", params)) as stream:
                 await anext(stream)
             assert llm.live == 0
             other = await last(llm, "ab", SamplingParams(max_tokens=4))
@@ -182,8 +198,7 @@ def test_a_dead_worker_is_started_again(tiny_llama: Path) -> None:
             expected = [await last(llm, [5] * 40, params) for _ in range(3)][-1]
             before = counted(metrics)
             assert before['vllm:prefix_cache_hits_total{engine="0",model_name="tiny"}'] > 0
-            request, _ = llm.request("ab", SamplingParams(max_tokens=200, ignore_eos=True, n=64))
-            stream = llm.stream(request)
+            stream = llm.stream("ab", SamplingParams(max_tokens=200, ignore_eos=True, n=64))
             await anext(stream)
             assert llm._worker is not None
             os.kill(llm._worker.pid, signal.SIGKILL)
@@ -210,8 +225,7 @@ def test_an_id_may_be_used_again_at_once(tiny_llama: Path) -> None:
         async with opened(tiny_llama) as llm:
             params = SamplingParams(max_tokens=100, ignore_eos=True)
             for _ in range(20):
-                request, _ = llm.request("ab", params, "same")
-                async with aclosing(llm.stream(request)) as stream:
+                async with aclosing(llm.stream("ab", params, "same")) as stream:
                     await anext(stream)
             found = await last(llm, "ab", params, request_id="same")
             assert len(found.outputs[0].token_ids) == 100
@@ -256,4 +270,4 @@ def test_vllms_arguments(tiny_llama: Path) -> None:
     args = SimpleNamespace(model=str(tiny_llama), speculative_model="[ngram]", max_num_seqs=3)
     with pytest.warns(FutureWarning, match="is an old"):
         llm = AsyncLLM.from_engine_args(args)
-    assert (llm.intake.spec.name, llm.config.max_num_seqs) == ("ngram", 3)
+    assert (llm.inputs.spec.name, llm.config.max_num_seqs) == ("ngram", 3)

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from outrider.async_llm import AsyncLLM
+from outrider.engine.messages import Ready
 from outrider.engine.speculation import SpeculationState
-from outrider.engine.worker import Ready
+from outrider.outputs import RequestState
 from outrider.server.app import create_app
 from outrider.server.fields import IGNORED, Unless
 from outrider.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from outrider.server.settings import Settings
-from outrider.types import Event, Origin, Request
+from outrider.types import Event, Origin
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 MESSAGES: Any = [{"role": "user", "content": "for word"}]
@@ -40,17 +41,20 @@ class Echo(AsyncLLM):
 
     def launch(self) -> None:
         state = SpeculationState(False, "none", 1)
-        self.ready = Ready(("none",), state, "", 4096, self.intake.max_model_len, 4, 1)
+        self.ready = Ready(("none",), state, "", 4096, self.inputs.max_model_len, 4, 1)
         self.speculation = state
 
     def shutdown(self) -> None:
         pass
 
-    async def stream(self, request: Request) -> AsyncGenerator[list[Event], None]:
+    async def run(
+        self, state: RequestState, body: str | None = None
+    ) -> AsyncGenerator[list[Event], None]:
+        request = state.request
         for sample in range(request.params.n):
             for token in ANSWER:
                 end = "stop" if token == ANSWER[-1] else None
-                yield [Event(request.id, sample, token, chr(token), Origin.PLAIN, end)]
+                yield [state.take(Event(request.id, sample, token, "", Origin.PLAIN, end))]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +132,7 @@ def test_what_the_template_does_not_read_is_refused(front: TestClient) -> None:
 
 
 def test_what_the_template_reads_reaches_it(front: TestClient) -> None:
-    codec = front.app.state.service.llm.intake.codec  # type: ignore[attr-defined]
+    codec = front.app.state.service.llm.inputs.codec  # type: ignore[attr-defined]
     before = codec.template
     codec.template = (
         "{% for d in documents or [] %}{{ d['text'] }};{% endfor %}"
@@ -182,7 +186,7 @@ def test_options_of_structured_outputs_are_not_dropped(front: TestClient) -> Non
 
 
 def test_a_template_error_is_short_and_valid_text(front: TestClient) -> None:
-    codec = front.app.state.service.llm.intake.codec  # type: ignore[attr-defined]
+    codec = front.app.state.service.llm.inputs.codec  # type: ignore[attr-defined]
     before = codec.template
     codec.template = "{{ raise_exception(messages[0]['content']) }}"
     try:

@@ -2,17 +2,19 @@
 
 import json
 import logging
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from typer.testing import CliRunner
 
 from outrider.cli import app
+from outrider.config import ENGINE_OPTIONS, EngineConfig, EngineOptions
 from outrider.errors import ConfigError, OutriderError
 from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.metrics import Slo
-from outrider.server.options import OPTIONS, RELAXED, Option, resolve
+from outrider.server.options import OPTIONS, RELAXED, Option, reference, resolve
 
 ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
 
@@ -250,7 +252,7 @@ def test_another_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes((tiny_llama / name).read_bytes())
     llm, _ = build(tiny_llama, "tiny", resolve({"tokenizer": str(tmp_path)}, {}, None))
     assert llm.spec.tokenizer == tmp_path
-    assert llm.intake.codec is not None
+    assert llm.inputs.codec is not None
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(OutriderError, match="has no tokenizer"):
@@ -275,3 +277,25 @@ def test_what_kubernetes_adds_is_no_option() -> None:
 def test_a_key_may_look_like_a_number(tmp_path: Path, tiny_llama: Path) -> None:
     found = resolve({}, {}, written(tmp_path, "api_key = 12345"))
     assert build(tiny_llama, "tiny", found)[1].api_keys == ("12345",)
+
+
+def test_the_docs_have_the_table_of_options() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    tables = text.partition("<!-- options -->")[2].partition("<!-- /options -->")[0]
+    assert tables.strip() == reference(), "run: python -m outrider.server.options"
+
+
+def test_every_engine_option_is_an_argument_a_flag_and_a_variable() -> None:
+    names = {option.name for option in ENGINE_OPTIONS}
+    assert {"drafter", *get_type_hints(EngineOptions)} == names
+    assert {f.name for f in fields(EngineConfig)} - names == {"page_size"}
+    hints = get_type_hints(EngineConfig)
+    for name, hint in get_type_hints(EngineOptions).items():
+        assert hint == hints.get(name, hint), name
+    for command in ("serve", "generate"):
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
+        assert all(option.flag in shown for option in ENGINE_OPTIONS)
+    for option in ENGINE_OPTIONS:
+        value = {"text": "x", "number": "2", "share": "0.5", "switch": "true"}[option.kind]
+        found = resolve({}, {option.variable: value}, None)[option.name]
+        assert found.source == "environment"

@@ -60,7 +60,7 @@ async def whole(llm: AsyncLLM, prompt: Any, **params: Any) -> int:
 async def stopped(llm: AsyncLLM, client: httpx.AsyncClient) -> None:
     """Stop the worker and call it: the front goes on, ``/health`` tells, another comes."""
     os.kill(worker_of(llm), signal.SIGSTOP)
-    calls = [asyncio.create_task(whole(llm, [5] * 3000, seed=n)) for n in range(100)]
+    calls = [asyncio.create_task(whole(llm, [5] * 240, seed=n)) for n in range(1000)]
     worst, codes, texts = 0.0, set(), set()
     while llm.ready is not None:
         begin = time.monotonic()

@@ -5,6 +5,7 @@ import errno
 import logging
 from collections.abc import Coroutine
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, ClassVar
 
 import httpx
@@ -15,23 +16,14 @@ from outrider import SamplingParams, async_llm
 from outrider.async_llm import AsyncLLM
 from outrider.engine import pulse, suspects
 from outrider.engine.deaths import LONGEST_PAUSE, Deaths
+from outrider.engine.messages import Abort, Aborted, Add, Beat, Gauges, Ready, Refused, Stepped
 from outrider.engine.process import Outbox
-from outrider.engine.pulse import Beat, Watch
+from outrider.engine.pulse import Watch
 from outrider.engine.speculation import SpeculationState
 from outrider.engine.suspects import Suspects, fingerprint
-from outrider.engine.worker import (
-    Abort,
-    Aborted,
-    Add,
-    Gauges,
-    Ready,
-    Refused,
-    Stepped,
-    Worker,
-    _Adding,
-    _Inbox,
-)  # fmt: skip
+from outrider.engine.worker import Worker, _Adding
 from outrider.errors import RequestError, WorkerError
+from outrider.outputs import RequestState
 from outrider.server.app import create_app
 from outrider.server.build import build
 from outrider.server.options import resolve
@@ -112,13 +104,12 @@ class Caller:
     def __init__(
         self, llm: AsyncLLM, tokens: int, prompt: str = "ab", body: str = "", id: str | None = None
     ) -> None:
-        request, _ = llm.request(prompt, SamplingParams(max_tokens=tokens), id)
-        object.__setattr__(request, "body", body)
-        self.id = request.id
-        self.task = asyncio.create_task(self._collect(llm, request))
+        state = llm.request(prompt, SamplingParams(max_tokens=tokens), id)
+        self.id = state.request.id
+        self.task = asyncio.create_task(self._collect(llm, state, body))
 
-    async def _collect(self, llm: AsyncLLM, request: Request) -> int:
-        return len([e async for events in llm.stream(request) for e in events])
+    async def _collect(self, llm: AsyncLLM, state: RequestState, body: str) -> int:
+        return len([e async for events in llm.run(state, body) for e in events])
 
 
 async def death(llm: AsyncLLM, lives: list[Player], *tokens: int, body: str = "") -> None:
@@ -537,7 +528,7 @@ def asked(**more: Any) -> Request:
 
 def test_a_fingerprint_is_of_what_is_asked() -> None:
     same = fingerprint([asked()])
-    assert same == fingerprint([asked(id="b", seed=5, priority=3, body="x")])
+    assert same == fingerprint([asked(id="b", seed=5, priority=3)])
     for other in (
         asked(chosen=5), asked(prompt_token_ids=(1, 3)), asked(cache_salt="x"),
         asked(speculation=Speculation(prediction=(7,))), asked(cache_salt="\ud800"),
@@ -581,11 +572,11 @@ def test_a_panic_over_one_request_refuses_it() -> None:
 
     worker = Worker.__new__(Worker)
     worker.engine = Engine()  # type: ignore[assignment]
-    worker.inbox = _Inbox()
+    worker.inbox = SimpleQueue()
     sent: list[Any] = []
     worker.outlet = type("Outlet", (), {"send": staticmethod(sent.append)})()
     worker._prepare(_Adding(asked()))
-    worker.inbox.drain()
+    worker.inbox.get()()
     (refused,) = sent
     assert isinstance(refused, Refused)
     assert str(refused.error).startswith("the request cannot be prepared: index out")

@@ -15,8 +15,7 @@ from conftest import build_checkpoint, byte_level_tokenizer
 from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
-from outrider.errors import ConfigError, RequestError
-from outrider.outputs import GenerationError
+from outrider.errors import ConfigError, GenerationError, RequestError
 from outrider.sampling.law import SequenceLaw
 from outrider.text.detokenize import Detokenizer
 from outrider.types import Draft, Request, Sequence
@@ -114,7 +113,7 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
 def test_a_refused_request_leaves_a_running_one_alone(llm: LLM) -> None:
     expected = llm.generate("fox", BASE)[0].outputs[0].token_ids
     found = []
-    for _, event in llm.stream("fox", BASE):
+    for event in llm.stream("fox", BASE):
         found.append(event.token_id)
         with pytest.raises(RequestError, match="logit_bias"):
             llm.generate("fox", replace(BASE, logit_bias={320: 1.0}))
@@ -380,12 +379,12 @@ def test_the_default_of_max_tokens_fits_any_context(tiny_llama: Path) -> None:
 
 
 def test_a_priority_needs_its_policy(llm: LLM, tiny_llama: Path) -> None:
-    request = Request("a", (5, 6), BASE, 1, priority=-1)
     with pytest.raises(RequestError, match="priority is -1, but priority scheduling is not ena"):
-        llm.engine.add(request)
+        llm.inputs.request([5, 6], BASE, priority=-1)
     other = LLM(tiny_llama, drafter=None, memory=2**24, scheduling_policy="priority")
+    request = other.inputs.request([5, 6], BASE, priority=-1).request
     other.engine.add(request)
-    other.engine.abort("a")
+    other.engine.abort(request.id)
 
 
 @pytest.mark.parametrize("field", ["priority", "seed"])

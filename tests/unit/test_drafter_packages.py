@@ -109,7 +109,7 @@ def test_a_drafter_of_trees_is_budgeted_and_chosen(tiny_llama: Path) -> None:
     drafted = {
         name: {
             event.drafted.drafter
-            for _, event in llm.stream(PROMPTS, PARAMS, speculation=Speculation(drafter=name))
+            for event in llm.stream(PROMPTS, PARAMS, speculation=Speculation(drafter=name))
             if event.drafted is not None
         }
         for name in ("none", "branches")
@@ -154,7 +154,7 @@ def test_the_documented_drafter_drafts(tiny_llama: Path) -> None:
     drafted = {
         name: {
             event.drafted.drafter
-            for _, event in llm.stream(PROMPTS, PARAMS, speculation=Speculation(drafter=name))
+            for event in llm.stream(PROMPTS, PARAMS, speculation=Speculation(drafter=name))
             if event.drafted is not None
         }
         for name in ("none", "repeat")

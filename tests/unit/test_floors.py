@@ -13,12 +13,12 @@ REPOSITORY = Path(__file__).parents[2]
 # Lowest first. What stands on one floor may import each other, but not in a circle.
 # "outrider" is the package's own __init__, the door for Python users.
 FLOORS = [
-    {"types", "params", "errors", "limits", "config", "fields", "gguf"},
+    {"types", "params", "errors", "limits", "options", "config", "vllm_names", "fields", "gguf"},
     {"sampling", "cache", "text"},
     {"native", "models"},
     {"drafters"},
     {"engine"},
-    {"llm", "async_llm", "intake", "outputs"},
+    {"llm", "async_llm", "input_processor", "outputs"},
     {"outrider"},
     {"server", "training", "bench", "audit"},
     {"planning"},

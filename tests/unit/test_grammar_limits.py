@@ -12,8 +12,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from outrider import LLM, SamplingParams
-from outrider.errors import RequestError
-from outrider.outputs import GenerationError
+from outrider.errors import GenerationError, RequestError
 from outrider.pocket import PATH
 from outrider.sampling import grammar as limits
 from outrider.sampling.grammar import Grammar, Grammars

@@ -11,10 +11,16 @@ import torch
 from conftest import MakeCheckpoint, build_checkpoint, save_tokenizer
 from safetensors.torch import load_file, save_file
 
-from outrider import LLM, SamplingParams
+import outrider
+from outrider import LLM, SamplingParams, errors
 from outrider.drafters.registry import find_drafter
-from outrider.errors import ConfigError, MemoryBudgetError, ModelError, RequestError
-from outrider.outputs import GenerationError
+from outrider.errors import (
+    ConfigError,
+    GenerationError,
+    MemoryBudgetError,
+    ModelError,
+    RequestError,
+)
 from outrider.types import Origin
 
 pytestmark = pytest.mark.engine
@@ -33,8 +39,12 @@ def test_an_output_holds_what_users_of_vllm_expect(llm: LLM) -> None:
     assert first.prompt == "the quick"
     assert second.prompt is None
     assert second.prompt_token_ids == [5, 6, 7]
+    assert first.request_id != second.request_id
+    assert first.finished
+    assert first.num_cached_tokens == 0
     sample = first.outputs[0]
     assert sample.finish_reason == "length"
+    assert sample.finished()
     assert sample.seed == 5
     assert len(sample.token_ids) == len(sample.origins) == 12
     metrics = first.metrics
@@ -50,10 +60,11 @@ def test_an_output_holds_what_users_of_vllm_expect(llm: LLM) -> None:
 
 
 def test_the_stream_says_where_each_token_came_from(llm: LLM) -> None:
-    events = [event for _, event in llm.stream("the quick", GREEDY)]
+    events = list(llm.stream("the quick", GREEDY))
     output = llm.generate("the quick", GREEDY)[0].outputs[0]
     assert [e.token_id for e in events] == output.token_ids
     assert "".join(e.text for e in events) == output.text
+    assert {e.prompt_index for e in events} == {0}
     assert events[0].origin is Origin.PLAIN, "the first token comes from the prompt alone"
     assert events[-1].finish_reason == "length"
     assert events[-1].counts is not None
@@ -138,7 +149,7 @@ def test_params_may_come_one_each(llm: LLM) -> None:
     short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     outputs = llm.generate(["fox", "fox"], [short, GREEDY])
     assert [len(o.outputs[0].token_ids) for o in outputs] == [2, 12]
-    with pytest.raises(RequestError, match="2 prompts came with 1 params"):
+    with pytest.raises(RequestError, match="2 prompts came with 1 sampling_params"):
         llm.generate(["fox", "fox"], [short])
 
 
@@ -212,7 +223,7 @@ def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
         ),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization is nan; give a number"),
         ({"gpu_memory_utilization": "most"}, "gpu_memory_utilization is 'most'; give a number"),
-        ({"preset": ["long-context"]}, "preset is .*; give long-context, or None"),
+        ({"preset": ["long-context"]}, "preset is .*; give one of long-context, None"),
         ({"drafter": "ngram", "prompt_lookup_max": 1}, "ngram sizes are 2 to 1"),
     ],
 )
@@ -281,7 +292,7 @@ def test_a_model_without_text_takes_ids_only(
         llm.generate("fox", GREEDY)
     with pytest.raises(RequestError, match="stop strings need a tokenizer"):
         llm.generate([5, 6], SamplingParams(stop="a"))
-    with pytest.raises(RequestError, match="no tokenizer, so chat"):
+    with pytest.raises(RequestError, match="no tokenizer, so it cannot chat"):
         llm.chat([{"role": "user", "content": "fox"}])
 
 
@@ -333,3 +344,12 @@ def test_logits_that_are_not_numbers_fail_their_request_alone(
     assert failed.outputs[0].token_ids == []
     llm.engine.check()
     assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_usable
+
+
+def test_the_door_exports_events_and_every_error() -> None:
+    tree = [errors.OutriderError]
+    for error in tree:
+        tree += error.__subclasses__()
+    own = {e.__name__ for e in tree if e.__module__ == "outrider.errors"}
+    assert own | {"Event", "Origin", "LLM", "AsyncLLM"} <= set(outrider.__all__)
+    assert all(getattr(outrider, name) is not None for name in outrider.__all__)

@@ -14,7 +14,7 @@ from conftest import PAD, VOCABULARY, build_checkpoint, padded_copy
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, RequestError
-from outrider.types import Request, Speculation
+from outrider.types import Speculation
 
 BASE = SamplingParams(temperature=0.8, max_tokens=8, seed=5, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "memory": 2**24, "num_speculative_tokens": 3}
@@ -63,9 +63,8 @@ def test_what_asks_for_an_unknown_id_is_refused(
 
 @pytest.mark.parametrize("id", [VOCABULARY, 2**31 - 1])
 def test_a_prediction_of_unknown_ids_is_refused(llm: LLM, id: int) -> None:
-    request = Request("a", (5, 6), BASE, 1, speculation=Speculation(prediction=(5, id)))
     with pytest.raises(RequestError, match=f"prediction has token id {id}, but the vocabulary"):
-        llm.engine.add(request)
+        llm.generate([5, 6], BASE, speculation=Speculation(prediction=(5, id)))
 
 
 @pytest.mark.parametrize("ids", [(2**31,), (-1,), (True,), (1.5,), "text", None])

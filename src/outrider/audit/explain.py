@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..intake import Prompt
+from ..input_processor import Prompt
 from ..llm import LLM
 from ..sampling.draws import SharedNoise
 from ..types import Row

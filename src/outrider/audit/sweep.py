@@ -196,9 +196,9 @@ def decode(llm: LLM, queued: Sequence[Ask], batch: int) -> Iterator[tuple[Ask, l
     for start in range(0, len(queued), 4 * batch):
         part = queued[start : start + 4 * batch]
         ids: list[list[list[int]]] = [[[] for _ in range(ask.params.n)] for ask in part]
-        for i, event in llm.stream([list(a.prompt) for a in part], [a.params for a in part]):
+        for event in llm.stream([list(a.prompt) for a in part], [a.params for a in part]):
             if event.error is not None:
                 raise NumericalError(f"a request of the audit failed: {event.error}")
             if event.token_id is not None:
-                ids[i][event.sample_index].append(event.token_id)
+                ids[event.prompt_index][event.sample_index].append(event.token_id)
         yield from zip(part, ids, strict=True)

@@ -17,7 +17,7 @@ import torch
 
 from ..drafters.base import Drafter
 from ..errors import NumericalError, RequestError
-from ..intake import Prompt
+from ..input_processor import Prompt
 from ..llm import LLM
 from ..sampling.draws import Noise
 from ..types import (
@@ -173,7 +173,7 @@ def watch_step(
         engine.speculator.wrapped(partial(Watch, number=step)) as watch,
         closing(llm.stream(prompt, params)) as events,  # type: ignore[type-var]
     ):
-        for _, event in events:
+        for event in events:
             if event.error is not None:
                 raise NumericalError(f"the prompt failed: {event.error}")
             if watch.chosen is not None or watch.seen >= last:

@@ -153,8 +153,8 @@ def quality(
 
     def open_model(where: Path, recipe: Recipe | None = None) -> Model:
         few = None if recipe is None else str(recipe)
-        options = {"dtype": dtype, "quantization": few, "max_num_seqs": 1}
-        return LLM(where, drafter=None, **options).engine.model
+        llm = LLM(where, drafter=None, dtype=dtype, quantization=few, max_num_seqs=1)
+        return llm.engine.model
 
     reference = open_model(folder)
     length = min(WINDOW, reference.shape.context)

@@ -77,8 +77,8 @@ def run(llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingPar
     """Continue ``prompts`` (token ids, one sample each) together, watching the clock."""
     samples = [Sample() for _ in prompts]
     start = time.perf_counter()
-    for index, event in llm.stream(list(prompts), list(params)):
-        samples[index].take(event)
+    for event in llm.stream(list(prompts), list(params)):
+        samples[event.prompt_index].take(event)
     for sample in samples:
         if sample.error is not None:
             raise NumericalError(f"a prompt failed: {sample.error}")

@@ -38,7 +38,7 @@ from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
 from ..drafters.model import ModelSpec
 from ..engine.build import build_engine, load_target
 from ..errors import ConfigError
-from ..intake import Intake
+from ..input_processor import InputProcessor
 from ..llm import LLM
 from ..models.base import Model, Output, Store
 from ..models.families import Shape, read_config, read_shape
@@ -405,11 +405,11 @@ class Replay:
             if planted and planted.size:
                 self._write(planted.size, small)
                 known = str(small)
-            intake = Intake(target, known, options)
-            model = ReplayModel(load_target(intake.folder, intake.config), self.tracks)
-            spec = self._spec(intake.spec, planted)
-            engine = build_engine(intake.folder, spec, intake.config, intake.backend, model=model)
-        return LLM.from_engine(intake, engine)
+            inputs = InputProcessor(target, known, options)
+            model = ReplayModel(load_target(inputs.folder, inputs.config), self.tracks)
+            spec = self._spec(inputs.spec, planted)
+            engine = build_engine(inputs.folder, spec, inputs.config, inputs.backend, model=model)
+        return LLM.from_engine(inputs, engine)
 
     def _spec(self, spec: DrafterSpec, planted: Planted | None) -> DrafterSpec:
         """Return what drafts as ``planted`` says, with the checkpoint of ``spec`` if it has one."""

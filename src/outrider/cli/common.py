@@ -1,25 +1,29 @@
-"""What the commands share: options, exit codes, and how errors and warnings are shown."""
+"""Parts that commands share: flags, exit codes, and the display of errors and warnings."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
+from ..config import ENGINE_OPTIONS
 from ..errors import ConfigError, NumericalError, OutriderError, RequestError
+from ..options import KINDS, Kind, Option
 
 if TYPE_CHECKING:
     from ..llm import LLM
 
+Command = TypeVar("Command", bound=Callable[..., None])
 FAILED, BAD_USAGE = 1, 2
 INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell tells of SIGINT and SIGPIPE
 
@@ -39,53 +43,52 @@ Model = Annotated[
         "The bundled pocket pair unless given.",
     ),
 ]
-Drafter = Annotated[
-    str, typer.Option("--drafter", help="auto, ngram, none, or a checkpoint's folder or file.")
-]
-Length = Annotated[
-    int,
-    typer.Option("--num-speculative-tokens", help="Draft length K: tokens drafted a step."),
-]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        help="auto (the checkpoint's; bfloat16 for float16), float32, bfloat16 or float16.",
-    ),
-]
-Quantization = Annotated[
-    str | None,
-    typer.Option(
-        "--quantization",
-        metavar="RECIPE",
-        help="Make the target's weights few-bit at load: int8 or int4, with "
-        "-g32, -g64, -g128 or -channel for the group, and -zp for zero points, as in int4-g64-zp.",
-    ),
-]
-DrafterQuantization = Annotated[
-    str,
-    typer.Option(
-        "--drafter-quantization",
-        metavar="RECIPE",
-        help="The same for the drafter's weights; auto is int8 where the native step runs it, "
-        "none leaves them as they are.",
-    ),
-]
-DrafterWindow = Annotated[
-    int | None,
-    typer.Option(
-        "--drafter-window",
-        metavar="TOKENS",
-        help="How many of the last tokens a drafter attends to or looks up; all unless given. "
-        "Output stays the same.",
-    ),
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        "--preset", help="long-context: a drafter's window that was measured to serve there."
-    ),
-]
+
+
+def flag(option: Option) -> Any:
+    """Return the flag of an option; its help ends with the default."""
+    shown = "" if option.default in (None, False) else rf" \[{option.default}]"
+    names = [option.flag] if option.kind != "switch" else []
+    return typer.Option(*names, help=option.help + shown, show_default=False, show_envvar=False)
+
+
+def parameter(name: str, kind: Kind, info: Any) -> inspect.Parameter:
+    """Return the parameter of a flag, None where it is not given."""
+    of_kind: Any = KINDS[kind]
+    annotation = Annotated[of_kind | None, info]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=None, annotation=annotation)
+
+
+def with_parameters(parameters: Iterable[inspect.Parameter]) -> Callable[[Command], Command]:
+    """Give a command further parameters, which reach its ``**options``; its own stay."""
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = {
+            name: p for name, p in signature.parameters.items()
+            if p.kind is not inspect.Parameter.VAR_KEYWORD
+        }  # fmt: skip
+        both = [*own.values(), *(p for p in parameters if p.name not in own)]
+        command.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in both}
+        return command
+
+    return decorate
+
+
+def with_engine_options(*names: str) -> Callable[[Command], Command]:
+    """Give a command the engine options of these names, all of them where there are none."""
+    chosen = [o for o in ENGINE_OPTIONS if o.name in names or not names]
+    return with_parameters([parameter(o.name, o.kind, flag(o)) for o in chosen])
+
+
+BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
+Dtype = Annotated[str, flag(BY_NAME["dtype"])]
+Quantization = Annotated[str | None, flag(BY_NAME["quantization"])]
+DrafterQuantization = Annotated[str, flag(BY_NAME["drafter_quantization"])]
+DrafterWindow = Annotated[int | None, flag(BY_NAME["drafter_window"])]
+Preset = Annotated[str | None, flag(BY_NAME["preset"])]
 
 
 def writable(param: typer.CallbackParam, file: str | None) -> str | None:
@@ -137,7 +140,7 @@ def write_json(report: Any, file: str | None) -> None:
 
 
 def exit_code(error: OutriderError) -> int:
-    """2 for what the user asked wrongly, 1 for what went wrong."""
+    """Return 2 for bad usage, 1 for a failure."""
     wrong = isinstance(error, ConfigError | RequestError) and not isinstance(error, NumericalError)
     return BAD_USAGE if wrong else FAILED
 
@@ -205,24 +208,23 @@ def open_llm(model: str | Path, **options: Any) -> LLM:
     with status("loading the model"):
         from ..llm import LLM
 
-        given = {name: value for name, value in options.items() if value is not None}
-        return LLM(model, **given)
+        return LLM(model, **{name: value for name, value in options.items() if value is not None})
 
 
 def model_folder(model: str | None) -> str | Path:
-    """The model to use: the pocket pair unless one is given."""
+    """Return the model to use: the pocket pair unless one is given."""
     from .. import pocket
 
     return pocket.PATH if model is None else model
 
 
 def program() -> str:
-    """How this program is called from here."""
+    """Return the command that starts this program."""
     if shutil.which("outrider"):
         return "outrider"
     return sys.argv[0] if Path(sys.argv[0]).name == "outrider" else "python -m outrider"
 
 
 def bars(survival: list[float]) -> str:
-    """Survival by position as a picture: a block of an eighth to eight eighths each."""
+    """Return survival by position as a picture: a block of an eighth to eight eighths each."""
     return "".join(" ▁▂▃▄▅▆▇█"[round(8 * share)] for share in survival)

@@ -46,7 +46,7 @@ class Pair:
 
     @property
     def speedup(self) -> float:
-        """Median over repeats of the ratio of neighbours in time."""
+        """The median over repeats of the ratio of neighbours in time."""
         both = zip(self.speculative_speeds, self.plain_speeds, strict=True)
         return median(mine / theirs for mine, theirs in both)
 
@@ -73,12 +73,12 @@ def decode(engines: tuple[LLM, LLM], prompt: str, seed: int) -> Pair:
 
 
 def coloured(sample: Sample) -> Text:
-    """A sample's text, each piece in the colour of its origin."""
+    """Return a sample's text, each piece in the colour of its origin."""
     return Text.assemble(*((text.translate(SIGNS), STYLES[o]) for text, o in sample.pieces))
 
 
 def verdict(differences: Sequence[Difference]) -> str:
-    """Identical: yes, yes up to ties, or no."""
+    """Return whether outputs are identical: yes, yes up to ties, or no."""
     if not all(d.is_tie for d in differences):
         return "no"
     return "yes, up to a numerical tie" if differences else "yes"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .common import SIGNS, Drafter, Length, Model, model_folder, open_llm, status, write
+from .common import SIGNS, Model, model_folder, open_llm, status, with_engine_options, write
 
 if TYPE_CHECKING:
     from ..audit.explain import Candidate, Explanation, Position
@@ -37,7 +37,7 @@ GLOSSARY = (
 
 
 def introduction(found: Explanation) -> str:
-    """What happens in a step, for somebody who has never seen one."""
+    """Return what happens in a step, for a newcomer."""
     if found.drafter == "none":
         return "Without a drafter, a step is one pass of the target for one token."
     k = found.num_speculative_tokens
@@ -61,12 +61,12 @@ def introduction(found: Explanation) -> str:
 
 
 def shortened(text: str) -> str:
-    """A token's text, short enough for its column."""
+    """Return a token's text, short enough for its column."""
     return text if len(text) <= TOKEN else text[: TOKEN - 1] + "…"
 
 
 def shown(position: Position) -> list[Candidate]:
-    """The target's likeliest tokens and those that were chosen."""
+    """Return the target's likeliest tokens and those that were chosen."""
     chosen = {position.target.id, position.draft.id if position.draft else None}
     return [
         c for i, c in enumerate(position.candidates) if c.id in chosen or (i < LIKELIEST and c.p)
@@ -148,14 +148,13 @@ def show(console: Console, found: Explanation) -> None:
     console.print(Text("; ".join(words) + ".", "dim"))
 
 
+@with_engine_options("drafter", "num_speculative_tokens")
 def explain(
     prompt: Annotated[
         str | None,
         typer.Option(help="Text to continue. A bundled piece of held-out code unless given."),
     ] = None,
     model: Model = None,
-    drafter: Drafter = "auto",
-    num_speculative_tokens: Length = 4,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Fixes the noise; another one, another text.")] = 0,
     step: Annotated[
@@ -166,15 +165,13 @@ def explain(
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    **options: Any,
 ) -> None:
     """Show one decode step token by token: draft, laws, noise, what was accepted and why."""
     from .. import pocket
 
     text = pocket.prompts()[HELD_OUT] if prompt is None else prompt
-    llm = open_llm(
-        model_folder(model), drafter=drafter, num_speculative_tokens=num_speculative_tokens,
-        max_num_seqs=1,
-    )  # fmt: skip
+    llm = open_llm(model_folder(model), max_num_seqs=1, **options)
     from ..audit.explain import explain as take_apart
 
     with status("decoding up to the step"):

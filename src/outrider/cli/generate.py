@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,26 +14,12 @@ import typer
 from rich.console import Console
 
 from ..errors import NumericalError
-from ..types import Counts, Event, Origin, SamplingParams
-from .common import (
-    SIGNS,
-    Drafter,
-    DrafterQuantization,
-    DrafterWindow,
-    Dtype,
-    Length,
-    Model,
-    Preset,
-    Quantization,
-    bars,
-    model_folder,
-    open_llm,
-    write,
-)
+from ..types import Event, Origin, SamplingParams
+from .common import SIGNS, Model, bars, model_folder, open_llm, with_engine_options, write
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..outputs import RequestOutput
+    from ..outputs import RequestOutput, RequestState
 
 COLOURS = {Origin.ACCEPTED: "\x1b[32m", Origin.BONUS: "\x1b[36m", Origin.PLAIN: ""}
 RESET = "\x1b[0m"
@@ -43,7 +28,7 @@ USUAL_TOKENS = 128
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """The prompt from the one place that has it: argument, file or piped stdin."""
+    """Return the prompt from the one place that has it: argument, file or piped stdin."""
     if argument is not None and file is not None:
         raise typer.BadParameter("give a prompt or --file, not both.")
     if argument is not None:
@@ -60,7 +45,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
 
 
 def text_or_file(given: str | None) -> str | None:
-    """The text itself, or what the file of that name holds."""
+    """Return the text itself, or the content of the file of that name."""
     # No schema, expression or grammar of more than a line is the name of a file.
     if given is None or "\n" in given or not Path(given[:LONGEST_NAME]).is_file():
         return given
@@ -73,7 +58,7 @@ def text_or_file(given: str | None) -> str | None:
 def read_form(
     schema: str | None, regex: str | None, grammar: str | None, choice: list[str] | None
 ) -> dict[str, Any] | None:
-    """What form the output must have, as ``SamplingParams`` takes it."""
+    """Return the form of the output for ``SamplingParams``, None for any."""
     given = {
         "json": text_or_file(schema),
         "regex": regex,
@@ -87,7 +72,7 @@ def read_form(
 
 
 def read_bias(given: list[str] | None) -> dict[int, float] | None:
-    """Token ids and what is added to their logits, from "ID=BIAS"."""
+    """Return the biases of token ids, from "ID=BIAS"."""
     found = {}
     for text in given or []:
         name, _, value = text.partition("=")
@@ -147,55 +132,36 @@ class Screen:
         return f"{colour}{text}{RESET}" if colour and text else text
 
 
-@dataclass
-class Tally:
-    """The figures of a streamed request; the same as ``RequestMetrics``."""
-
-    start: float = field(default_factory=time.perf_counter)
-    first: float = 0.0
-    last: float = 0.0
-    tokens: int = 0
-    counts: Counts = field(default_factory=Counts)
-
-    def take(self, event: Event) -> None:
-        if event.token_id is not None:
-            self.last = time.perf_counter()
-            self.first = self.first or self.last
-            self.tokens += 1
-        if event.counts is not None:
-            self.counts.add(event.counts)
-
-    def lines(self, budget: object) -> Iterable[tuple[str, str, str]]:
-        """(name, figure, definition) of everything that ``--stats`` shows."""
-        counts = self.counts
-        rate, length = counts.acceptance_rate, counts.acceptance_length
-        yield "tokens", str(self.tokens), ""
-        speed = self.tokens / (self.last - self.start) if self.tokens else 0.0
-        yield "tokens/s", f"{speed:.1f}", "tokens / time from the call to the last token"
-        ttft = max(0.0, self.first - self.start)
-        yield "TTFT", f"{1000 * ttft:.0f} ms", "time to the first token"
-        yield "steps", str(counts.steps), "decode steps"
-        yield "drafted", str(counts.drafted), "draft tokens verified"
-        yield "accepted", str(counts.accepted), ""
-        if rate is not None and length is not None:
-            survival = counts.acceptance_by_position
-            shares = " ".join(f"{share:.2f}" for share in survival)
-            yield "acceptance rate", f"{rate:.2f}", "accepted / drafted"
-            yield "acceptance length", f"{length:.2f}", "1 + accepted / drafts"
-            yield "survival", f"{bars(survival)}  {shares}", "share accepted up to each position"
-        yield "budget", str(budget), ""
+def figures(state: RequestState, budget: object) -> Iterable[tuple[str, str, str]]:
+    """Yield (name, figure, definition) of everything that ``--stats`` shows."""
+    metrics = state.output().metrics
+    rate, length = metrics.acceptance_rate, metrics.acceptance_length
+    yield "tokens", str(sum(len(sample.token_ids) for sample in state.samples)), ""
+    speed = f"{metrics.tokens_per_second:.1f}"
+    yield "tokens/s", speed, "tokens / time from the call to the last token"
+    yield "TTFT", f"{1000 * metrics.ttft:.0f} ms", "time to the first token"
+    yield "steps", str(metrics.steps), "decode steps"
+    yield "drafted", str(metrics.drafted), "draft tokens verified"
+    yield "accepted", str(metrics.accepted), ""
+    if rate is not None and length is not None:
+        survival = metrics.acceptance_by_position
+        shares = " ".join(f"{share:.2f}" for share in survival)
+        yield "acceptance rate", f"{rate:.2f}", "accepted / drafted"
+        yield "acceptance length", f"{length:.2f}", "1 + accepted / drafts"
+        yield "survival", f"{bars(survival)}  {shares}", "share accepted up to each position"
+    yield "budget", str(budget), ""
 
 
-def show_stats(tally: Tally, budget: object) -> None:
+def show_stats(state: RequestState, budget: object) -> None:
     """Put the figures on stderr, one a line."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for name, figure, definition in tally.lines(budget):
+    for name, figure, definition in figures(state, budget):
         line = f"[bold]{name:<18}[/bold]{figure}"
         console.print(line + (f"  [dim]({definition})[/dim]" if definition else ""))
 
 
 def as_json(output: RequestOutput) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Return the object that ``--json`` prints."""
     return {
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,
@@ -204,19 +170,18 @@ def as_json(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def stream(llm: LLM, prompt: str, params: SamplingParams) -> Tally:
-    """Generate onto stdout."""
-    screen, tally = Screen.of_stdout(params.n), Tally()
-    failed: str | None = None
-    for _, event in llm.stream(prompt, params):
-        tally.take(event)
+def stream(llm: LLM, prompt: str, params: SamplingParams) -> RequestState:
+    """Generate onto stdout; return the request's state at its end."""
+    screen = Screen.of_stdout(params.n)
+    (state,) = llm.start(prompt, params)
+    for event in llm.run([state]):
         screen.take(event)
-        failed = failed or event.error
-    if failed:
-        raise NumericalError(f"the prompt failed: {failed}")
-    return tally
+    if state.error:
+        raise NumericalError(f"the prompt failed: {state.error}")
+    return state
 
 
+@with_engine_options()
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; else --file or stdin.")
@@ -226,8 +191,6 @@ def generate(
         typer.Option("--file", exists=True, dir_okay=False, help="Read the prompt from here."),
     ] = None,
     model: Model = None,
-    drafter: Drafter = "auto",
-    num_speculative_tokens: Length = 4,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.7,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the most likely tokens of this mass.")] = 1.0,
@@ -278,19 +241,9 @@ def generate(
         list[str] | None, typer.Option(help="End at this string; may be given again.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    drafter_quantization: DrafterQuantization = "auto",
-    drafter_window: DrafterWindow = None,
-    preset: Preset = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt plus output, in tokens.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="For the cache: bytes, 2GiB, or a share such as 0.5.")
-    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Show the figures on stderr.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    **options: Any,
 ) -> None:
     """Continue a prompt; accepted tokens are green, the target's own after a draft cyan."""
     if logprobs is not None and not json_:
@@ -303,16 +256,12 @@ def generate(
         structured_outputs=read_form(json_schema, regex, grammar, choice), logprobs=logprobs,
     )  # fmt: skip
     text = read_prompt(prompt, file)
-    llm = open_llm(
-        model_folder(model), drafter=drafter, num_speculative_tokens=num_speculative_tokens,
-        dtype=dtype, quantization=quantization, drafter_quantization=drafter_quantization,
-        drafter_window=drafter_window, preset=preset, max_model_len=max_model_len, memory=memory,
-    )  # fmt: skip
+    llm = open_llm(model_folder(model), **options)
     if max_tokens is None:
         params = replace(params, max_tokens=min(USUAL_TOKENS, llm.engine.max_model_len))
     if json_:
         write(json.dumps(as_json(llm.generate(text, params)[0])) + "\n")
         return
-    tally = stream(llm, text, params)
+    state = stream(llm, text, params)
     if stats:
-        show_stats(tally, llm.engine.budget)
+        show_stats(state, llm.engine.budget)

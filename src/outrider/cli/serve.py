@@ -2,61 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..config import OLD_NAMES
 from ..errors import OutriderError
-from ..server.options import BY_NAME, KINDS, OPTIONS, SECRET, Chosen, config_file, resolve
-from .common import exit_code, model_folder, write
+from ..server.options import BY_NAME, OPTIONS, SECRET, Chosen, config_file, resolve, toml
+from ..vllm_names import DEPRECATED
+from .common import exit_code, flag, model_folder, parameter, with_parameters, write
 
-PARAMETERS = tuple(
-    inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            KINDS[option.kind] | None,
-            typer.Option(
-                *([option.flag] if option.kind != "switch" else []),
-                help=option.help
-                + ("" if option.default in (None, False) else rf" \[{option.default}]"),
-                show_default=False,
-                show_envvar=False,
-            ),
-        ],
-    )
-    for option in OPTIONS
-) + tuple(
-    inspect.Parameter(
-        old,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            KINDS[BY_NAME[today].kind] | None,
+PARAMETERS = (
+    *(parameter(option.name, option.kind, flag(option)) for option in OPTIONS),
+    *(
+        parameter(
+            old, BY_NAME[current].kind,
             typer.Option("--" + old.replace("_", "-"), hidden=True, show_envvar=False),
-        ],
-    )
-    for old, today in OLD_NAMES.items()
-)
-
-
-def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every option of a server; those not given are None."""
-    own = inspect.signature(function, eval_str=True).parameters.values()
-    shown = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    function.__signature__ = inspect.Signature([*shown, *PARAMETERS])  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in (*shown, *PARAMETERS)}
-    return function
-
+        )
+        for old, current in DEPRECATED.items()
+    ),
+)  # fmt: skip
+"""Every option of a server; None where it is not given."""
 
 Target = Annotated[
     str | None,
@@ -71,13 +41,13 @@ File = Annotated[
 def chosen(
     model: str | None, config: str | None, flags: dict[str, Any]
 ) -> tuple[str | None, dict[str, Chosen]]:
-    """The model and what else is in force."""
-    found = resolve(flags, os.environ, config_file(config))
-    named = found.pop("model", None)
-    return (named.value if model is None and named else model), found
+    """Return the model and the options in force."""
+    options = resolve(flags, os.environ, config_file(config))
+    named = options.pop("model", None)
+    return (named.value if model is None and named else model), options
 
 
-@with_options
+@with_parameters(PARAMETERS)
 def serve(model: Target = None, config: File = None, **flags: Any) -> None:
     """Serve a model to clients of OpenAI and vLLM.
 
@@ -110,7 +80,7 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
         raise typer.Exit(exit_code(error)) from None
 
 
-@with_options
+@with_parameters(PARAMETERS)
 def config(
     model: Target = None,
     config: File = None,
@@ -128,8 +98,3 @@ def config(
     wide, long = max(map(len, rows)), max(len(toml(v)) for v in shown.values())
     for n, c in rows.items():
         write(f"{n:{wide}} = {toml(shown[n]):{long}}  # {c.source}\n")
-
-
-def toml(value: Any) -> str:
-    """A value as TOML has it; what is not set is an empty text."""
-    return json.dumps("" if value is None else value)

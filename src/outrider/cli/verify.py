@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -15,17 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import (
-    Drafter,
-    DrafterQuantization,
-    DrafterWindow,
-    Model,
-    Preset,
-    Quantization,
-    model_folder,
-    status,
-    write,
-)
+from .common import Model, model_folder, status, with_engine_options, write
 
 if TYPE_CHECKING:
     from ..audit.outcome import Check, Report
@@ -35,7 +25,7 @@ LARGEST_SEED = 2**64 - 1
 
 
 def tested(check: Check, draws: int) -> str:
-    """What a check tested, in words."""
+    """Return what a check tested, in words."""
     if check.name != "laws":
         runs = f", {len(check.runs)} ways to run" if check.runs else ""
         return f"{check.tested} tokens{runs}"
@@ -43,7 +33,7 @@ def tested(check: Check, draws: int) -> str:
 
 
 def table(report: Report) -> Table:
-    """The checks, a line each."""
+    """Return the checks, a line each."""
     made = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("demanded", "tested", "ties", "verdict"):
         made.add_column(name)
@@ -81,7 +71,7 @@ def show(report: Report) -> None:
 
 
 def encoded(file: str, folder: str | Path) -> list[list[int]]:
-    """Token ids of a workload file's prompts."""
+    """Return the token ids of a workload file's prompts."""
     from ..bench.workload import load_workload
     from ..models.families import find_folder
     from ..text.codec import TextCodec
@@ -90,13 +80,9 @@ def encoded(file: str, folder: str | Path) -> list[list[int]]:
     return [item.encode(codec) for item in items]
 
 
+@with_engine_options("drafter", "quantization", "drafter_quantization", "drafter_window", "preset")
 def verify(
     model: Model = None,
-    drafter: Drafter = "auto",
-    quantization: Quantization = None,
-    drafter_quantization: DrafterQuantization = "auto",
-    drafter_window: DrafterWindow = None,
-    preset: Preset = None,
     thorough: Annotated[
         bool,
         typer.Option(
@@ -123,6 +109,7 @@ def verify(
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    **options: Any,
 ) -> None:
     """Prove that nothing is lost: plain against speculative, and every rule against its law."""
     console = Console(stderr=True, highlight=False)
@@ -143,9 +130,8 @@ def verify(
     with console.status("verifying") if console.is_terminal else nullcontext() as shown:
         progress = shown.update if shown else lambda _: None
         report = audit(
-            folder, texts, drafter, size, seed, wrong, progress,
-            quantization=quantization, drafter_quantization=drafter_quantization,
-            drafter_window=drafter_window, preset=preset,
+            folder, texts, size=size, seed=seed, fault=wrong, progress=progress,
+            **{name: value for name, value in options.items() if value is not None},
         )  # fmt: skip
     if json_:
         write(json.dumps(report.as_json(), indent=1) + "\n")

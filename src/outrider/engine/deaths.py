@@ -1,4 +1,4 @@
-"""When a worker that died is started again, and when that is given up."""
+"""The rule for when a worker that died is started again, and when that is given up."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Deaths:
         self._unstarted += 1
 
     def started(self) -> None:
-        """A process was started."""
+        """Forget the failed starts: a process was started."""
         self._unstarted = 0
 
     @property
     def hopeless(self) -> str | None:
-        """Why another start does not help; None where it may."""
+        """The reason why another start does not help; None where it may."""
         if len(self._idle) == MOST and self._idle[-1] - self._idle[0] < WITHIN_SECONDS:
             return f"{MOST} times within {WITHIN_SECONDS:.0f} s"
         return f"{MOST} times before it was ready" if self._unready >= MOST else None

@@ -15,12 +15,11 @@ from ..drafters.base import Drafter, NoSpec
 from ..errors import ConfigError, RequestError
 from ..models.base import Model
 from ..native.laws import measurer, sequence_law, shared_noise
-from ..params import DEFAULT_MAX_TOKENS
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.grammar import Grammars
 from ..sampling.law import RequestLaw
 from ..text.detokenize import Detokenizer
-from ..types import Counts, Draft, Event, Request, Sequence, check_vocabulary
+from ..types import Counts, Draft, Event, Request, Sequence
 from .budget import Budget
 from .costs import StepCosts, StepTimes
 from .runner import Runner
@@ -123,8 +122,7 @@ class Engine:
         """Queue a request; its ``n`` samples become sequences of their own.
 
         Raises:
-            RequestError: the prompt is empty, too long or not of this vocabulary, the id is in
-                use, or stop strings are asked of a model without a tokenizer.
+            RequestError: an option does not fit this model, or the id is in use.
             MemoryBudgetError: the cache could never hold it.
         """
         self.enqueue(self.prepare(request))
@@ -144,29 +142,27 @@ class Engine:
         self._live[request.id] = {s.sample_index: s for s in sequences}
 
     def prepare(self, request: Request) -> list[Sequence]:
-        """The sequences of a request: its options checked, its grammar compiled.
+        """Return the sequences of a request that ``InputProcessor`` has checked.
 
         Touches nothing that a step does, so that another thread may call it meanwhile.
 
         Raises:
-            RequestError: the prompt is empty, too long or not of this vocabulary, or an option
-                does not fit this model.
+            RequestError: an option does not fit this model.
         """
-        self._check_request(request)
         self.speculator.check(request)
         prompt, params = request.prompt_token_ids, request.params
         law = self.law_of(request)
         keys: list[bytes] = []
         size = self.config.page_size
         extend_keys(keys, prompt, len(prompt) // size, size, request.cache_salt)
-        written = self._tokenizer if request.detokenize or params.stop else None
+        writes = self._tokenizer if params.stop else None  # else the frontend writes the text
         sequences = [
             Sequence(
                 id=f"{request.id}/{i}",
                 request=request,
                 sample_index=i,
                 text=Detokenizer(
-                    written,
+                    writes,
                     prompt,
                     params.stop or (),
                     params.include_stop_str_in_output,
@@ -180,38 +176,6 @@ class Engine:
         for sequence in sequences:
             sequence.keys += keys
         return sequences
-
-    def _check_request(self, request: Request) -> None:
-        """Refuse what does not fit this model and this configuration.
-
-        Raises:
-            RequestError: something does not.
-        """
-        prompt, params = request.prompt_token_ids, request.params
-        if not prompt:
-            raise RequestError("the prompt has no tokens; give at least one.")
-        if len(prompt) >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, which leaves no room in a context of "
-                f"{self.max_model_len}; shorten it to {self.max_model_len - 1} or less."
-            )
-        vocabulary = self.model.shape.vocab_size
-        check_vocabulary("the prompt", prompt, vocabulary)
-        check_vocabulary("prediction", request.speculation.prediction, vocabulary)
-        # Nobody chose the default, so that a smaller context clips it.
-        if (params.max_tokens or 0) > max(self.max_model_len, DEFAULT_MAX_TOKENS):
-            raise RequestError(
-                f"max_tokens is {params.max_tokens}, but the context of this model is "
-                f"{self.max_model_len} tokens; give at most that."
-            )
-        if request.priority and self.config.scheduling_policy != "priority":
-            raise RequestError(
-                f"priority is {request.priority}, but priority scheduling is not enabled; give 0, "
-                "or set scheduling_policy to 'priority'."
-            )
-        if self._tokenizer is None and (params.stop or params.bad_words):
-            name = "stop strings" if params.stop else "bad_words"
-            raise RequestError(f"{name} need a tokenizer, and this model has none.")
 
     def law_of(self, request: Request) -> RequestLaw:
         """What the options of a request make of the target's logits.

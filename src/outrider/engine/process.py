@@ -1,4 +1,4 @@
-"""A worker as its front sees it: a process, and a thread for each direction of its pipe."""
+"""The worker as the frontend holds it: a process, and a thread for each direction of its pipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pickle
 import threading
 from collections.abc import Callable
 
-from .worker import Command, Message, WorkerSpec, run_worker
+from .messages import Command, Message, WorkerSpec
+from .worker import run_worker
 
 logger = logging.getLogger("outrider")
 
@@ -41,7 +42,7 @@ class Outbox:
             return self._commands.pop(key, None) is not None
 
     def get(self) -> bytes | None:
-        """The next command, as soon as there is one; None when the box is closed."""
+        """Wait for the next command and return it; None when the box is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._commands or self._closed)
             if self._closed:
@@ -136,7 +137,7 @@ class WorkerProcess:
         except (EOFError, OSError):  # the worker closed its end
             self._process.join(END_SECONDS)
         except RuntimeError:  # the event loop is closed
-            logger.debug("the front is gone")
+            logger.debug("the frontend is gone")
         except Exception:
             logger.exception("a message of the engine cannot be read; the engine is killed")
         self._process.kill()

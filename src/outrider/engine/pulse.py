@@ -1,11 +1,12 @@
-"""Signs of life: a worker sends one every second, and its front judges the worker by them."""
+"""Signs of life: a worker sends one every second, and the frontend judges the worker by them."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+
+from .messages import Beat
 
 BEAT_SECONDS = 1.0
 START_SECONDS = 300
@@ -17,26 +18,14 @@ WORK_SECONDS = 600
 WORK_FACTOR = 20
 """A step may take that many times as long as the longest one before it."""
 TOLD_SHARE = 0.5
-"""The front complains about a worker from this share of a limit on, and kills it at the limit."""
-
-
-class Beat(NamedTuple):
-    """A sign of life.
-
-    ``step`` and ``command`` number the work that each thread of the worker does now, None while it
-    waits. ``longest`` is the longest step so far, in seconds.
-    """
-
-    step: int | None = None
-    command: int | None = None
-    longest: float = 0.0
+"""The share of a limit from which on the frontend complains; at the limit it kills the worker."""
 
 
 class Pulse:
     """Sends a beat every second, from a thread of its own; the worker's threads set the fields.
 
     Args:
-        send: takes a beat to the front.
+        send: sends a beat to the frontend.
     """
 
     def __init__(self, send: Callable[[Beat], None]) -> None:
@@ -73,7 +62,7 @@ class _Task:
 class Watch:
     """Tells a hung worker from a busy one.
 
-    It counts ticks, one for each second that the front itself runs. A suspended machine or a
+    It counts ticks, one for each second that the frontend itself runs. A suspended machine or a
     paused container therefore adds nothing.
     """
 
@@ -100,7 +89,7 @@ class Watch:
         self._command.tick()
 
     def _waits(self) -> Iterator[tuple[int, float, str]]:
-        """Seconds, their limit and a sentence for everything that can hang."""
+        """Yield seconds, their limit and a sentence for everything that can hang."""
         silent, step, command = self._silent, self._step.seconds, self._command.seconds
         least = SILENT_SECONDS if self._heard else START_SECONDS
         yield silent, least, f"the engine has not answered for {silent} s"
@@ -110,7 +99,7 @@ class Watch:
 
     @property
     def complaint(self) -> str | None:
-        """Why the worker seems to hang, in words; None while it does not."""
+        """The reason why the worker seems to hang; None while it does not."""
         waits = self._waits()
         return next((text for found, limit, text in waits if found >= TOLD_SHARE * limit), None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -44,6 +44,30 @@ class SpeculationState:
     enabled: bool
     drafter: str
     num_speculative_tokens: int
+
+
+def check_drafter(name: str, drafters: Collection[str]) -> None:
+    """Refuse the name of a drafter that the engine does not have.
+
+    Raises:
+        ConfigError: it is none of ``drafters``.
+    """
+    if name not in drafters:
+        known = ", ".join(sorted(drafters))
+        raise ConfigError(f"there is no drafter {shown(name)} here; give one of {known}.")
+
+
+def check_choice(state: SpeculationState, drafters: Collection[str], longest: int) -> None:
+    """Refuse a default that the engine cannot draft by.
+
+    Raises:
+        ConfigError: there is no such drafter, or the length is not from 1 to ``longest``.
+    """
+    check_drafter(state.drafter, drafters)
+    if not 1 <= state.num_speculative_tokens <= longest:
+        raise ConfigError(
+            f"num_speculative_tokens is {state.num_speculative_tokens}; give 1 to {longest}."
+        )
 
 
 class Speculator:
@@ -103,12 +127,7 @@ class Speculator:
         Raises:
             ConfigError: there is no such drafter, or the length is out of range.
         """
-        self._known(state.drafter)
-        if not 1 <= state.num_speculative_tokens <= self.max_length:
-            raise ConfigError(
-                f"num_speculative_tokens is {state.num_speculative_tokens}; "
-                f"give 1 to {self.max_length}."
-            )
+        check_choice(state, self.drafters, self.max_length)
         self.state = state
         self._enabled = state.enabled
         self._refresh()
@@ -154,15 +173,10 @@ class Speculator:
             ConfigError: there is none of the name that it gives.
         """
         if wishes.drafter is not None:
-            return self._known(wishes.drafter)
+            check_drafter(wishes.drafter, self.drafters)
+            return wishes.drafter
         predicts = wishes.prediction and PredictionSpec.name in self.drafters
         return PredictionSpec.name if predicts else self.state.drafter
-
-    def _known(self, name: str) -> str:
-        if name not in self.drafters:
-            known = ", ".join(sorted(self.drafters))
-            raise ConfigError(f"there is no drafter {shown(name)} here; give one of {known}.")
-        return name
 
     def budget(self, sequence: SequenceState) -> tuple[str, DraftBudget]:
         """Return who drafts for a sequence in the next step, and how far its draft may go."""

@@ -16,20 +16,20 @@ REMEMBERED = 1024
 
 
 def fingerprint(requests: Iterable[Request]) -> str:
-    """The name of a body: a digest of what its requests ask for.
+    """Return a digest of the requests of a body.
 
     Ids, priorities and seeds that the engine chose do not count.
     """
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     shared: Any = None  # requests of one body mostly have one object of options
     for request in requests:
         options = request.params, request.speculation
         if shared is None or any(a is not b for a, b in zip(options, shared, strict=True)):
             shared = options
-            found.update(repr(options).encode("utf-8", "surrogatepass"))
-        asked = request.prompt_token_ids, request.cache_salt
-        found.update(repr(asked).encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+            digest.update(repr(options).encode("utf-8", "surrogatepass"))
+        prompt = request.prompt_token_ids, request.cache_salt
+        digest.update(repr(prompt).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 class Suspects:
@@ -54,7 +54,7 @@ class Suspects:
             )
 
     def died(self, bodies: Set[str]) -> None:
-        """The engine died while these bodies ran."""
+        """Count a death of the engine while these bodies ran."""
         if len(bodies) != 1:
             return
         (body,) = bodies
@@ -63,5 +63,5 @@ class Suspects:
         self._deaths[body] = self._deaths.get(body, 0) + 1
 
     def completed(self, body: str) -> None:
-        """A body ran to its end."""
+        """Clear a body that ran to its end."""
         self._deaths.pop(body, None)

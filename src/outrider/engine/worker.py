@@ -1,8 +1,7 @@
-"""The engine in a process of its own: requests come in and steps go out through a pipe.
+"""The loop of the engine's process: commands come in and steps go out through a pipe.
 
-The front keeps all that is slow away from a step: it tokenises, writes text and serialises. Here
-one thread reads the pipe and prepares requests (checks, laws, grammars), and the main thread does
-nothing but step.
+The frontend tokenises, detokenises and serialises. Here one thread reads the pipe and prepares
+requests (logits pipelines, grammars), and the main thread only steps the engine.
 """
 
 from __future__ import annotations
@@ -15,24 +14,35 @@ import signal
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import NamedTuple, NoReturn
+from queue import SimpleQueue
+from typing import NoReturn
 from weakref import WeakValueDictionary
 
-from ..config import EngineConfig
-from ..drafters.base import DrafterSpec
 from ..errors import OutriderError, RequestError
 from ..text.codec import TextCodec, has_tokenizer
-from ..types import Event, Request, SamplingParams, Sequence
+from ..types import Request, SamplingParams, Sequence
 from .build import build_engine
 from .engine import Engine
-from .pulse import Beat, Pulse
+from .messages import (
+    Abort,
+    Aborted,
+    Add,
+    Broken,
+    Command,
+    Failed,
+    Gauges,
+    Logged,
+    Message,
+    Ready,
+    Refused,
+    Stepped,
+    WorkerSpec,
+)  # fmt: skip
+from .pulse import Pulse
 from .speculation import SpeculationState
 from .stderr import guard
 from .trim import trim_regularly
@@ -43,119 +53,19 @@ WARM_TOKENS = 4
 """Tokens that are decoded before the worker says that it is ready."""
 COMPILERS = 2
 """Threads that compile grammars, so that a slow one holds up neither steps nor other requests."""
-MOST_TOLD = 300
-"""Characters of an unforeseen error that its sentence tells."""
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """What a worker runs: see ``Engine``."""
-
-    folder: Path
-    tokenizer: Path
-    drafter: DrafterSpec
-    config: EngineConfig
-
-
-class Add(NamedTuple):
-    """Start a request."""
-
-    request: Request
-
-
-class Abort(NamedTuple):
-    """Drop a request, whether it is known or not."""
-
-    request_id: str
-
-
-class Ready(NamedTuple):
-    """The engine is loaded and has decoded."""
-
-    drafters: tuple[str, ...]
-    speculation: SpeculationState
-    budget: str
-    num_tokens: int
-    max_model_len: int
-    max_draft: int
-    threads: int
-
-
-class Failed(NamedTuple):
-    """The engine cannot be loaded."""
-
-    error: OutriderError
-
-
-class Refused(NamedTuple):
-    """A request cannot be served."""
-
-    request_id: str
-    error: OutriderError
-
-
-class Broken(NamedTuple):
-    """The engine failed in a way that nobody foresaw, and the process ends."""
-
-    why: str
-    traceback: str
-
-
-class Logged(NamedTuple):
-    """A line for the front's log."""
-
-    level: int
-    text: str
-
-
-class Gauges(NamedTuple):
-    """How full the engine is, and what it has done since its start.
-
-    ``generation`` is the number of the process: its counts begin at 0.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    pages: int = 0
-    pages_used: int = 0
-    preemptions: int = 0
-    rows: int = 0
-    queried: int = 0
-    hit: int = 0
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    speedups: Mapping[str, float] = {}
-    generation: int = 0
-
-
-class Aborted(NamedTuple):
-    """A request that the front dropped is gone."""
-
-    request_id: str
-    gauges: Gauges
-
-
-class Stepped(NamedTuple):
-    """What a step emitted; ``seconds`` is how long it took."""
-
-    events: list[Event]
-    gauges: Gauges
-    seconds: float
-
-
-Command = Add | Abort | SpeculationState
-Message = Ready | Failed | Refused | Stepped | Aborted | Beat | Broken | Logged
+MAX_REASON = 300
+"""Characters of an unforeseen error that its message quotes."""
 
 
 class Outlet:
-    """The way to the front, for every thread. A front that does not read holds the senders up."""
+    """Sends messages to the frontend, from any thread; blocks while the frontend does not read."""
 
     def __init__(self, link: Connection) -> None:
         self._link = link
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Send a message; without a front, end the process."""
+        """Send a message; end the process when the frontend is gone."""
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         try:
             with self._lock:
@@ -165,7 +75,7 @@ class Outlet:
 
 
 class _Forward(logging.Handler):
-    """Sends what is logged here to the front, whose handlers know the log's form."""
+    """Sends log records to the frontend, whose handlers format them."""
 
     def __init__(self, outlet: Outlet) -> None:
         super().__init__(logging.WARNING)
@@ -177,8 +87,8 @@ class _Forward(logging.Handler):
 
 
 def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
-    """The process: load, warm up, serve until the front is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the front decides
+    """Load the engine, warm it up and serve until the frontend is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the frontend decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     guard()
     trim_regularly()
@@ -194,7 +104,7 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
 
 
 def _load(spec: WorkerSpec, outlet: Outlet) -> Engine:
-    """The engine; one that cannot be loaded ends the process."""
+    """Return the engine; report one that cannot be loaded, and end the process."""
     try:
         codec = TextCodec(spec.tokenizer) if has_tokenizer(spec.tokenizer) else None
         backend = codec.backend if codec else None
@@ -205,29 +115,10 @@ def _load(spec: WorkerSpec, outlet: Outlet) -> Engine:
 
 
 def _break(outlet: Outlet, error: BaseException) -> NoReturn:
-    """Tell the front why, and end the process."""
-    why = f"{type(error).__name__}: {error}"[:MOST_TOLD]
+    """Report why, and end the process."""
+    why = f"{type(error).__name__}: {error}"[:MAX_REASON]
     outlet.send(Broken(why, "".join(traceback.format_exception(error))))
     os._exit(1)
-
-
-@dataclass
-class _Inbox:
-    """What the reading thread hands to the stepping one."""
-
-    items: deque[Callable[[], None]] = field(default_factory=deque)
-    filled: threading.Event = field(default_factory=threading.Event)
-
-    def put(self, item: Callable[[], None]) -> None:
-        """Have the stepping thread call ``item`` between two steps."""
-        self.items.append(item)
-        self.filled.set()
-
-    def drain(self) -> None:
-        """Call everything that lies here."""
-        self.filled.clear()
-        while self.items:
-            self.items.popleft()()
 
 
 class _Adding:
@@ -246,7 +137,7 @@ class Worker:
         engine: idle.
         link: brings commands.
         outlet: takes messages.
-        pulse: is told what the threads do.
+        pulse: reports the work of the threads.
         generation: the number of this process.
     """
 
@@ -258,11 +149,11 @@ class Worker:
         self.outlet = outlet
         self.pulse = pulse
         self.generation = generation
-        self.inbox = _Inbox()
+        self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the stepping thread
         self.preparing: WeakValueDictionary[str, _Adding] = WeakValueDictionary()
 
     def serve(self) -> None:
-        """Decode something, say so, and go on until the front is gone."""
+        """Decode a few tokens, send ``Ready``, and step until the frontend is gone."""
         self._warm_up()
         engine, pulse = self.engine, self.pulse
         speculator, budget = engine.speculator, engine.budget
@@ -275,11 +166,12 @@ class Worker:
         reader = threading.Thread(target=self._read, name="outrider-reader", daemon=True)
         reader.start()
         for number in itertools.count():
-            if not engine.has_work:
-                pulse.step = None
-                self.inbox.filled.wait()
-            pulse.step = number
-            self.inbox.drain()
+            waits = not engine.has_work
+            pulse.step = None if waits else number
+            while waits or not self.inbox.empty():
+                call = self.inbox.get()
+                pulse.step, waits = number, False
+                call()
             if engine.has_work:
                 self._step()
 
@@ -312,7 +204,7 @@ class Worker:
         )  # fmt: skip
 
     def _read(self) -> None:
-        """Take commands until the front is gone, which ends the process."""
+        """Take commands until the frontend is gone, which ends the process."""
         try:
             compilers = ThreadPoolExecutor(COMPILERS, "outrider-grammar")
             for number in itertools.count():
@@ -326,7 +218,7 @@ class Worker:
             _break(self.outlet, error)
 
     def _take(self, command: Command, compilers: ThreadPoolExecutor) -> None:
-        """Do what a command asks, or have the stepping thread do it."""
+        """Carry out a command here or in the stepping thread."""
         match command:
             case Add(request):
                 adding = self.preparing[request.id] = _Adding(request)
@@ -340,14 +232,14 @@ class Worker:
                 self.inbox.put(partial(self.engine.speculator.set, command))
 
     def _prepare(self, adding: _Adding) -> None:
-        """Outside the stepping thread: make sequences of a request, or say why not."""
+        """Make sequences of a request, or refuse it; runs outside the stepping thread."""
         request = adding.request
         try:
             sequences = self.engine.prepare(request)
         except OutriderError as error:
             self.inbox.put(partial(self._refuse, adding, error))
         except BaseException as error:  # a library's panic over one request ends nobody else
-            why = f"the request cannot be prepared: {error}"[:MOST_TOLD]
+            why = f"the request cannot be prepared: {error}"[:MAX_REASON]
             self.inbox.put(partial(self._refuse, adding, RequestError(why)))
         else:
             self.inbox.put(partial(self._enqueue, adding, sequences))

@@ -17,11 +17,11 @@ from .traces import Tracer
 
 HEADER = "x-request-id"
 PROBES = frozenset({"/health", "/ready"})
-"""Whose answers are states: nobody's calls, and no errors."""
+"""Probes: not counted as calls or errors."""
 
 
 class Told(Protocol):
-    """What a call leaves behind under ``scope["state"]["work"]`` for its line and its span."""
+    """The call under ``scope["state"]["call"]``, for its line in the log and its span."""
 
     def facts(self) -> dict[str, Any]: ...
 
@@ -65,8 +65,8 @@ class Access:
         finally:
             if status >= 400:
                 self.failed(status)
-            work: Told | None = state.get("work")
-            facts = work.facts() if work is not None else {}
+            call: Told | None = state.get("call")
+            facts = call.facts() if call is not None else {}
             if traced is not None and state.get("trusted"):
                 route = getattr(scope.get("route"), "path", None)
                 traced.record(route, headers, clock, status, facts)

@@ -19,7 +19,7 @@ class Queue:
         self.tokens = 0
 
     def enter(self, sequences: int) -> Lease:
-        """Have so many sequences wait.
+        """Let so many sequences wait, and return their lease.
 
         Raises:
             ServerError: 429, too many wait already.
@@ -41,7 +41,7 @@ class Lease:
         self._take(sequences, 0)
 
     def add_tokens(self, tokens: int) -> None:
-        """Have the call's prompts wait, as soon as their length is known.
+        """Let the call's prompts wait, as soon as their length is known.
 
         Raises:
             ServerError: 429, too many tokens wait already.
@@ -55,11 +55,11 @@ class Lease:
         self._take(0, tokens)
 
     def give_back(self, sequences: int, tokens: int) -> None:
-        """So many do not wait any more."""
+        """Give back so many, which do not wait any more."""
         self._take(-min(sequences, self._sequences), -min(tokens, self._tokens))
 
     def leave(self) -> None:
-        """Nothing of the call waits any more."""
+        """Give back all that is left."""
         self._take(-self._sequences, -self._tokens)
 
     def _take(self, sequences: int, tokens: int) -> None:

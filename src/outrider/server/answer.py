@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ..outputs import Pending, Sample
+from ..outputs import RequestState, SampleState
 from ..types import Event, Logprob, Logprobs, Origin, Request, Speculation
 
 LARGEST_NUMBER = 2**53
@@ -16,27 +16,27 @@ Detail = Literal["none", "summary", "detailed"]
 
 
 def seed_of(request: Request) -> int | str:
-    """The seed that repeats a request, exact in any reader."""
+    """Return the seed that repeats a request, a string where JSON's readers would round it."""
     return request.seed if request.seed <= LARGEST_NUMBER else str(request.seed)
 
 
-def drafts_prediction(wanted: Speculation) -> bool:
-    """Whether what was drafted for a request is of its prediction."""
-    by = wanted.drafter in (None, "prediction")
-    return wanted.enabled and by and bool(wanted.prediction)
+def drafts_prediction(speculation: Speculation) -> bool:
+    """Return whether the drafts of a request come from its prediction."""
+    by = speculation.drafter in (None, "prediction")
+    return speculation.enabled and by and bool(speculation.prediction)
 
 
-def usage(answers: Sequence[Pending]) -> dict[str, Any]:
-    """OpenAI's ``usage`` of a call; output tokens are those that were emitted."""
-    prompt = sum(len(a.request.prompt_token_ids) for a in answers)
-    output = sum(len(s.token_ids) for a in answers for s in a.samples)
-    predicted = [a.counts for a in answers if drafts_prediction(a.request.speculation)]
+def usage(states: Sequence[RequestState]) -> dict[str, Any]:
+    """Return OpenAI's ``usage`` of a call; output tokens are those that were emitted."""
+    prompt = sum(len(r.request.prompt_token_ids) for r in states)
+    output = sum(len(s.token_ids) for r in states for s in r.samples)
+    predicted = [r.counts for r in states if drafts_prediction(r.request.speculation)]
     accepted = sum(c.accepted for c in predicted)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": sum(a.cached_tokens for a in answers)},
+        "prompt_tokens_details": {"cached_tokens": sum(r.cached_tokens for r in states)},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": sum(c.drafted for c in predicted) - accepted,
@@ -44,10 +44,10 @@ def usage(answers: Sequence[Pending]) -> dict[str, Any]:
     }
 
 
-def metrics(answers: Sequence[Pending], longest: int, detail: Detail) -> dict[str, Any]:
-    """TTFT, and speculation in vLLM's names; null unless the call has but one sample."""
-    firsts = [a.ttft for a in answers if a.ttft is not None]
-    samples = [s for a in answers for s in a.samples]
+def metrics(states: Sequence[RequestState], longest: int, detail: Detail) -> dict[str, Any]:
+    """Return TTFT, and speculation in vLLM's names, null unless the call has one sample."""
+    firsts = [r.ttft for r in states if r.ttft is not None]
+    samples = [s for r in states for s in r.samples]
     shown = None
     if len(samples) == 1 and detail != "none":
         shown = speculative_decoding(samples[0], longest, detail)
@@ -57,8 +57,8 @@ def metrics(answers: Sequence[Pending], longest: int, detail: Detail) -> dict[st
     }
 
 
-def speculative_decoding(sample: Sample, longest: int, detail: Detail) -> dict[str, Any]:
-    """vLLM's per-request figures: ratios, and how often so many drafted tokens were accepted."""
+def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> dict[str, Any]:
+    """Return vLLM's per-request figures: ratios, and a histogram of accepted tokens."""
     depths = [draft.depth for draft in sample.drafts]
     steps, drafted, accepted = len(depths), sum(depths), sum(sample.accepted)
     counted = Counter(sample.accepted)
@@ -83,7 +83,7 @@ def speculative_decoding(sample: Sample, longest: int, detail: Detail) -> dict[s
 
 
 def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict[str, Any]:
-    """One step of one sample: its tokens with their origin, and what was drafted in vain."""
+    """Return one step of one sample: its tokens with their origin, and the rejected drafts."""
     drafted = next((e.drafted for e in events if e.drafted is not None), None)
     tokens = [e for e in events if e.token_id is not None]
     stood = sum(e.origin is Origin.ACCEPTED for e in tokens)
@@ -101,9 +101,9 @@ def completion_logprobs(
     offset: int,
     decode: Callable[[list[int]], str],
 ) -> dict[str, Any]:
-    """The form of ``/v1/completions``; ``offset`` is where the first token's text begins.
+    """Return log probabilities for ``/v1/completions``; the text begins at ``offset``.
 
-    Nothing is known of a prompt's first token but its text, which ``decode`` gives.
+    The first token of a prompt has no log probability: ``decode`` gives its text.
     """
     tokens, values, tops, offsets = [], [], [], []
     for one, id in zip(found, ids, strict=True):
@@ -120,7 +120,7 @@ def completion_logprobs(
 
 
 def chat_logprobs(found: Sequence[Logprobs], ids: Sequence[int], top: int) -> dict[str, Any]:
-    """The form of ``/v1/chat/completions``; ``top`` of the likeliest tokens are listed."""
+    """Return log probabilities for ``/v1/chat/completions``, the ``top`` likeliest listed."""
     content = []
     for one, id in zip(found, ids, strict=True):
         likeliest = sorted(one.values(), key=lambda p: p.rank)[:top]
@@ -134,7 +134,7 @@ def _shown(found: Logprob) -> dict[str, Any]:
 
 
 def prompt_logprobs(found: list[Logprobs | None] | None) -> list[Any] | None:
-    """vLLM's form of ``prompt_logprobs``."""
+    """Return ``prompt_logprobs`` in vLLM's form."""
     if found is None:
         return None
     return [

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
+from fastapi import Request as HttpRequest
 from fastapi.responses import (
     FileResponse,
     JSONResponse,
@@ -27,11 +29,11 @@ from .. import __version__
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError, OutriderError
 from .access import Access
+from .api_call import ApiCall
 from .bodies import LONG_BODY, BodyRoute
 from .chat import Chat
 from .completions import Completion
-from .errors import RESPONSES, body, error_body, install, response
-from .generate import Service, check_best, unless_gone
+from .errors import RESPONSES, ServerError, body, error_body, install, response, to_refusal
 from .hosts import from_this_machine
 from .metrics import Metrics
 from .protocol import (
@@ -43,20 +45,24 @@ from .protocol import (
     TokenizeRequest,
 )  # fmt: skip
 from .security import Gate
+from .service import Service
 from .settings import Settings
 from .speculation import change, state
 from .tools import check_tools
 from .traces import Tracer
 
+T = TypeVar("T")
 logger = logging.getLogger("outrider")
 PLAYGROUND = Path(__file__).parent / "playground"
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
-"""What some clients take for the end of a line, as JSON writes it."""
+"""Characters that some clients take for the end of a line, as JSON escapes them."""
+GONE = 499
+"""The status in the log for a client that went away."""
 
 
 def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
-    """The server over an engine, which the app starts and ends with itself.
+    """Return the server over an engine, which the app starts and ends with itself.
 
     Raises:
         ConfigError: spans are asked for, and OpenTelemetry is not installed.
@@ -64,7 +70,7 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
     endpoint = settings.otlp_traces_endpoint
     tracer = Tracer(endpoint) if endpoint is not None else None
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         llm.launch()
         yield
@@ -96,11 +102,11 @@ def _models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The model that is served, by each of its names."""
-        intake = service.llm.intake
+        inputs = service.llm.inputs
         cards = [
             {
                 "id": name, "object": "model", "created": created, "owned_by": "outrider",
-                "root": str(intake.folder), "parent": None, "max_model_len": intake.max_model_len,
+                "root": str(inputs.folder), "parent": None, "max_model_len": inputs.max_model_len,
             }
             for name in service.settings.names
         ]  # fmt: skip
@@ -113,100 +119,124 @@ def _models(app: FastAPI, service: Service) -> None:
         return next(card for card in (await models())["data"] if card["id"] == name)
 
     @app.post("/v1/completions", responses=STREAMED)
-    async def completions(body: CompletionRequest, call: Request) -> Response:
+    async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
         """Continue prompts."""
         service.check_model(body.model)
-        work = Completion(service, body, call)
-        return await answered(work, body.stream, call)
+        call = Completion(service, body, http)
+        return await answered(call, body.stream, http)
 
     @app.post("/v1/chat/completions", responses=STREAMED)
-    async def chat(body: ChatRequest, call: Request) -> Response:
+    async def chat(body: ChatRequest, http: HttpRequest) -> Response:
         """Answer a conversation."""
         service.check_model(body.model)
-        work = Chat(service, body, call)
-        return await answered(work, body.stream, call)
+        call = Chat(service, body, http)
+        return await answered(call, body.stream, http)
 
 
-async def answered(work: Completion | Chat, stream: bool, call: Request) -> Response:
-    """All at once, or as server-sent events; what fails before the first token is no stream."""
-    call.state.work = work
-    if work.body.stream_options is not None and not stream:
+async def answered(call: ApiCall[Any], stream: bool, http: HttpRequest) -> Response:
+    """Return the answer to a call, whole or as a stream; an early failure is no stream."""
+    http.state.call = call
+    if call.body.stream_options is not None and not stream:
         raise Refusal("stream_options needs stream: true.", "stream_options")
     try:
-        await unless_gone(call, work.prepare())
-        call.state.held.release()  # the body; generating may take long
+        await unless_gone(http, call.prepare())
+        http.state.held.release()  # the body; generating may take long
         if not stream:
-            whole = await unless_gone(call, work.whole())
-            return await rendered(work, whole)
-        chunks = work.chunks()
-        first = await unless_gone(call, anext(chunks))
+            whole = await unless_gone(http, call.whole())
+            return await rendered(call, whole)
+        chunks = call.chunks()
+        first = await unless_gone(http, anext(chunks))
     except BaseException as error:
-        work.lease.leave()
+        call.lease.leave()
         if isinstance(error, ConfigError):
-            raise check_best(error) from None
+            raise to_refusal(error) from None
         raise
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(events(work, first, chunks), 200, headers, "text/event-stream")
+    return StreamingResponse(events(call, first, chunks), 200, headers, "text/event-stream")
 
 
-async def rendered(work: Completion | Chat, whole: dict[str, Any]) -> Response:
-    """A whole answer as JSON, written in a thread where that takes long."""
-    if not work.lists_much:
+async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T:
+    """Return the result of ``work``, which is cancelled as soon as the client is gone.
+
+    Raises:
+        ServerError: the client is gone.
+    """
+    task = asyncio.ensure_future(work)
+
+    async def watch() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    watcher = asyncio.ensure_future(watch())
+    try:
+        done, _ = await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            return task.result()
+        raise ServerError(GONE, "the client went away.")
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(BaseException):
+                await task
+
+
+async def rendered(call: ApiCall[Any], whole: dict[str, Any]) -> Response:
+    """Return a whole answer as JSON, written in a thread where that takes long."""
+    if not call.lists_much:
         return JSONResponse(whole)
-    text = await work.service.slow(partial(to_json, whole))
+    text = await call.service.texts.slow(partial(to_json, whole))
     return Response(text, media_type="application/json")
 
 
 async def events(
-    work: Completion | Chat, first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
+    call: ApiCall[Any], first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
 ) -> AsyncIterator[bytes]:
-    """Server-sent events; an error on the way is one more, and ends them."""
+    """Yield server-sent events; an error on the way is one more, and ends them."""
     yield event(first)
     try:
         async for chunk in rest:
             yield event(chunk)
     except OutriderError as error:
-        work.error = str(error_body(error)["error"]["code"])
+        call.error = str(error_body(error)["error"]["code"])
         yield event(error_body(error))
     except Exception as error:
-        work.error = type(error).__name__
+        call.error = type(error).__name__
         logger.exception("a stream failed")
         yield event(error_body(OutriderError("the server failed; its log says why.")))
     yield b"data: [DONE]\n\n"
 
 
 def event(content: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return b"data: " + text.translate(LINE_ENDS).encode("utf-8", "replace") + b"\n\n"
 
 
 def _texts(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, call: Request) -> Response:
+    async def tokenize(body: TokenizeRequest, http: HttpRequest) -> Response:
         """A text's or a conversation's token ids."""
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refusal("give either prompt or messages.", "prompt")
         check_tools(body.tools or [])
-        long = call.state.body_bytes >= LONG_BODY
+        long = http.state.body_bytes >= LONG_BODY
         lease = service.queue.enter(1)
         try:
-            work = (
-                service.chat_ids(body.messages or [], body.tools or [], body, long)
+            encoding = (
+                service.texts.chat_ids(body.messages or [], body.tools or [], body, long)
                 if body.prompt is None
-                else service.ids(body.prompt, body.add_special_tokens)
+                else service.texts.ids(body.prompt, body.add_special_tokens)
             )
-            ids = await unless_gone(call, work)
+            ids = await unless_gone(http, encoding)
         finally:
             lease.leave()
         found: dict[str, Any] = {
-            "count": len(ids), "max_model_len": service.llm.intake.max_model_len, "tokens": ids,
+            "count": len(ids), "max_model_len": service.llm.inputs.max_model_len, "tokens": ids,
         }  # fmt: skip
         if body.return_token_strs:
-            found["token_strs"] = await service.slow(
-                lambda: [service.llm.intake.word(id) for id in ids]
-            )
+            found["token_strs"] = await service.texts.words(ids)
         return JSONResponse(found)
 
     @app.post("/detokenize")
@@ -215,7 +245,7 @@ def _texts(app: FastAPI, service: Service) -> None:
         service.check_model(body.model)
         lease = service.queue.enter(1)
         try:
-            return {"prompt": await service.decode(body.tokens)}
+            return {"prompt": await service.texts.decode(body.tokens)}
         finally:
             lease.leave()
 
@@ -265,10 +295,10 @@ def _speculation(app: FastAPI, service: Service) -> None:
         return state(service)
 
     @app.post("/v1/speculation")
-    async def post(body: SpeculationChange, call: Request) -> dict[str, Any]:
+    async def post(body: SpeculationChange, http: HttpRequest) -> dict[str, Any]:
         """Change it from the next step on: without keys from this machine only."""
-        peer = call.client.host if call.client else None
-        if not service.settings.api_keys and not from_this_machine(call.headers, peer):
+        peer = http.client.host if http.client else None
+        if not service.settings.api_keys and not from_this_machine(http.headers, peer):
             raise Refusal("without API keys speculation is set from this machine only.", code=403)
         await change(service, body)
         return state(service)

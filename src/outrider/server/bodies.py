@@ -43,7 +43,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def parse(raw: bytes) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         Refusal: it is no JSON, or has too many parts.
@@ -81,7 +81,7 @@ def _check_size(raw: bytes) -> None:
 
 
 def _count(text: bytes) -> tuple[int, int]:
-    """Lists and objects, and fields of objects, in a text without quotes."""
+    """Return the numbers of lists and objects, and of fields, in a text without quotes."""
     return text.count(b"{") + text.count(b"["), text.count(b":")
 
 
@@ -90,7 +90,7 @@ def _fits(brackets: int, fields: int) -> bool:
 
 
 def read(model: type[Model], raw: bytes) -> Model:
-    """The fields of a body.
+    """Return the fields of a body.
 
     Raises:
         Refusal: the body is no JSON object.
@@ -150,7 +150,7 @@ class BodyRoute(APIRoute):
 
 
 async def _made(model: type[Model], call: Request) -> Model:
-    """The fields of a call's body; the bytes are let go."""
+    """Return the fields of a call's body; the bytes are let go."""
     check_type(call.headers.get("content-type"))
     try:
         raw = b"".join([part async for part in call.stream()])

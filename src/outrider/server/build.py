@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ..async_llm import AsyncLLM
+from ..config import ENGINE_OPTIONS
 from ..errors import ConfigError, ModelError
 from ..fields import Fields
 from ..params import SamplingParams
 from .hosts import bare
 from .metrics import Slo
-from .options import OPTIONS, Chosen
+from .options import Chosen
 from .settings import Settings
 from .shown import short
 from .tools import Form, form_of
@@ -25,13 +26,13 @@ SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty",
 )  # fmt: skip
-"""What a generation_config.json may set, beside max_new_tokens."""
+"""Keys of generation_config.json that are read, beside max_new_tokens."""
 WHOLE = ("top_k", "max_tokens")
 SECONDS = {"ms": 0.001, "s": 1.0}
 
 
 def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[AsyncLLM, Settings]:
-    """The engine, not started yet, and the server's settings.
+    """Return the engine, not started yet, and the server's settings.
 
     Args:
         model: the checkpoint.
@@ -42,13 +43,9 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         OutriderError: an option is wrong, or the checkpoint cannot be used.
     """
     values = {name: one.value for name, one in chosen.items()}
-    given = {o.name: values[o.name] for o in OPTIONS if o.engine}
-    if values["speculative_config"] is not None:
-        given = {n: v for n, v in given.items() if chosen[n].source != "default"}
-    drafter = given.pop("drafter", "auto")
-    given = {n: v for n, v in given.items() if v is not None}
-    llm = AsyncLLM(model, drafter, **given)
-    codec = llm.intake.codec
+    options = {o.name: values[o.name] for o in ENGINE_OPTIONS if chosen[o.name].source != "default"}
+    llm = AsyncLLM(model, **options)
+    codec = llm.inputs.codec
     template = codec.template if codec else None
     if values["chat_template"] is not None:
         template = read_text(Path(values["chat_template"]), "chat_template")
@@ -61,7 +58,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         longest=llm.config.num_speculative_tokens,
         detail=choice(values, "per_request_spec_decode_metrics", ("none", "summary", "detailed")),
         tool_form=form_of(template) if parser == "auto" else PARSERS[parser],
-        defaults=read_defaults(values["generation_config"], llm.intake.folder),
+        defaults=read_defaults(values["generation_config"], llm.inputs.folder),
         fingerprint=fingerprint(llm),
         api_keys=read_keys(values["api_key"], values["api_key_file"]),
         host=values["host"],
@@ -81,7 +78,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
 
 
 def choice(values: Mapping[str, Any], name: str, known: Sequence[str]) -> Any:
-    """One of the ``known`` words.
+    """Return the option ``name``, which must be one of the ``known`` words.
 
     Raises:
         ConfigError: it is none of them.
@@ -95,7 +92,7 @@ def choice(values: Mapping[str, Any], name: str, known: Sequence[str]) -> Any:
 
 
 def read_text(file: Path, name: str) -> str:
-    """A file that an option names.
+    """Return the text of a file that an option names.
 
     Raises:
         ConfigError: it cannot be read.
@@ -108,7 +105,7 @@ def read_text(file: Path, name: str) -> str:
 
 
 def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
-    """Keys from an option and a file, blank lines aside.
+    """Return the keys in an option and a file.
 
     Raises:
         ConfigError: the file cannot be read, or there is no key where some were asked for.
@@ -125,7 +122,7 @@ def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
 
 
 def read_hosts(listed: str | None) -> tuple[str, ...]:
-    """Names that clients may call the server by.
+    """Return the names that clients may call the server by.
 
     Raises:
         ConfigError: one of them is no name.
@@ -141,7 +138,7 @@ def read_hosts(listed: str | None) -> tuple[str, ...]:
 
 
 def read_endpoint(url: str | None) -> str | None:
-    """Where spans go to.
+    """Return the address that spans are sent to.
 
     Raises:
         ConfigError: it is no HTTP address.
@@ -155,7 +152,7 @@ def read_endpoint(url: str | None) -> str | None:
 
 
 def read_defaults(source: str, folder: Path) -> dict[str, Any]:
-    """What a generation_config.json says of sampling, as vLLM reads it.
+    """Return the sampling defaults of a generation_config.json, with vLLM's meaning.
 
     Args:
         source: auto for the one of the model's ``folder``, vllm for none, or a folder with one.
@@ -188,7 +185,7 @@ def read_defaults(source: str, folder: Path) -> dict[str, Any]:
 
 
 def read_slo(text: str | None) -> Slo:
-    """As in ``ttft=200ms,tpot=50ms``.
+    """Return the limits in a text such as ``ttft=200ms,tpot=50ms``.
 
     Raises:
         ConfigError: it reads otherwise.
@@ -203,8 +200,8 @@ def read_slo(text: str | None) -> Slo:
 
 
 def fingerprint(llm: AsyncLLM) -> str:
-    """The same for servers whose seeds give the same text: weights, options and instruction set."""
-    config, folder = llm.config, llm.intake.folder
+    """Return a hash of weight file names and sizes, dtype and quantization."""
+    config, folder = llm.config, llm.inputs.folder
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else [folder]
     about = [str([(f.name, f.stat().st_size) for f in files]), config.dtype, config.quantization]
     return "fp_" + hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]

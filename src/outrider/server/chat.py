@@ -5,42 +5,33 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request as HttpRequest
 
-from ..outputs import Pending, Sample
+from ..outputs import RequestState, SampleState
 from ..types import Event, by_sample
-from .answer import (
-    chat_logprobs,
-    prompt_logprobs,
-    step_of,
-)  # fmt: skip
-from .generate import Service
-from .making import Maker
+from .answer import chat_logprobs, prompt_logprobs, step_of
+from .api_call import ApiCall
 from .protocol import ChatRequest, Refusal
-from .tools import Call, choice_of, constraint, read
-from .work import Work
+from .requests import RequestMaker
+from .service import Service
+from .tools import ToolCall, choice_of, constraint, read
 
 CHUNK = "chat.completion.chunk"
 
 
-class Chat(Work[ChatRequest]):
-    """One call: its messages, and how the answers are shown."""
+class Chat(ApiCall[ChatRequest]):
+    """One call: its messages, and the form of their answers."""
 
     prefix = "chatcmpl"
 
-    def __init__(self, service: Service, body: ChatRequest, call: Request) -> None:
-        super().__init__(service, body, call)
+    def __init__(self, service: Service, body: ChatRequest, http: HttpRequest) -> None:
+        super().__init__(service, body, http)
         self.choice = choice_of(body)
         self.sent = [0] * body.n  # characters of each sample that were shown
-        self.told: list[list[Call]] = [[] for _ in range(body.n)]  # calls, as far as shown
+        self.told: list[list[ToolCall]] = [[] for _ in range(body.n)]  # as far as shown
         self.begun = [False] * body.n
 
     async def prepare(self) -> None:
-        """Make a request of the messages.
-
-        Raises:
-            OutriderError: it cannot be served.
-        """
         body = self.body
         more: dict[str, Any] = {}
         if body.logprobs:
@@ -49,25 +40,18 @@ class Chat(Work[ChatRequest]):
             raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
         more |= self._constraint()
         self.lease = self.service.admit(body.n)
-        maker = await Maker.make(self.service, body, self.salt, 1, **more)
+        maker = await RequestMaker.make(self.service, body, self.salt, 1, **more)
         tools = (body.tools or []) if self.choice != "none" else []
-        ids = await self.service.chat_ids(body.messages, tools, body, self.long)
+        ids = await self.service.texts.chat_ids(body.messages, tools, body, self.long)
         body.messages = []  # which may be long, and are not needed any more
         ids = self.truncated(ids)
-        self.answers = [Pending(None, maker.request(ids))]
-        self.sign()
+        self.states = [maker.start(ids)]
         self.lease.add_tokens(len(ids))
 
-    async def whole(self) -> dict[str, Any]:
-        """Run it and show everything at once."""
-        (answer,) = self.answers
-        await self.service.finish(answer, self.body.timeout, self.lease)
-        return await self.built()
-
     def build(self) -> dict[str, Any]:
-        (answer,) = self.answers
+        (state,) = self.states
         choices = []
-        for i, sample in enumerate(answer.samples):
+        for i, sample in enumerate(state.samples):
             content, calls = self._read(sample, True)
             shown = content or None if calls else content
             message: dict[str, Any] = {"role": "assistant", "content": shown, "refusal": None}
@@ -84,31 +68,31 @@ class Chat(Work[ChatRequest]):
             **self.figures(),
         }  # fmt: skip
         if self.body.prompt_logprobs is not None:
-            found["prompt_logprobs"] = prompt_logprobs(answer.prompt_logprobs)
+            found["prompt_logprobs"] = prompt_logprobs(state.prompt_logprobs)
         if self.body.return_token_ids:
-            found["prompt_token_ids"] = list(answer.request.prompt_token_ids)
+            found["prompt_token_ids"] = list(state.request.prompt_token_ids)
         return found
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The same step by step."""
-        (answer,) = self.answers
-        prompt = {"prompt_token_ids": list(answer.request.prompt_token_ids)}
+        (state,) = self.states
+        prompt = {"prompt_token_ids": list(state.request.prompt_token_ids)}
         more = prompt if self.body.return_token_ids else {}
-        async for events in self.service.run(answer, self.body.timeout, self.lease):
+        (run,) = self.runs()
+        async for events in run:
             for i, new in by_sample(events).items():
                 if not self.begun[i]:
                     self.begun[i] = True
                     first = {"role": "assistant", "content": ""}
                     yield self.chunk(CHUNK, self._bare(i, first)) | more
                     more = {}
-                for choice in self._deltas(i, answer, new):
+                for choice in self._deltas(i, state, new):
                     yield self.chunk(CHUNK, choice)
         if self.usage_asked:
             yield self.last_chunk(CHUNK)
 
-    def _deltas(self, i: int, answer: Pending, events: list[Event]) -> list[dict[str, Any]]:
-        """What one step brings to sample ``i``."""
-        sample, reason = answer.samples[i], events[-1].finish_reason
+    def _deltas(self, i: int, state: RequestState, events: list[Event]) -> list[dict[str, Any]]:
+        """Return the choices that one step adds to sample ``i``: one, or none."""
+        sample, reason = state.samples[i], events[-1].finish_reason
         start = len(sample.token_ids) - sum(e.token_id is not None for e in events)
         content, calls = self._read(sample, reason is not None)
         fresh = content[self.sent[i] :]
@@ -122,19 +106,19 @@ class Chat(Work[ChatRequest]):
         found["finish_reason"] = self._reason(reason, calls)
         found["stop_reason"] = sample.stop_reason
         if self.body.return_speculation:
-            found["speculation"] = step_of(events, self.service.llm.intake.decode)
+            found["speculation"] = step_of(events, self.service.llm.inputs.outputs.decode)
         shown = self.body.logprobs or self.body.return_token_ids or self.body.return_speculation
         if not (delta or reason or shown):
             return []
         return [self._extras(found, sample, start)]
 
     def _constraint(self) -> dict[str, Any]:
-        """The form that calls of tools must have, where nothing else gives the output a form.
+        """Return the form that calls of tools must have, where nothing else gives one.
 
         Raises:
             Refusal: a call must be made, and something else gives the output a form.
         """
-        body, special = self.body, self.service.llm.intake.special_tokens
+        body, special = self.body, self.service.llm.inputs.outputs.special_tokens
         form = constraint(body, self.choice, self.service.settings.tool_form, special)
         if form is None:
             return {}
@@ -146,12 +130,12 @@ class Chat(Work[ChatRequest]):
         # Openings of calls may be special tokens, and the form lets no others come.
         return {"structured_outputs": form, "skip_special_tokens": False}
 
-    def _read(self, sample: Sample, whole: bool) -> tuple[str, list[Call]]:
+    def _read(self, sample: SampleState, whole: bool) -> tuple[str, list[ToolCall]]:
         return read(sample.text, self.choice, self.service.settings.tool_form, whole)
 
     @staticmethod
-    def _news(told: list[Call], calls: list[Call]) -> list[dict[str, Any]]:
-        """What clients were not told yet: whole new calls, or more of a call's arguments."""
+    def _news(told: list[ToolCall], calls: list[ToolCall]) -> list[dict[str, Any]]:
+        """Return what is new to the client: whole calls, or more of a call's arguments."""
         news = []
         for n, call in enumerate(calls):
             if n == len(told):
@@ -163,11 +147,11 @@ class Chat(Work[ChatRequest]):
                 news.append({"index": n, "function": {"arguments": more}})
         return news
 
-    def _reason(self, reason: str | None, calls: list[Call]) -> str | None:
+    def _reason(self, reason: str | None, calls: list[ToolCall]) -> str | None:
         called = calls and reason == "stop" and not self.choice.startswith("=")
         return "tool_calls" if called else reason
 
-    def _logprobs(self, sample: Sample, start: int) -> dict[str, Any] | None:
+    def _logprobs(self, sample: SampleState, start: int) -> dict[str, Any] | None:
         if not self.body.logprobs:
             return None
         top = self.body.top_logprobs or 0
@@ -179,7 +163,7 @@ class Chat(Work[ChatRequest]):
             "stop_reason": None,
         }  # fmt: skip
 
-    def _extras(self, choice: dict[str, Any], sample: Sample, start: int) -> dict[str, Any]:
+    def _extras(self, choice: dict[str, Any], sample: SampleState, start: int) -> dict[str, Any]:
         if self.body.return_token_ids:
             choice["token_ids"] = sample.token_ids[start:]
         return choice

@@ -11,9 +11,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from ..errors import ConfigError, MemoryBudgetError, OutriderError, RequestError, WorkerError
-from ..outputs import GenerationError
-from .protocol import Refusal
+from ..errors import (
+    ConfigError,
+    GenerationError,
+    MemoryBudgetError,
+    OutriderError,
+    RequestError,
+    WorkerError,
+)  # fmt: skip
+from .protocol import ChatRequest, CompletionRequest, Refusal
 
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -74,10 +80,18 @@ class ServerError(OutriderError):
         self.code = code
 
 
+def to_refusal(error: ConfigError) -> Refusal:
+    """Return the error of an option as a refusal of the call's field of that name."""
+    text = str(error).removeprefix("SamplingParams: ").removeprefix("StructuredOutputsParams ")
+    field = text.partition(" ")[0]
+    known = field in CompletionRequest.model_fields or field in ChatRequest.model_fields
+    return Refusal(text, field if known else None)
+
+
 def body(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """The JSON of an error."""
+    """Return the JSON of an error."""
     kind = TYPES.get(status, "server_error")
     if len(message) > LONGEST_SENTENCE:
         start = LONGEST_SENTENCE - LONGEST_END - len(CUT)
@@ -86,7 +100,7 @@ def body(
 
 
 def status_of(error: OutriderError) -> int:
-    """The status that an error of the engine or the server has."""
+    """Return the HTTP status of an error of the engine or the server."""
     if isinstance(error, ServerError):
         return error.status
     if isinstance(error, Refusal):
@@ -99,26 +113,26 @@ def status_of(error: OutriderError) -> int:
 
 
 def error_body(error: OutriderError) -> dict[str, Any]:
-    """The JSON of an error of the engine or the server."""
+    """Return the JSON of an error of the engine or the server."""
     code = error.code if isinstance(error, ServerError) else None
     return body(status_of(error), str(error), getattr(error, "param", None), code)
 
 
 def response(status: int, content: dict[str, Any]) -> JSONResponse:
-    """With Retry-After where trying again helps."""
+    """Return an error response, with Retry-After where trying again helps."""
     headers = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else None
     return JSONResponse(content, status, headers)
 
 
 def _depth(problem: Mapping[str, Any]) -> tuple[int, int]:
-    """How far into a body a problem lies, and at which index."""
+    """Return how deep in a body a problem lies, and at which index."""
     place = problem.get("loc", ())
     last = place[-1] if place else 0
     return len(place), last if isinstance(last, int) else 0
 
 
 def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
-    """One sentence for the first field that a body's check found wrong, and that field."""
+    """Return one sentence on the first wrong field of a body, and that field."""
     # Of a union each kind has a problem; the one that was read furthest was meant.
     field_of = [problem.get("loc", ())[:1] for problem in problems]
     same = [p for p, name in zip(problems, field_of, strict=True) if name == field_of[0]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
 from pydantic_core import CoreSchema, core_schema
 
 IGNORED = (
@@ -52,63 +52,73 @@ TOOLS = "give tools and tool_choice"
 BLANKS = "set it in the schema's x-guidance"
 
 
-class Unsupported(BaseModel):
-    """Fields that neither endpoint honours."""
-
-    use_beam_search: Annotated[Any, Unless((False,))] = None
-    early_stopping: Annotated[Any, Unless((False,))] = None
-    length_penalty: Annotated[Any, Unless((1,))] = None
-    suffix: Annotated[Any, Unless(("",))] = None
-    watermarking: Annotated[Any, Unless((False,))] = None
-    repetition_detection: Annotated[Any, Unless()] = None
-    thinking_token_budget: Annotated[Any, Unless((-1,))] = None
-    include_reasoning: Annotated[Any, Unless((True,))] = None
-    thinking: Annotated[Any, Unless((), TEMPLATE)] = None
-    reasoning: Annotated[Any, Unless((), TEMPLATE)] = None
-    enable_thinking: Annotated[Any, Unless((), TEMPLATE)] = None
-    thinking_budget: Annotated[Any, Unless((), TEMPLATE)] = None
-    verbosity: Annotated[Any, Unless(("medium",))] = None
-    functions: Annotated[Any, Unless(([],), TOOLS)] = None
-    function_call: Annotated[Any, Unless(("none",), TOOLS)] = None
-    modalities: Annotated[Any, Unless((["text"],))] = None
-    audio: Annotated[Any, Unless()] = None
-    web_search_options: Annotated[Any, Unless()] = None
-    mm_processor_kwargs: Annotated[Any, Unless(({},))] = None
-    prompt_embeds: Annotated[Any, Unless(([],))] = None
-    logits_processors: Annotated[Any, Unless(([],), "pass them to LLM.generate in Python")] = None
-    logprob_token_ids: Annotated[Any, Unless(([],))] = None
-    return_tokens_as_token_ids: Annotated[Any, Unless((False,), "give return_token_ids")] = None
-    return_prompt_text: Annotated[Any, Unless((False,))] = None
-    routed_experts_prompt_start: Annotated[Any, Unless((0,))] = None
-    detokenize: Annotated[Any, Unless((True,), "give return_token_ids")] = None
-    spaces_between_special_tokens: Annotated[Any, Unless((True,))] = None
-    structural_tag: Annotated[Any, Unless()] = None
-    guided_whitespace_pattern: Annotated[Any, Unless((), BLANKS)] = None
-    kv_transfer_params: Annotated[Any, Unless(({},))] = None
-    ec_transfer_params: Annotated[Any, Unless(({},))] = None
-    vllm_xargs: Annotated[Any, Unless(({},))] = None
-    chat_template: Annotated[Any, Unless((), "the operator chooses the template")] = None
+def _model(name: str, fields: dict[str, Unless]) -> Any:
+    """Return a pydantic model with these fields."""
+    return create_model(name, **{n: (Annotated[Any, mark], None) for n, mark in fields.items()})  # type: ignore[call-overload]
 
 
-class NotInChats(BaseModel):
-    """Fields that only completions honour."""
-
-    prompt: Annotated[Any, Unless((), COMPLETIONS)] = None
-    echo: Annotated[Any, Unless((False,), COMPLETIONS)] = None
-    best_of: Annotated[Any, Unless((1,), "give n")] = None
-    add_special_tokens: Annotated[Any, Unless((False,), "the chat template adds them")] = None
-
-
-class NotInCompletions(BaseModel):
-    """Fields that only chats honour."""
-
-    messages: Annotated[Any, Unless((), CHATS)] = None
-    tools: Annotated[Any, Unless(([],), CHATS)] = None
-    tool_choice: Annotated[Any, Unless(("none", "auto"), CHATS)] = None
-    parallel_tool_calls: Annotated[Any, Unless((True, False), CHATS)] = None
-    top_logprobs: Annotated[Any, Unless((0,), "give logprobs")] = None
-    add_generation_prompt: Annotated[Any, Unless((True, False), CHATS)] = None
-    continue_final_message: Annotated[Any, Unless((False,), CHATS)] = None
-    documents: Annotated[Any, Unless(([],), CHATS)] = None
-    reasoning_effort: Annotated[Any, Unless(("none",), CHATS)] = None
-    chat_template_kwargs: Annotated[Any, Unless(({},), CHATS)] = None
+Unsupported = _model(
+    "Unsupported",
+    {
+        "use_beam_search": Unless((False,)),
+        "early_stopping": Unless((False,)),
+        "length_penalty": Unless((1,)),
+        "suffix": Unless(("",)),
+        "watermarking": Unless((False,)),
+        "repetition_detection": Unless(),
+        "thinking_token_budget": Unless((-1,)),
+        "include_reasoning": Unless((True,)),
+        "thinking": Unless((), TEMPLATE),
+        "reasoning": Unless((), TEMPLATE),
+        "enable_thinking": Unless((), TEMPLATE),
+        "thinking_budget": Unless((), TEMPLATE),
+        "verbosity": Unless(("medium",)),
+        "functions": Unless(([],), TOOLS),
+        "function_call": Unless(("none",), TOOLS),
+        "modalities": Unless((["text"],)),
+        "audio": Unless(),
+        "web_search_options": Unless(),
+        "mm_processor_kwargs": Unless(({},)),
+        "prompt_embeds": Unless(([],)),
+        "logits_processors": Unless(([],), "pass them to LLM.generate in Python"),
+        "logprob_token_ids": Unless(([],)),
+        "return_tokens_as_token_ids": Unless((False,), "give return_token_ids"),
+        "return_prompt_text": Unless((False,)),
+        "routed_experts_prompt_start": Unless((0,)),
+        "detokenize": Unless((True,), "give return_token_ids"),
+        "spaces_between_special_tokens": Unless((True,)),
+        "structural_tag": Unless(),
+        "guided_whitespace_pattern": Unless((), BLANKS),
+        "kv_transfer_params": Unless(({},)),
+        "ec_transfer_params": Unless(({},)),
+        "vllm_xargs": Unless(({},)),
+        "chat_template": Unless((), "the operator chooses the template"),
+    },
+)
+"""Fields that neither endpoint honours."""
+NotInChats = _model(
+    "NotInChats",
+    {
+        "prompt": Unless((), COMPLETIONS),
+        "echo": Unless((False,), COMPLETIONS),
+        "best_of": Unless((1,), "give n"),
+        "add_special_tokens": Unless((False,), "the chat template adds them"),
+    },
+)
+"""Fields that only completions honour."""
+NotInCompletions = _model(
+    "NotInCompletions",
+    {
+        "messages": Unless((), CHATS),
+        "tools": Unless(([],), CHATS),
+        "tool_choice": Unless(("none", "auto"), CHATS),
+        "parallel_tool_calls": Unless((True, False), CHATS),
+        "top_logprobs": Unless((0,), "give logprobs"),
+        "add_generation_prompt": Unless((True, False), CHATS),
+        "continue_final_message": Unless((False,), CHATS),
+        "documents": Unless(([],), CHATS),
+        "reasoning_effort": Unless(("none",), CHATS),
+        "chat_template_kwargs": Unless(({},), CHATS),
+    },
+)
+"""Fields that only chats honour."""

@@ -21,13 +21,13 @@ OF_PROXIES = re.compile(
 
 
 def bare(authority: str) -> str | None:
-    """The name in ``name:port``, in small letters and without brackets; None for nonsense."""
+    """Return the name in ``name:port``, in small letters, without brackets; None for nonsense."""
     found = AUTHORITY.fullmatch(authority)
     return found["name"].strip("[]").removesuffix(".").lower() if found else None
 
 
 def address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that ``name`` is, None where it is none."""
+    """Return ``name`` as an IP address, None where it is none."""
     try:
         found = ipaddress.ip_address(name)
     except ValueError:

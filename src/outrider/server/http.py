@@ -71,7 +71,7 @@ class Unframed(RequestResponseCycle):
     unframed = False
 
     async def send(self, message: Any) -> None:
-        """As in ASGI."""
+        """Send an ASGI message."""
         if message["type"] == "http.response.start":
             names = {name.lower() for name, _ in message.get("headers", ())}
             self.unframed = b"content-length" not in names
@@ -171,7 +171,7 @@ class Bounded(HttpToolsProtocol):
         self.await_reader()
 
     def resume_writing(self) -> None:
-        """The client reads."""
+        """Stop the clock: the client reads."""
         super().resume_writing()
         if not self.transport.is_closing():
             self.cancel_unread()
@@ -221,7 +221,7 @@ class Bounded(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The call's body is whole."""
+        """Mark the call's body as whole."""
         if self.parser.should_upgrade():
             return
         self.in_head = self.whole = True
@@ -317,7 +317,7 @@ class Bounded(HttpToolsProtocol):
             self.late = self.loop.call_later(self.settings.header_timeout, self.hang_up)
 
     def cancel_late(self) -> None:
-        """The headers are there."""
+        """Stop the clock: the headers are there."""
         if self.late is not None:
             self.late.cancel()
             self.late = None
@@ -333,7 +333,7 @@ class Bounded(HttpToolsProtocol):
             self.unread = self.loop.call_later(self.settings.write_timeout, self.wire.abort)
 
     def cancel_unread(self) -> None:
-        """All is read, or lost."""
+        """Stop the clock: all is read, or lost."""
         if self.unread is not None:
             self.unread.cancel()
             self.unread = None
@@ -361,7 +361,7 @@ class Bounded(HttpToolsProtocol):
 
 
 def probes_only(app: Any) -> Any:
-    """An app that answers probes, and 503 to all else."""
+    """Return an app that answers probes, and 503 to all else."""
 
     async def busy(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in PROBES:
@@ -373,12 +373,12 @@ def probes_only(app: Any) -> Any:
 
 
 def bounded(settings: Settings) -> type[Bounded]:
-    """The protocol of a server with such limits."""
+    """Return the protocol of a server with these limits."""
     return type("Bounded", (Bounded,), {"settings": settings, "owing": {}})
 
 
 def files(wanted: int) -> int:
-    """The number of connections that the process may hold, ``wanted`` at most.
+    """Return how many connections the process may hold, ``wanted`` at most.
 
     Raises the soft limit on open files as far as it needs to and may.
     """

@@ -31,7 +31,7 @@ class _Formatter(logging.Formatter):
         self.form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, with a traceback behind it where there is one."""
+        """Return one line, followed by the traceback if there is one."""
         if self.form == "text":
             return short(super().format(record), LONGEST_TEXT)
         found = {
@@ -62,7 +62,7 @@ def announce(text: str) -> None:
 
 
 def log_call(fields: dict[str, Any]) -> None:
-    """A line for one call: who, what came of it, how long it took."""
+    """Log one call: who, its result, and its time."""
     shown = {name: plain(value, 1) for name, value in fields.items() if value is not None}
     level = logging.WARNING if fields["status"] >= 500 else logging.INFO
     words = " ".join(f"{name}={_word(value)}" for name, value in shown.items())
@@ -77,7 +77,7 @@ def _word(value: Any) -> str:
 
 
 class Interval:
-    """What happened between two lines."""
+    """Counts the tokens and drafts between two lines of the log."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.tally = metrics.tally
@@ -85,7 +85,7 @@ class Interval:
         self.start, self.tokens, self.counts = time.perf_counter(), 0, Counts()
 
     def line(self) -> tuple[str, dict[str, Any]] | None:
-        """What happened since the last line, in words and in fields; None for nothing."""
+        """Return the interval since the last line, in words and in fields; None for an idle one."""
         now, tally, state = time.perf_counter(), self.tally, self.llm.speculation
         seconds, tokens = now - self.start, tally.tokens - self.tokens
         total = tally.total
@@ -114,7 +114,7 @@ class Interval:
 
 
 def words(fields: dict[str, Any]) -> str:
-    """An interval as a sentence for people: loud where nothing is drafted."""
+    """Return an interval as a sentence for people: loud where nothing is drafted."""
     parts = [
         f"{fields['running']} running, {fields['waiting']} waiting",
         f"{fields['tokens_per_second']:.0f} tokens/s",

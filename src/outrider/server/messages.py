@@ -75,7 +75,7 @@ def _reads(template: str, name: str) -> bool:
 
 
 def readable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as chat templates read them: parts of text joined, arguments of calls as objects.
+    """Return messages for chat templates: parts of text joined, arguments of calls as objects.
 
     Raises:
         Refusal: a message has no role, or a part that is no text.
@@ -114,7 +114,7 @@ def _text(content: Any, i: int) -> str:
 
 
 def _call(call: Any) -> Any:
-    """A call with its arguments as an object, as templates print them."""
+    """Return a call with its arguments as an object, the form that templates print."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

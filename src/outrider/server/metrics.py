@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
-from ..engine.worker import Gauges, Stepped
+from ..engine.messages import Gauges, Stepped
 from ..types import Counts, Event, Request
 from .tally import Rate, Tally
 
@@ -32,6 +32,33 @@ Values = Mapping[tuple[str, ...], float]
 COUNTS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 
+COUNTERS = {
+    "prompt": ("vllm:prompt_tokens", "Prompt tokens computed or found."),
+    "output": ("vllm:generation_tokens", "Output tokens."),
+    "preemptions": ("vllm:num_preemptions", "Sequences whose pages were taken."),
+    "queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up."),
+    "hits": ("vllm:prefix_cache_hits", "Prompt tokens found."),
+    "drafting": ("outrider_drafting_seconds", "Time spent drafting."),
+    "verifying": ("outrider_verifying_seconds", "Time spent verifying."),
+    "good": ("outrider_good_requests", "Requests that kept the SLO."),
+}
+"""By key: name and help of a counter."""
+HISTOGRAMS = {
+    "ttft": ("vllm:time_to_first_token_seconds", "To the first token.", SHORT),
+    "itl": ("vllm:inter_token_latency_seconds", "Between two outputs.", SHORT),
+    "tpot": ("vllm:request_time_per_output_token_seconds", "Mean after the first token.", SHORT),
+    "e2e": ("vllm:e2e_request_latency_seconds", "From arrival to end.", LONG),
+    "queue": ("vllm:request_queue_time_seconds", "Waiting.", LONG),
+    "prefill": ("vllm:request_prefill_time_seconds", "To the first token.", LONG),
+    "decode": ("vllm:request_decode_time_seconds", "From the first token.", LONG),
+    "inference": ("vllm:request_inference_time_seconds", "Running.", LONG),
+    "prompts": ("vllm:request_prompt_tokens", "Prompt tokens.", COUNTS),
+    "outputs": ("vllm:request_generation_tokens", "Output tokens.", COUNTS),
+    "iteration": ("vllm:iteration_tokens_total", "Rows of a step.", COUNTS),
+}
+"""By key: name, help and buckets of a histogram."""
+
+
 @dataclass
 class _Life:
     """The times of one request, s on the clock that worker and server share."""
@@ -47,7 +74,7 @@ class _Life:
 
 @dataclass(frozen=True)
 class Slo:
-    """What a good request keeps, s; None where nothing is asked."""
+    """The latency limits of a good request, in seconds; None is no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -57,7 +84,7 @@ NO_SLO = Slo()
 
 
 class _State(Collector):
-    """What holds at the moment of reading, and what is counted by drafter."""
+    """Collects gauges at the moment of reading, and counts by drafter."""
 
     def __init__(self, tally: Tally, good: Rate, model: str) -> None:
         self.tally = tally
@@ -65,7 +92,7 @@ class _State(Collector):
         self.labels = (model, ENGINE)
 
     def collect(self) -> Iterator[Metric]:
-        """Gauges first."""
+        """Yield gauges, then counts."""
         tally, llm = self.tally, self.tally.llm
         gauges = llm.gauges
         used = gauges.pages_used / max(1, gauges.pages)
@@ -90,7 +117,7 @@ class _State(Collector):
         yield self._counter("outrider_engine_restarts", text, (), {(): llm.restarts})
 
     def _counted(self, total: Counts, drafters: Mapping[str, Counts]) -> Iterator[Metric]:
-        """What was drafted: all in vLLM's names, and by drafter."""
+        """Yield counts of drafts: all in vLLM's names, and by drafter."""
         spec = "vllm:spec_decode_num"
         for name, text, value in (
             ("drafts", "Steps of a sequence with a draft.", total.drafts),
@@ -155,58 +182,57 @@ class Metrics:
         self._labels = {"model_name": model, "engine": ENGINE}
         self._lives: dict[str, _Life] = {}
         self._before = Gauges()
-        histogram, counter = self._histogram, self._counter
-        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens computed or found.")
-        self.output = counter("vllm:generation_tokens", "Output tokens.")
-        self.preemptions = counter("vllm:num_preemptions", "Sequences whose pages were taken.")
-        self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up.")
-        self.hits = counter("vllm:prefix_cache_hits", "Prompt tokens found.")
-        self.success = counter("vllm:request_success", "Requests done.", "finished_reason")
-        self.ttft = histogram("vllm:time_to_first_token_seconds", "To the first token.", SHORT)
-        self.itl = histogram("vllm:inter_token_latency_seconds", "Between two outputs.", SHORT)
-        self.tpot = histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean after the first token.", SHORT
-        )
-        self.e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to end.", LONG)
-        self.queue = histogram("vllm:request_queue_time_seconds", "Waiting.", LONG)
-        self.prefill = histogram("vllm:request_prefill_time_seconds", "To the first token.", LONG)
-        self.decode = histogram("vllm:request_decode_time_seconds", "From the first token.", LONG)
-        self.inference = histogram("vllm:request_inference_time_seconds", "Running.", LONG)
-        self.prompts = histogram("vllm:request_prompt_tokens", "Prompt tokens.", COUNTS)
-        self.outputs = histogram("vllm:request_generation_tokens", "Output tokens.", COUNTS)
-        self.iteration = histogram("vllm:iteration_tokens_total", "Rows of a step.", COUNTS)
-        self.drafting = counter("outrider_drafting_seconds", "Time spent drafting.")
-        self.verifying = counter("outrider_verifying_seconds", "Time spent verifying.")
-        self.errors = counter("outrider_request_errors", "Requests that failed.", "code")
-        self.good = counter("outrider_good_requests", "Requests that kept the SLO.")
+        labels = list(self._labels)
+        self._counters = {
+            key: Counter(name, text, labels, registry=self.registry)
+            for key, (name, text) in COUNTERS.items()
+        }
+        self._histograms = {
+            key: Histogram(name, text, labels, registry=self.registry, buckets=buckets)
+            for key, (name, text, buckets) in HISTOGRAMS.items()
+        }
+        self.success = Counter(
+            "vllm:request_success", "Requests done.", [*labels, "finished_reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.errors = Counter(
+            "outrider_request_errors", "Requests that failed.", [*labels, "code"],
+            registry=self.registry,
+        )  # fmt: skip
+
+    def _count_up(self, key: str, count: float = 1) -> None:
+        self._counters[key].labels(**self._labels).inc(count)
+
+    def _time(self, key: str, value: float) -> None:
+        self._histograms[key].labels(**self._labels).observe(value)
 
     def begin(self, request: Request) -> None:
-        """A request came in."""
+        """Begin to time a request."""
         prompt, samples = len(request.prompt_token_ids), request.params.n
         self._lives[request.id] = _Life(time.perf_counter(), prompt, samples)
 
     def end(self, request_id: str) -> None:
-        """A request is over, however it ended."""
+        """Forget a request, however it ended."""
         self._lives.pop(request_id, None)
 
     def failed(self, status: int) -> None:
-        """A call ended with an error."""
+        """Count a call that ended with an error."""
         self.errors.labels(**self._labels, code=str(status)).inc()
 
     def observe(self, step: Stepped, events: Mapping[str, Sequence[Event]]) -> None:
         """Count one step of the engine."""
-        now, labels, gauges, before = time.perf_counter(), self._labels, step.gauges, self._before
+        now, gauges, before = time.perf_counter(), step.gauges, self._before
         if gauges.generation != before.generation:  # another process, whose counts begin at 0
             before = Gauges()
-        for counter, count, counted in (
-            (self.preemptions, gauges.preemptions, before.preemptions),
-            (self.drafting, gauges.draft_seconds, before.draft_seconds),
-            (self.verifying, gauges.verify_seconds, before.verify_seconds),
-            (self.queries, gauges.queried, before.queried),
-            (self.hits, gauges.hit, before.hit),
+        for key, count, counted in (
+            ("preemptions", gauges.preemptions, before.preemptions),
+            ("drafting", gauges.draft_seconds, before.draft_seconds),
+            ("verifying", gauges.verify_seconds, before.verify_seconds),
+            ("queries", gauges.queried, before.queried),
+            ("hits", gauges.hit, before.hit),
         ):
-            counter.labels(**labels).inc(max(0, count - counted))
-        self.iteration.labels(**labels).observe(gauges.rows - before.rows)
+            self._count_up(key, max(0, count - counted))
+        self._time("iteration", gauges.rows - before.rows)
         self._before = gauges
         for id, mine in events.items():
             life = self._lives.get(id)
@@ -214,55 +240,47 @@ class Metrics:
                 self._count(life, mine, now)
 
     def _count(self, life: _Life, events: Sequence[Event], now: float) -> None:
-        """Count what one step brought to one request."""
-        labels = self._labels
+        """Count one step of one request."""
         emitted = sum(event.token_id is not None for event in events)
-        self.output.labels(**labels).inc(emitted)
+        self._count_up("output", emitted)
         life.tokens += emitted
         if life.first is None and emitted:
             life.first = now
             starts = [e.start for e in events if e.start is not None]
             life.scheduled = starts[0].scheduled if starts else life.arrival
-            self.prompt.labels(**labels).inc(life.prompt_tokens)
-            self.ttft.labels(**labels).observe(now - life.arrival)
-            self.queue.labels(**labels).observe(max(0.0, life.scheduled - life.arrival))
-            self.prefill.labels(**labels).observe(max(0.0, now - life.scheduled))
+            self._count_up("prompt", life.prompt_tokens)
+            self._time("ttft", now - life.arrival)
+            self._time("queue", max(0.0, life.scheduled - life.arrival))
+            self._time("prefill", max(0.0, now - life.scheduled))
         elif emitted:
-            self.itl.labels(**labels).observe(now - life.last)
+            self._time("itl", now - life.last)
         life.last = now
         for event in events:
             if event.finish_reason is not None:
-                self.success.labels(**labels, finished_reason=event.finish_reason).inc()
+                self.success.labels(**self._labels, finished_reason=event.finish_reason).inc()
                 life.samples_left -= 1
         if not life.samples_left:
             self._close(life, now)
 
     def _close(self, life: _Life, now: float) -> None:
         """Count a whole request."""
-        labels = self._labels
         first = life.first if life.first is not None else now
         ttft, decode = first - life.arrival, now - first
         tpot = decode / (life.tokens - 1) if life.tokens > 1 else 0.0
         if life.tokens > 1:
-            self.tpot.labels(**labels).observe(tpot)
-        self.e2e.labels(**labels).observe(now - life.arrival)
-        self.decode.labels(**labels).observe(decode)
-        self.inference.labels(**labels).observe(max(0.0, now - (life.scheduled or life.arrival)))
-        self.prompts.labels(**labels).observe(life.prompt_tokens)
-        self.outputs.labels(**labels).observe(life.tokens)
+            self._time("tpot", tpot)
+        self._time("e2e", now - life.arrival)
+        self._time("decode", decode)
+        self._time("inference", max(0.0, now - (life.scheduled or life.arrival)))
+        self._time("prompts", life.prompt_tokens)
+        self._time("outputs", life.tokens)
         good = (self.slo.ttft is None or ttft <= self.slo.ttft) and (
             self.slo.tpot is None or tpot <= self.slo.tpot
         )
         if good:
-            self.good.labels(**labels).inc()
+            self._count_up("good")
             self.good_rate.add(1)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, [*self._labels, *labels], registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, text, list(self._labels), registry=self.registry, buckets=buckets)
-
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -1,117 +1,45 @@
-"""A server's options: one list, read from a TOML file, the environment and flags, later ones first.
-
-The list is all there is: flags, ``OUTRIDER_*`` variables, the file's keys and ``outrider config``
-are made from it.
-"""
+"""A server's options, read from a TOML file, the environment and flags; the later win."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ..config import renewed
+from ..config import ENGINE_OPTIONS
 from ..errors import ConfigError, no_option
-from ..limits import LARGEST_INT
+from ..options import KINDS, PREFIX, Option
+from ..vllm_names import translate_deprecated
 from .shown import short
 
-PREFIX = "OUTRIDER_"
 OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})
-"""Variables that are no server's options."""
+"""Variables that are no options of a server."""
 SOURCES = ("default", "file", "environment", "flag")
 SECRET = frozenset({"api_key"})
 """Options whose value is not shown."""
 
-Kind = Literal["text", "number", "share", "switch"]
-KINDS: dict[Kind, type] = {"text": str, "number": int, "share": float, "switch": bool}
 DAY = 86400.0
 RELAXED = ("memory", "api_key", "served_model_name", "allowed_hosts", "speculative_config")
 """Texts that a file may give as a number, a list or a table."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """One option.
-
-    Args:
-        name: with underscores; the flag has hyphens, the variable is in capitals.
-        kind: of its value.
-        default: where nobody gives it.
-        help: one sentence.
-        low, high: the range of a number or a share.
-        zero: 0 is taken too, and turns it off.
-        engine: True for what ``LLM`` takes under that name.
-    """
-
-    name: str
-    kind: Kind
-    default: Any
-    help: str
-    low: float = 0
-    high: float = LARGEST_INT
-    zero: bool = False
-    engine: bool = False
-
-    @property
-    def flag(self) -> str:
-        """As on the command line."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """As in the environment."""
-        return PREFIX + self.name.upper()
-
-    @property
-    def wanted(self) -> str:
-        """The values that it takes, in words."""
-        if self.kind == "text":
-            return "a text"
-        if self.kind == "switch":
-            return "true or false"
-        words = "a whole number" if self.kind == "number" else "a number"
-        return f"{words} from {self.low:,} to {self.high:,}" + (", or 0" if self.zero else "")
-
-
-def _engine(name: str, kind: Kind, default: Any, help: str, **more: Any) -> Option:
-    return Option(name, kind, default, help, engine=True, **more)
-
-
-OPTIONS = (
+SERVER_OPTIONS = (
     Option("host", "text", "127.0.0.1", "Address to listen on."),
     Option("port", "number", 8000, "Port to listen on; 0 takes a free one.", 0, 65535),
     Option("allowed_hosts", "text", None, "More names that clients may call it by; * for all."),
     Option("api_key", "text", None, "Keys that open the server, with commas; none leaves it open."),
     Option("api_key_file", "text", None, "A file with one key a line."),
-    Option("served_model_name", "text", None, "What clients call the model; several with commas."),
-    _engine("drafter", "text", "auto", "auto, ngram, none, or a checkpoint's folder or file."),
-    _engine("num_speculative_tokens", "number", 4, "Longest draft K, in tokens."),
-    _engine("prompt_lookup_min", "number", None, "Shortest n-gram of drafter ngram, in tokens."),
-    _engine("prompt_lookup_max", "number", None, "Longest n-gram of drafter ngram, in tokens."),
-    _engine("speculative_config", "text", None, "vLLM's JSON, instead of the two above."),
-    _engine("tokenizer", "text", None, "A folder with a tokenizer, instead of the model's."),
-    _engine("dtype", "text", "auto", "auto, float32, bfloat16 or float16."),
-    _engine("quantization", "text", None, "Make the target few-bit at load: int8, int4, ..."),
-    _engine("drafter_quantization", "text", "auto", "The same for the drafter; none leaves it."),
-    _engine("drafter_window", "number", None, "Tokens that a drafter looks back at."),
-    _engine("preset", "text", None, "long-context: a drafter's window that serves there."),
-    _engine("max_model_len", "number", None, "Longest prompt plus output, in tokens."),
-    _engine("max_num_seqs", "number", 32, "Sequences decoded together at most."),
-    _engine("max_num_batched_tokens", "number", 512, "Rows of a step at most: the prefill chunk."),
-    _engine("scheduling_policy", "text", "fcfs", "fcfs, or priority: the lowest goes first."),
-    _engine("enable_prefix_caching", "switch", True, "Share the pages of equal beginnings."),
-    _engine("memory", "text", None, "Of the cache: bytes, 2GiB, or a share of what is free."),
-    _engine("gpu_memory_utilization", "share", None, "vLLM's name for a share as memory.", high=1),
-    _engine("seed", "number", None, "Base of the seeds of requests without one.", high=2**64 - 1),
+    Option("served_model_name", "text", None, "Names of the model for clients, with commas."),
     Option("chat_template", "text", None, "A file with a chat template, instead of the model's."),
-    Option("generation_config", "text", "auto", "Of sampling: auto, vllm for none, or a folder."),
+    Option("generation_config", "text", "auto", "Sampling defaults: auto, vllm, or a folder."),
     Option("tool_call_parser", "text", "auto", "hermes, llama3_json, or auto: by the template."),
     Option("per_request_spec_decode_metrics", "text", "summary", "none, summary or detailed."),
-    Option("slo", "text", None, "What a good request keeps, as in ttft=200ms,tpot=50ms."),
+    Option("slo", "text", None, "Latencies of a good request, as in ttft=200ms,tpot=50ms."),
     Option("max_connections", "number", 1024, "Connections that may be open; beyond it 503.", 1),
     Option("max_queued_requests", "number", 256, "Sequences that may wait; beyond it 429.", 1),
     Option("max_queued_tokens", "number", 1 << 20, "Prompt tokens that may wait; beyond 429.", 1),
@@ -120,7 +48,7 @@ OPTIONS = (
            0.001, 365 * DAY),
     Option("shutdown_timeout", "share", 30.0, "Seconds that streams get to end after SIGTERM.",
            0, DAY),
-    Option("metrics_port", "number", None, "Serve /metrics there, and not beside the API.",
+    Option("metrics_port", "number", None, "Serve /metrics at this port only.",
            1, 65535),
     Option("share_prefix_cache", "switch", False, "Several keys share cached prefixes."),
     Option("otlp_traces_endpoint", "text", None, "Send spans there by OTLP; needs outrider[otel]."),
@@ -129,6 +57,7 @@ OPTIONS = (
     Option("log_format", "text", "text", "text, or json for an object a line."),
     Option("log_level", "text", "info", "debug, info (a line a call), warning or error."),
 )  # fmt: skip
+OPTIONS = (*SERVER_OPTIONS, *ENGINE_OPTIONS)
 BY_NAME = {option.name: option for option in OPTIONS}
 MODEL = Option("model", "text", None, "The target.")
 """A file may name it too."""
@@ -145,7 +74,7 @@ class Chosen:
 def resolve(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None
 ) -> dict[str, Chosen]:
-    """What is in force, by name: defaults, then the file, the environment, the flags.
+    """Return the options in force, by name: defaults, then the file, the environment, the flags.
 
     Args:
         flags: None where a flag was not given.
@@ -169,19 +98,19 @@ def resolve(
         found[option.name] = Chosen(_parsed(option, text, variable), "environment")
     for name, value in flags.items():
         if value is not None:
-            name, value = renewed(name, value)
+            name, value = translate_deprecated(name, value)
             found[name] = Chosen(_in_range(BY_NAME[name], value, BY_NAME[name].flag), "flag")
     return found
 
 
 def _of_kubernetes(variable: str, text: str) -> bool:
-    """Whether a variable is what pods beside a Service named outrider are given."""
+    """Return whether Kubernetes sets the variable for a Service named outrider."""
     named = re.search(r"_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))(_|$)", variable) is not None
     return named or text.startswith(("tcp://", "udp://"))
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """The keys of a TOML file, with underscores or hyphens.
+    """Return the options in a TOML file, whose keys have underscores or hyphens.
 
     Raises:
         ConfigError: it cannot be read, or has an unknown key.
@@ -194,7 +123,7 @@ def read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is nested too deeply.") from None
     except ValueError as error:
         raise ConfigError(f"{file} is no TOML: {short(str(error))}.") from None
-    found = dict(renewed(key.replace("-", "_"), value) for key, value in given.items())
+    found = dict(translate_deprecated(key.replace("-", "_"), value) for key, value in given.items())
     for name in found:
         if name not in BY_NAME and name != "model":
             raise no_option(str(file), name, [*BY_NAME, "model"])
@@ -202,7 +131,7 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, where: str) -> Any:
-    """A value from a file, of the option's kind and within its range.
+    """Return a value from a file, checked for the option's kind and range.
 
     Raises:
         ConfigError: it is not.
@@ -220,7 +149,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
 
 
 def _parsed(option: Option, text: str, where: str) -> Any:
-    """A value from the environment, within the option's range.
+    """Return a value from the environment, checked for the option's range.
 
     Raises:
         ConfigError: it is not of the option's kind, or out of its range.
@@ -238,7 +167,7 @@ def _parsed(option: Option, text: str, where: str) -> Any:
 
 
 def _in_range(option: Option, value: Any, where: str) -> Any:
-    """``value``, where it is within the option's range.
+    """Return ``value``, which must be within the option's range.
 
     Raises:
         ConfigError: it is not.
@@ -263,13 +192,34 @@ def _is_utf8(text: str) -> bool:
 
 
 def _wrong(option: Option, value: Any, where: str) -> ConfigError:
-    """The error for a value that the option does not take."""
+    """Return the error for a value that the option does not allow."""
     size = value.bit_length() if isinstance(value, int) else 0
     shown = f"an integer of {size} bits" if size > 64 else short(repr(value))
-    return ConfigError(f"{where} is {shown}; give {option.wanted}.")
+    return ConfigError(f"{where} is {shown}; give {option.expected}.")
 
 
 def config_file(flag: str | None, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The file to read: the flag's, else that of ``OUTRIDER_CONFIG``, else none."""
+    """Return the file to read: the flag's, else that of ``OUTRIDER_CONFIG``, else None."""
     found = flag or environment.get("OUTRIDER_CONFIG")
     return Path(found) if found else None
+
+
+def toml(value: Any) -> str:
+    """Return a value in TOML; an unset one is an empty text."""
+    return json.dumps("" if value is None else value)
+
+
+def reference() -> str:
+    """Return every option as tables in Markdown."""
+    tables = []
+    for title, options in (("The engine", ENGINE_OPTIONS), ("The server", SERVER_OPTIONS)):
+        lines = [f"### {title}", "", "| option | value | default | meaning |", "|---|---|---|---|"]
+        for one in options:
+            default = "" if one.default is None else f"`{toml(one.default)}`"
+            lines.append(f"| `{one.name}` | {one.expected} | {default} | {one.help} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+if __name__ == "__main__":
+    print(reference())

@@ -148,7 +148,7 @@ class Templated(Wire):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class Generation(Wire, Unsupported):
+class Generation(Wire, Unsupported):  # type: ignore[misc]
     """What completions and chats have in common."""
 
     model: str | None = None
@@ -287,7 +287,7 @@ def read_seed(seed: int | str | None) -> int | None:
     return seed
 
 
-class CompletionRequest(Generation, NotInCompletions):
+class CompletionRequest(Generation, NotInCompletions):  # type: ignore[misc]
     """``POST /v1/completions``."""
 
     prompt: Prompts
@@ -349,7 +349,7 @@ class NamedTool(Wire):
     function: NamedFunction
 
 
-class ChatRequest(Generation, Templated, NotInChats):
+class ChatRequest(Generation, Templated, NotInChats):  # type: ignore[misc]
     """``POST /v1/chat/completions``."""
 
     messages: Messages

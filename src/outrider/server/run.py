@@ -17,9 +17,9 @@ from ..async_llm import AsyncLLM
 from ..engine.trim import trim_regularly
 from ..errors import ConfigError, OutriderError
 from .app import create_app
-from .generate import Service
 from .http import bounded, files
 from .log import log_intervals, logger
+from .service import Service
 from .settings import Settings
 from .shown import short
 
@@ -38,7 +38,7 @@ def _no_address(host: str, port: int, flag: str, error: Exception) -> ConfigErro
 
 
 def listener(host: str, port: int, flag: str) -> socket.socket:
-    """A socket that is bound to an address.
+    """Return a socket that listens on an address.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -111,7 +111,7 @@ class Server:
         self.failure: OutriderError | None = None
 
     def run(self) -> OutriderError | None:
-        """Serve until the end; why it ended, None where it was asked to."""
+        """Serve until the end; return why it ended, None after a signal."""
         return asyncio.run(self._run())
 
     async def _run(self) -> OutriderError | None:
@@ -136,7 +136,7 @@ class Server:
         return failure
 
     async def _watch(self) -> None:
-        """Tell when it is ready, and end the server when its time has come."""
+        """Greet when the engine is ready; end the server after a signal or a failure."""
         llm = self.llm
         try:
             while not (llm.ready or llm.failure or self.signals):
@@ -154,7 +154,7 @@ class Server:
             self.uvicorn.should_exit = True
 
     def _greet(self) -> None:
-        """Say what is served; a server that cannot say it serves all the same."""
+        """Print the greeting; a server that cannot print it serves all the same."""
         try:
             for line in self.greeting():
                 self.say(line)
@@ -173,7 +173,7 @@ class Server:
         self.uvicorn.config.timeout_graceful_shutdown = round(left)
 
     def _signalled(self) -> None:
-        """The first signal drains, the second ends at once."""
+        """Drain on the first signal, end at once on the second."""
         self.signals += 1
         self.service.draining = True
         if self.signals > 1:
@@ -181,15 +181,15 @@ class Server:
             end_within(END_SECONDS, 0)
 
     def greeting(self) -> list[str]:
-        """What is served, where, and how to try it."""
-        intake, ready, now = self.llm.intake, self.llm.ready, self.llm.speculation
+        """Return lines on the model, the address, and a call to try."""
+        inputs, ready, now = self.llm.inputs, self.llm.ready, self.llm.speculation
         assert ready is not None
         assert now is not None
         drafts = f"{now.drafter}, up to {now.num_speculative_tokens} tokens a step"
         sampling = ", ".join(f"{name} {value}" for name, value in self.settings.defaults.items())
         body = '{"prompt": "def add(a, b):", "max_tokens": 32}'
         return [
-            f"model: {self.settings.names[0]} ({intake.folder}), context {ready.max_model_len}",
+            f"model: {self.settings.names[0]} ({inputs.folder}), context {ready.max_model_len}",
             f"drafter: {drafts if now.enabled else 'none'}",
             f"sampling: {sampling or 'temperature 1'} where a call does not say",
             ready.budget,

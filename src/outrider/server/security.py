@@ -1,4 +1,4 @@
-"""What stands before every call: keys, hosts, and limits of its body."""
+"""The gate before every call: keys, hosts, and limits of its body."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = ("GET", "HEAD", "POST")
 
 
 def key_of(keys: Sequence[str], header: str | None) -> int | None:
-    """The number of the key in an Authorization header, None for none; in the same time for all."""
+    """Return the number of the key in an Authorization header, None for none, in constant time."""
     scheme, _, given = (header or "").partition(" ")
     found = None
     for number, key in enumerate(keys):
@@ -33,7 +33,7 @@ def key_of(keys: Sequence[str], header: str | None) -> int | None:
 
 
 def is_open(path: str) -> bool:
-    """True for paths that need no key."""
+    """Return whether a path needs no key."""
     return path in OPEN or path.startswith(OPEN_BELOW)
 
 
@@ -68,7 +68,7 @@ class Gate:
     async def received(
         self, scope: Scope, receive: Receive, send: Send, held: Held
     ) -> Receive | None:
-        """A ``receive`` that gives the whole body; None for a call that was refused."""
+        """Return a ``receive`` that gives the whole body; None for a call that was refused."""
         headers = Headers(scope=scope)
         try:
             self.admit(scope, headers)
@@ -123,7 +123,7 @@ class Gate:
         )  # fmt: skip
 
     def has_body(self, scope: Scope, headers: Headers) -> bool:
-        """True for a call with a body, which its path takes.
+        """Return whether a call has a body, which its path takes.
 
         Raises:
             ServerError: 400 or 413.
@@ -138,7 +138,7 @@ class Gate:
         return given
 
     async def read(self, receive: Receive, held: Held) -> bytes | None:
-        """A call's body, None where the client has gone.
+        """Return a call's body, None where the client has gone.
 
         Raises:
             ServerError: 408 or 413.
@@ -156,7 +156,7 @@ class Gate:
 
 
 async def read(receive: Receive, most: int, held: Held) -> bytes | None:
-    """A call's body, cut soon after ``most`` bytes; None where the client has gone."""
+    """Return a call's body, cut soon after ``most`` bytes; None where the client has gone."""
     parts: list[bytes] = []
     size, more = 0, True
     while more and size <= most:
@@ -171,7 +171,7 @@ async def read(receive: Receive, most: int, held: Held) -> bytes | None:
 
 
 def once(whole: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives the whole body first."""
+    """Return a ``receive`` that gives the whole body first."""
     left = [whole]
 
     async def found() -> Message:

@@ -1,4 +1,4 @@
-"""What a server is told besides its engine."""
+"""The settings of a server beside its engine."""
 
 from __future__ import annotations
 

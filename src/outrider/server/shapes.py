@@ -27,11 +27,10 @@ LONGEST_TIMEOUT = 10**7
 
 
 class Refusal(RequestError):
-    """A request that cannot be served, and the field at fault."""
+    """A call that cannot be served, with its HTTP status."""
 
     def __init__(self, message: str, param: str | None = None, code: int = 400) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(message, param)
         self.code = code
 
 

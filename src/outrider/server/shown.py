@@ -10,12 +10,12 @@ MOST_VALUES = 16
 
 
 def short(text: str, most: int = LONGEST_VALUE) -> str:
-    """``text``, or its beginning and its length where it has more than ``most`` characters."""
+    """Return ``text``, or its beginning and its length if it exceeds ``most`` characters."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def plain(value: Any, depth: int = 2) -> Any:
-    """A value that JSON has, and short: what a client sends may be of any size.
+    """Return a value as short JSON: a client may send any size.
 
     Args:
         value: of any kind.

@@ -1,4 +1,4 @@
-"""``/v1/speculation``: what is drafted, by whom, and what it brings; the switch."""
+"""``/v1/speculation``: the drafters and their figures; the switch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 from ..engine.speculation import SpeculationState
 from ..errors import ConfigError
 from ..types import Counts
-from .generate import Service, check_best
+from .errors import to_refusal
 from .protocol import Refusal, SpeculationChange
+from .service import Service
 
 NOT_CHOSEN = "not_chosen"
 """Why a drafter drafts only for requests that name it."""
 
 
 def state(service: Service) -> dict[str, Any]:
-    """What is in force; figures are since the start of the server, null where there are none."""
+    """Return the switch and the figures since the server's start, null where there are none."""
     llm, tally = service.llm, service.metrics.tally
     now, ready = llm.speculation, llm.ready
     names = [name for name in ready.drafters if name != "none"] if ready else []
@@ -32,7 +33,7 @@ def state(service: Service) -> dict[str, Any]:
 
 
 def _drafter(service: Service, name: str) -> dict[str, Any]:
-    """One drafter: its draft length K, or why that is 0, and what became of its drafts."""
+    """Return one drafter's draft length K, or why that is 0, and its counts."""
     llm, tally = service.llm, service.metrics.tally
     counts = tally.by_drafter.get(name, Counts())
     chosen = llm.speculation is not None and llm.speculation.drafter == name
@@ -68,4 +69,4 @@ async def change(service: Service, body: SpeculationChange) -> None:
             )
         )
     except ConfigError as error:
-        raise check_best(error) from None
+        raise to_refusal(error) from None

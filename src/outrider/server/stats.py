@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import quantiles
 from typing import Any
 
-from ..outputs import Pending
+from ..outputs import RequestState
 from ..types import Counts
 
 KEPT = 1000
@@ -27,21 +27,21 @@ class Stats:
         self._ttfts: deque[float] = deque(maxlen=KEPT)
         self._tpots: deque[float] = deque(maxlen=KEPT)
 
-    def add(self, answer: Pending) -> None:
+    def add(self, state: RequestState) -> None:
         """Count a request that ended well."""
-        latency = time.perf_counter() - answer.start
-        tokens = sum(len(sample.token_ids) for sample in answer.samples)
+        latency = time.perf_counter() - state.started
+        tokens = sum(len(sample.token_ids) for sample in state.samples)
         self.requests += 1
         self.tokens += tokens
-        self.counts.add(answer.counts)
+        self.counts.add(state.counts)
         self._latencies.append(latency)
-        if answer.ttft is not None:
-            self._ttfts.append(answer.ttft)
+        if state.ttft is not None:
+            self._ttfts.append(state.ttft)
             if tokens > 1:
-                self._tpots.append((latency - answer.ttft) / (tokens - 1))
+                self._tpots.append((latency - state.ttft) / (tokens - 1))
 
     def as_json(self) -> dict[str, Any]:
-        """Times in seconds; rates and percentiles are null where nothing was measured."""
+        """Return times in seconds; rates and percentiles are null where nothing was measured."""
         seconds = time.perf_counter() - self.start
         counts = self.counts
         latency = percentiles(self._latencies)
@@ -62,7 +62,7 @@ class Stats:
 
 
 def percentiles(values: Sequence[float] | deque[float]) -> dict[str, float | None]:
-    """P50, P90, P95 and P99, each null without values."""
+    """Return P50, P90, P95 and P99, each null without values."""
     if not values:
         return dict.fromkeys(("p50", "p90", "p95", "p99"))
     cuts = quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99

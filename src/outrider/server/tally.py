@@ -1,4 +1,4 @@
-"""What the engine has done since the start, by drafter: read by metrics, paths and the log."""
+"""Counts of the engine since the start, by drafter, for metrics, paths and the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from ..async_llm import AsyncLLM
-from ..engine.worker import Stepped
+from ..engine.messages import Stepped
 from ..types import Counts, Event, Origin, by_sample
 
 RATE_SECONDS = 60.0
@@ -23,7 +23,7 @@ class Rate:
         self._total = 0
 
     def add(self, count: int) -> None:
-        """Count things that just happened."""
+        """Count things that have just happened."""
         now = float(int(time.perf_counter()))
         if not self._counts or self._counts[-1][0] != now:
             self._counts.append((now, 0))
@@ -36,13 +36,13 @@ class Rate:
             self._total -= self._counts.popleft()[1]
 
     def value(self) -> float:
-        """Things a second."""
+        """Return things a second."""
         self._forget()
         return self._total / min(RATE_SECONDS, max(1.0, time.perf_counter() - self._start))
 
 
 class Tally:
-    """Counts of every drafter, for as long as the server runs: a restart of the engine stays in."""
+    """Counts of every drafter since the server's start, across restarts of the engine."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self.llm = llm
@@ -66,7 +66,7 @@ class Tally:
 
     @property
     def total(self) -> Counts:
-        """Of all drafters together."""
+        """The counts of all drafters together."""
         found = Counts()
         for counts in self.by_drafter.values():
             found.add(counts)
@@ -74,7 +74,7 @@ class Tally:
 
     @property
     def off(self) -> str | None:
-        """Why nothing is drafted unless a request asks for it; None while something is."""
+        """The reason why nothing is drafted by default; None while something is."""
         now = self.llm.speculation
         if self.llm.ready is None or now is None:
             return "engine_down"

@@ -33,7 +33,7 @@ BLANKS: dict[str, Any] = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,2}"}}
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A call that the model writes; ``arguments`` is JSON, as far as it has come."""
 
     name: str
@@ -41,13 +41,13 @@ class Call:
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        """As clients see it."""
+        """Return the call as clients see it."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 def form_of(template: str | None) -> Form:
-    """Which form a model writes, told from its chat template."""
+    """Return the form of a model's calls, by its chat template."""
     return "llama3" if template and PYTHON_TAG in template else "hermes"
 
 
@@ -66,7 +66,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 
 def choice_of(body: ChatRequest) -> str:
-    """none, auto, required, or the name of the one tool behind a "=".
+    """Return none, auto, required, or the name of the one tool behind a "=".
 
     Raises:
         Refusal: a choice without tools, an unknown name, or a schema that is too large.
@@ -88,7 +88,7 @@ def choice_of(body: ChatRequest) -> str:
 def constraint(
     body: ChatRequest, choice: str, form: Form, special: Container[str]
 ) -> dict[str, Any] | None:
-    """What the output must follow, as ``StructuredOutputsParams`` takes it; None for nothing.
+    """Return the form of the output for ``StructuredOutputsParams``, None for any.
 
     A named tool's output is its arguments, "required" a list of calls, "auto" free text and calls
     in the model's form. ``special`` has the texts of the model's special tokens.
@@ -117,7 +117,7 @@ def constraint(
 
 
 def _grammar(start: str, tools: Sequence[Tool], key: str) -> str:
-    """A grammar in llguidance's dialect of Lark: every schema is a document of its own in it."""
+    """Return a grammar in llguidance's dialect of Lark, with each schema a document of its own."""
     rules = [
         f"start: {start}",
         r"TEXT: /(.|\n)*/",
@@ -135,7 +135,7 @@ def _grammar(start: str, tools: Sequence[Tool], key: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A text as a terminal."""
+    """Return a text as a terminal."""
     return json.dumps(text)
 
 
@@ -143,12 +143,12 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return (tool.function.parameters or ANY_OBJECT) | BLANKS
 
 
-def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[Call]]:
-    """The content and the calls of an output, as far as they are certain unless it is ``whole``."""
+def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[ToolCall]]:
+    """Return the content and the calls of an output, only what is certain unless ``whole``."""
     if choice == "none":
         return text, []
     if choice.startswith("="):
-        return "", [Call(choice[1:], text)]
+        return "", [ToolCall(choice[1:], text)]
     if choice == "required":
         return "", _calls(text)
     if form == "hermes":
@@ -164,22 +164,22 @@ def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[Cal
 
 
 def _without(text: str, opening: str) -> str:
-    """The text without a tail that may become ``opening``."""
+    """Return the text without a tail that may become ``opening``."""
     sizes = range(min(len(opening), len(text)), 0, -1)
     return text[: -next((n for n in sizes if text.endswith(opening[:n])), 0) or None]
 
 
-def _calls(text: str) -> list[Call]:
-    """Every call in a text, the last one as far as it has come."""
+def _calls(text: str) -> list[ToolCall]:
+    """Return every call in a text, the last one as far as it has come."""
     found, at = [], 0
     while head := HEAD.search(text, at):
         at = _end(text, head.end())
-        found.append(Call(head[1], text[head.end() : at]))
+        found.append(ToolCall(head[1], text[head.end() : at]))
     return found
 
 
 def _end(text: str, start: int) -> int:
-    """Where the JSON object that begins at ``start`` ends, or the text."""
+    """Return where the JSON object that begins at ``start`` ends, or the text."""
     depth = 0
     for part in PARTS.finditer(text, start):
         depth += part[0] in "{["

@@ -1,4 +1,4 @@
-"""The engine's requests of one call: what its prompts share is made once."""
+"""The engine's requests of one call: the options that its prompts share are read once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-from ..errors import shown
-from ..params import DEFAULT_MAX_TOKENS
-from ..types import Request, SamplingParams, Speculation
-from .generate import SURE_TEXT, Service
+from ..outputs import RequestState
+from ..types import SamplingParams, Speculation
 from .protocol import Generation, Refusal
+from .service import Service
+from .texts import SURE_TEXT
 
-LETTERS = 16
+MAX_CHARS_PER_TOKEN = 16
 """More than a token has, on average, of any text that is expected."""
 MOST_REPEATED = 1 << 23
 """Bytes that a call's options may take in the engine, which holds them for each prompt anew."""
@@ -21,15 +21,15 @@ MOST_LISTED = 1 << 18
 """Tokens that an answer may list beside its text: log probabilities, echoed prompts."""
 
 
-class Maker:
-    """Makes the requests of one call; ``make`` prepares what they share.
+class RequestMaker:
+    """Makes the requests of one call; ``make`` reads the options that they share.
 
     Args:
         service: the engine and the limits.
-        body: what the call asks for.
-        salt: keeps its cached prefix from others.
-        more: goes to ``SamplingParams``.
-        speculation: what the call wants of drafting.
+        body: of the call.
+        salt: separates its cached prefix from others.
+        more: values for ``SamplingParams`` beside the body's.
+        speculation: how to draft for the call.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class Maker:
         more: dict[str, Any],
         speculation: Speculation,
     ) -> None:
-        self._service = service
+        self._llm = service.llm
+        self._defaults = service.settings.defaults
         self._body = body
         self._salt = salt
         self._more = more
@@ -51,14 +52,17 @@ class Maker:
     @staticmethod
     async def make(
         service: Service, body: Generation, salt: str, prompts: int, **more: Any
-    ) -> Maker:
-        """The maker of a call with so many prompts.
+    ) -> RequestMaker:
+        """Return the maker of a call with so many prompts.
 
         Raises:
-            Refusal: an option does not fit the engine, or all are too large to be repeated for
-                each prompt.
+            RequestError: an option does not fit the engine, or all are too large to be repeated
+                for each prompt.
         """
-        _check(service, body)
+        inputs = service.llm.inputs
+        chats = body.max_completion_tokens is not None
+        inputs.check_max_tokens(body.limit, "max_completion_tokens" if chats else "max_tokens")
+        inputs.check_priority(body.priority)
         speculation = await _speculation(service, body)
         ids = (body.allowed_token_ids, body.stop_token_ids, speculation.prediction)
         size = ID_BYTES * sum(len(listed or ()) for listed in ids)
@@ -68,31 +72,25 @@ class Maker:
                 f"the options have {size} bytes, which {prompts} prompts repeat; at most "
                 f"{MOST_REPEATED} bytes are taken. Send fewer prompts in one call.", "prompt",
             )  # fmt: skip
-        return Maker(service, body, salt, more, speculation)
+        return RequestMaker(service, body, salt, more, speculation)
 
-    def request(self, ids: list[int]) -> Request:
-        """The request for one prompt.
+    def start(self, ids: list[int], text: str | None = None) -> RequestState:
+        """Return the state of the request for one prompt, whose text is None where it is not known.
 
         Raises:
             OutriderError: it cannot be served.
         """
-        llm, body = self._service.llm, self._body
-        room = llm.intake.max_model_len - len(ids)
+        llm, body = self._llm, self._body
+        room = llm.inputs.room_after(ids)
         if body.limit is None and llm.ready is not None:
             room = min(room, max(1, llm.ready.num_tokens - len(ids)))
-        if room < 1:
-            raise Refusal(
-                f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
-                f"{llm.intake.max_model_len}; shorten it.", "prompt",
-            )  # fmt: skip
-        params = self._sampling(room, len(ids))
-        request, _ = llm.request(ids, params, uuid.uuid4().hex)
-        return replace(
-            request, speculation=self._speculation, priority=body.priority, cache_salt=self._salt
-        )
+        return llm.inputs.request(
+            ids, self._sampling(room, len(ids)), uuid.uuid4().hex, speculation=self._speculation,
+            priority=body.priority, cache_salt=self._salt, text=text,
+        )  # fmt: skip
 
     def _sampling(self, room: int, prompt: int) -> SamplingParams:
-        """How to sample behind a prompt of so many tokens.
+        """Return the sampling options behind a prompt of so many tokens.
 
         Raises:
             Refusal: the answer would list too much.
@@ -100,8 +98,7 @@ class Maker:
         body = self._body
         room = room if body.limit is None else min(room, body.limit)
         if room not in self._params:
-            given = body.sampling(room, self._service.settings.defaults, **self._more)
-            self._params[room] = given
+            self._params[room] = body.sampling(room, self._defaults, **self._more)
         params = self._params[room]
         echoed = body.return_token_ids or bool(getattr(body, "echo", False))
         listed = prompt * (echoed + _entries(params.prompt_logprobs))
@@ -121,44 +118,23 @@ class Maker:
         return params
 
 
-def _check(service: Service, body: Generation) -> None:
-    """Refuse options that do not fit the engine, before anything is tokenised.
-
-    Raises:
-        Refusal: one does not.
-    """
-    context = service.llm.intake.max_model_len
-    if (body.limit or 0) > max(context, DEFAULT_MAX_TOKENS):
-        chats = body.max_completion_tokens is not None
-        name = "max_completion_tokens" if chats else "max_tokens"
-        raise Refusal(
-            f"{name} is {shown(body.limit)}, but the context of this model is {context} tokens; "
-            "give at most that.", name,
-        )  # fmt: skip
-    if body.priority and service.llm.config.scheduling_policy != "priority":
-        raise Refusal(
-            f"priority is {body.priority}, but priority scheduling is not enabled; give 0, or "
-            "start the server with --scheduling-policy priority.", "priority",
-        )  # fmt: skip
-
-
 def _entries(logprobs: int | None) -> int:
-    """How many tokens are listed for each position."""
+    """Return how many tokens are listed for each position."""
     return 0 if logprobs is None else logprobs + 1
 
 
 async def _speculation(service: Service, body: Generation) -> Speculation:
-    """What a call wants of drafting."""
-    given = body.speculation
+    """Return how to draft for a call."""
+    inputs, options = service.llm.inputs, body.speculation
     expected: tuple[int, ...] = ()
     if body.prediction is not None:
         # No output is longer; what an output does not reach costs every step that looks for it.
-        most = service.llm.intake.max_model_len
-        text = body.prediction.text[: most * LETTERS].encode(errors="replace")[:SURE_TEXT]
-        ids = await service.ids(text.decode(errors="ignore"), special=False)
+        most = inputs.max_model_len
+        text = body.prediction.text[: most * MAX_CHARS_PER_TOKEN]
+        text = text.encode(errors="replace")[:SURE_TEXT].decode(errors="ignore")
+        ids = await service.texts.ids(text, special=False)
         # A tokenizer may know ids that the model lacks, which no output has.
-        known = service.llm.intake.vocab_size
-        expected = tuple(id for id in ids[:most] if id < known)
-    if given is None:
+        expected = tuple(id for id in ids[:most] if id < inputs.vocab_size)
+    if options is None:
         return Speculation(prediction=expected)
-    return Speculation(given.enabled, given.drafter, given.num_speculative_tokens, expected)
+    return Speculation(options.enabled, options.drafter, options.num_speculative_tokens, expected)

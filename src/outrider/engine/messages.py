@@ -1,0 +1,130 @@
+"""The messages between the frontend and the engine's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..config import EngineConfig
+from ..drafters.base import DrafterSpec
+from ..errors import OutriderError
+from ..types import Event, Request
+from .speculation import SpeculationState
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker builds its engine from, see ``build.build_engine``."""
+
+    folder: Path
+    tokenizer: Path
+    drafter: DrafterSpec
+    config: EngineConfig
+
+
+class Add(NamedTuple):
+    """Command: start a request."""
+
+    request: Request
+
+
+class Abort(NamedTuple):
+    """Command: drop a request; an unknown id is no error."""
+
+    request_id: str
+
+
+Command = Add | Abort | SpeculationState
+"""From the frontend to the worker; a ``SpeculationState`` is in force from the next step on."""
+
+
+class Beat(NamedTuple):
+    """A sign of life.
+
+    ``step`` and ``command`` number the work that each thread of the worker does now, None while it
+    waits. ``longest`` is the longest step so far, in seconds.
+    """
+
+    step: int | None = None
+    command: int | None = None
+    longest: float = 0.0
+
+
+class Gauges(NamedTuple):
+    """The load of the engine, and its counts since its start.
+
+    ``generation`` is the number of the process: its counts begin at 0.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    pages_used: int = 0
+    preemptions: int = 0
+    rows: int = 0
+    queried: int = 0
+    hit: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    speedups: Mapping[str, float] = {}
+    generation: int = 0
+
+
+class Ready(NamedTuple):
+    """The engine is loaded and has decoded."""
+
+    drafters: tuple[str, ...]
+    speculation: SpeculationState
+    budget: str
+    num_tokens: int
+    max_model_len: int
+    max_draft: int
+    threads: int
+
+
+class Failed(NamedTuple):
+    """The engine cannot be loaded."""
+
+    error: OutriderError
+
+
+class Refused(NamedTuple):
+    """A request cannot be served."""
+
+    request_id: str
+    error: OutriderError
+
+
+class Stepped(NamedTuple):
+    """The events of a step, which took so many ``seconds``."""
+
+    events: list[Event]
+    gauges: Gauges
+    seconds: float
+
+
+class Aborted(NamedTuple):
+    """A request that the frontend dropped is gone."""
+
+    request_id: str
+    gauges: Gauges
+
+
+class Broken(NamedTuple):
+    """An unforeseen error of the engine, which ends the process."""
+
+    why: str
+    traceback: str
+
+
+class Logged(NamedTuple):
+    """A line for the frontend's log."""
+
+    level: int
+    text: str
+
+
+Message = Ready | Failed | Refused | Stepped | Aborted | Beat | Broken | Logged
+"""From the worker to the frontend."""

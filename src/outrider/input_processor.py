@@ -1,0 +1,233 @@
+"""From prompts and options to requests, for ``LLM``, ``AsyncLLM`` and the server alike."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from .config import EngineConfig
+from .drafters.base import DrafterSpec
+from .drafters.ngram import NgramSpec
+from .drafters.registry import find_drafter
+from .errors import ModelError, RequestError, shown
+from .limits import LOOKUP
+from .models.families import Folder, find_folder, read_config, read_shape
+from .outputs import OutputProcessor, RequestState
+from .params import DEFAULT_MAX_TOKENS
+from .sampling.seeds import fresh_seed, request_seed
+from .text.codec import Message, TextCodec, differing_entries, has_lone_surrogates, has_tokenizer
+from .types import DEFAULT_SPECULATION, Request, SamplingParams, Speculation, check_vocabulary
+from .vllm_names import translate
+
+Prompt = str | Seq[int] | Mapping[str, Any]
+
+
+class InputProcessor:
+    """Reads a checkpoint's config and tokenizer once, and makes requests for its engine.
+
+    Args:
+        model, drafter, options: as ``LLM`` takes them.
+
+    Raises:
+        ConfigError: an option is wrong.
+        ModelError: the checkpoint or a tokenizer cannot be used.
+    """
+
+    def __init__(
+        self, model: Folder, drafter: Folder | DrafterSpec | None, options: Mapping[str, Any]
+    ) -> None:
+        values = translate(options)
+        drafter = values.pop("drafter", drafter)
+        values = {name: value for name, value in values.items() if value is not None}
+        sizes = {name: values.pop(name) for name in LOOKUP if name in values}
+        tokenizer = values.pop("tokenizer", None)
+        self.config = EngineConfig(**values)
+        self.folder = find_folder(model)
+        shape = read_shape(read_config(self.folder), self.folder)
+        self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
+        self.max_model_len = self.config.model_length(shape.context)
+        self.spec = find_drafter(drafter, self.folder)
+        lookup = self.spec if isinstance(self.spec, NgramSpec) else NgramSpec()
+        lookup = replace(lookup, **sizes)  # refuses a wrong size, whoever drafts
+        if isinstance(self.spec, NgramSpec):
+            self.spec = lookup
+        self.tokenizer = self.folder if tokenizer is None else find_folder(tokenizer)
+        self.codec = TextCodec(self.tokenizer) if has_tokenizer(self.tokenizer) else None
+        if self.codec is None and tokenizer is not None:
+            raise ModelError(f"{tokenizer} has no tokenizer; give a folder with tokenizer.json.")
+        _check_tokenizers(self.codec, self.spec)
+        self.outputs = OutputProcessor(self.codec)
+        self._numbers = itertools.count()
+
+    @property
+    def backend(self) -> Tokenizer | None:
+        """The tokenizer, None for a model without text."""
+        return self.codec.backend if self.codec else None
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        id: str | None = None,
+        *,
+        speculation: Speculation | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        text: str | None = None,
+        index: int = 0,
+    ) -> RequestState:
+        """Return the state of the request for a prompt, which starts now.
+
+        Args:
+            prompt: a text, token ids, or ``{"prompt_token_ids": ids}``.
+            params: how to sample.
+            id: unique among those under way; made up unless given.
+            speculation: how to draft; None takes the engine's way.
+            priority: of waiting requests the lowest go first.
+            cache_salt: only requests with the same one share cached prefixes.
+            text: the prompt's, where ``prompt`` is token ids and the text is known.
+            index: the place of the prompt among those of the call.
+
+        Raises:
+            RequestError: the prompt or an option does not fit the model or its configuration.
+        """
+        ids: Any = prompt
+        if isinstance(prompt, Mapping):
+            text = prompt.get("prompt")
+            ids = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
+        if isinstance(ids, str):
+            text, ids = ids, self.encode(ids)
+        if not isinstance(ids, Seq) or not set(map(type, ids)) <= {int}:
+            raise RequestError("a prompt is a text or a list of token ids; this one is neither.")
+        speculation = speculation or DEFAULT_SPECULATION
+        self._check_ids(ids, speculation)
+        self.check_max_tokens(params.max_tokens)
+        self.check_priority(priority)
+        if self.codec is None and (params.stop or params.bad_words):
+            name = "stop strings" if params.stop else "bad_words"
+            raise RequestError(f"{name} need a tokenizer, and this model has none.")
+        number = next(self._numbers)
+        name = f"request-{number}" if id is None else id
+        request = Request(
+            name, tuple(ids), params, self._seed(params, number), self.eos_token_ids, speculation,
+            priority, cache_salt,
+        )  # fmt: skip
+        return RequestState(self.outputs, request, text, index)
+
+    def _seed(self, params: SamplingParams, number: int) -> int:
+        """Return the seed of the request of that number since the start."""
+        if params.seed is not None:
+            return params.seed
+        base = self.config.seed
+        return fresh_seed() if base is None else request_seed(base, number)
+
+    def _check_ids(self, ids: Seq[int], speculation: Speculation) -> None:
+        """Refuse token ids that the model cannot continue.
+
+        Raises:
+            RequestError: the prompt is empty or too long, or has ids outside the vocabulary.
+        """
+        if not ids:
+            raise RequestError("the prompt has no tokens; give at least one.")
+        self.room_after(ids)
+        check_vocabulary("the prompt", ids, self.vocab_size)
+        check_vocabulary("prediction", speculation.prediction, self.vocab_size)
+
+    def room_after(self, ids: Seq[int]) -> int:
+        """Return how many tokens may follow a prompt.
+
+        Raises:
+            RequestError: none may.
+        """
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
+                f"{self.max_model_len}; shorten it to {self.max_model_len - 1} or less.", "prompt",
+            )  # fmt: skip
+        return room
+
+    def check_max_tokens(self, number: int | None, name: str = "max_tokens") -> None:
+        """Refuse more output than the context holds.
+
+        Raises:
+            RequestError: ``number`` is too large.
+        """
+        # A context smaller than the default clips it, since nobody chose the default.
+        if (number or 0) > max(self.max_model_len, DEFAULT_MAX_TOKENS):
+            raise RequestError(
+                f"{name} is {shown(number)}, but the context of this model is "
+                f"{self.max_model_len} tokens; give at most that.", name,
+            )  # fmt: skip
+
+    def check_priority(self, priority: int) -> None:
+        """Refuse a priority that the scheduler would ignore.
+
+        Raises:
+            RequestError: it is not 0, and the policy is not "priority".
+        """
+        if priority and self.config.scheduling_policy != "priority":
+            raise RequestError(
+                f"priority is {priority}, but priority scheduling is not enabled; give 0, or set "
+                "scheduling_policy to 'priority'.", "priority",
+            )  # fmt: skip
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Return the token ids of a text, with the tokenizer's ``special`` tokens.
+
+        Raises:
+            RequestError: the model has no tokenizer, or the text is no valid Unicode.
+        """
+        if self.codec is None:
+            raise RequestError("this model has no tokenizer; give prompts as token ids.", "prompt")
+        if has_lone_surrogates(text):
+            raise RequestError("the prompt has lone surrogates; give valid UTF-8.", "prompt")
+        return self.codec.encode(text, special)
+
+    def render(self, messages: list[Message], *options: Any, **values: Any) -> str:
+        """Return the text of a conversation, see ``TextCodec.render``.
+
+        Raises:
+            RequestError: there is no tokenizer or template, or it refuses the messages.
+        """
+        if self.codec is None:
+            raise RequestError("this model has no tokenizer, so it cannot chat.", "messages")
+        return self.codec.render(messages, *options, **values)
+
+
+def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:
+    """Refuse a drafter whose token ids mean other text than the target's.
+
+    Raises:
+        ModelError: they do.
+    """
+    if spec.folder is None or target is None or not has_tokenizer(spec.folder):
+        return
+    entries = differing_entries(target.vocabulary(), TextCodec(spec.folder).vocabulary())
+    if entries:
+        more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
+        raise ModelError(
+            f"the drafter in {spec.folder} has another tokenizer: {'; '.join(entries[:3])}{more}. "
+            "Give a drafter trained with the target's tokenizer, or drafter='ngram'."
+        )
+
+
+def as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """Return the prompts of a call, a list of one for a single prompt.
+
+    Raises:
+        RequestError: ``prompts`` is neither a prompt nor several.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts is {shown(prompts)}; give texts or lists of token ids.")
+    listed: list[Any] = list(prompts)
+    if listed and all(isinstance(p, int) for p in listed):
+        return [listed]
+    return listed

@@ -1,0 +1,102 @@
+"""Between texts and token ids, at a bounded cost and outside the event loop where it is long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from ..errors import RequestError
+from ..input_processor import InputProcessor
+from ..text.codec import has_lone_surrogates
+from ..types import check_vocabulary
+from .messages import readable, template_options, wants_generation_prompt
+from .protocol import Refusal, Templated, Tool
+
+T = TypeVar("T")
+LONG_TEXT = 1 << 14
+"""Characters from which on a text is tokenised in a thread, so that other calls go on."""
+SURE_TEXT = 1 << 18
+"""Bytes from which on a text's tokens are counted before it is tokenised as a whole."""
+SLOW_THREADS = 2
+"""Threads for long texts; more of them would take more memory at a time."""
+
+
+class Texts:
+    """Encodes and decodes for the calls of a server."""
+
+    def __init__(self, inputs: InputProcessor) -> None:
+        self._inputs = inputs
+        self._threads = ThreadPoolExecutor(SLOW_THREADS, "outrider-texts")
+
+    async def slow(self, work: Callable[[], T]) -> T:
+        """Return ``work()``, run in one of a few threads: many at once take little memory."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def ids(self, prompt: str | list[int], special: bool = True) -> list[int]:
+        """Return a prompt's token ids.
+
+        Raises:
+            RequestError: the prompt is a text, and the model has no tokenizer or too small a
+                context.
+        """
+        if not isinstance(prompt, str):
+            return prompt
+        if len(prompt) < LONG_TEXT:
+            return self._inputs.encode(prompt, special)
+        return await self.slow(partial(self._encode, prompt, special))
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        """Return the ids of a text that may be long.
+
+        Raises:
+            Refusal: it has more than the context holds.
+        """
+        codec, most = self._inputs.codec, self._inputs.max_model_len
+        long = not has_lone_surrogates(text) and len(text.encode()) > SURE_TEXT
+        if long and codec is not None and codec.exceeds(text, most):
+            raise Refusal(
+                f"the text has {len(text)} characters, more than a context of {most} tokens holds; "
+                "shorten it.", "prompt",
+            )  # fmt: skip
+        return self._inputs.encode(text, special)
+
+    async def chat_ids(
+        self, messages: list[dict[str, Any]], tools: list[Tool], body: Templated, long: bool
+    ) -> list[int]:
+        """Return a conversation's token ids, made in a thread where it is ``long``.
+
+        Raises:
+            RequestError: there is no template, or it refuses the messages.
+        """
+        codec = self._inputs.codec
+        options = template_options(body, str(codec.template if codec else None))
+        prompted = wants_generation_prompt(body)
+        listed = [tool.model_dump(exclude_none=True) for tool in tools]
+
+        def work() -> list[int]:
+            text = self._inputs.render(readable(messages), prompted, listed, **options)
+            return self._encode(text, False)
+
+        return await self.slow(work) if long else work()
+
+    async def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids.
+
+        Raises:
+            Refusal: one of them is not in the vocabulary, or there are more than the context holds.
+        """
+        most = self._inputs.max_model_len
+        if len(ids) > most:
+            raise Refusal(f"there are {len(ids)} tokens; give at most {most}.", "tokens")
+        try:
+            check_vocabulary("tokens", ids, self._inputs.vocab_size)
+        except RequestError as error:
+            raise Refusal(str(error), "tokens") from None
+        return await self.slow(partial(self._inputs.outputs.decode, ids))
+
+    async def words(self, ids: list[int]) -> list[str]:
+        """Return the text of each token."""
+        return await self.slow(lambda: [self._inputs.outputs.word(id) for id in ids])

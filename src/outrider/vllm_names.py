@@ -1,0 +1,132 @@
+"""vLLM's names of engine options, translated into ours."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from .config import ENGINE_OPTIONS
+from .errors import ConfigError, no_option, shown
+
+OPTIONS = tuple(option.name for option in ENGINE_OPTIONS)
+DEPRECATED = {
+    "speculative_model": "drafter",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+}
+"""Names that vLLM has removed; they work with a warning."""
+LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "lora_request")
+IGNORED = ("use_v2_block_manager",)
+SPECULATIVE = {
+    **{n: n for n in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")},
+    "quantization": "drafter_quantization",
+}
+"""Keys of vLLM's ``speculative_config``, and the options they set."""
+SPECULATIVE_IGNORED = (
+    "draft_tensor_parallel_size", "enforce_eager", "max_model_len", "rejection_sample_method",
+)  # fmt: skip
+"""Keys without a meaning on one device and with an exact rule."""
+
+
+def translate_deprecated(name: str, value: Any) -> tuple[str, Any]:
+    """Return the current name and value of an option; warn where the name is deprecated."""
+    if name not in DEPRECATED:
+        return name, value
+    current = DEPRECATED[name]
+    warnings.warn(f"{name} is an old name; use {current}.", FutureWarning, 2)
+    if current == "drafter" and value == "[ngram]":
+        warnings.warn('"[ngram]" is an old spelling; use "ngram".', FutureWarning, 2)
+        value = "ngram"
+    return current, value
+
+
+def translate(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of ``LLM`` in our names; warn where a name is deprecated.
+
+    Raises:
+        ConfigError: an option is unknown, or asks for something that this engine lacks.
+    """
+    translated: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in IGNORED:
+            warnings.warn(f"{name} has no meaning any more and is ignored.", FutureWarning, 3)
+        elif name == "gpu_memory_utilization":
+            if value is not None:
+                translated["memory"] = _share(value)
+        elif name == "speculative_config":
+            translated |= _speculative(value)
+        elif name == "tensor_parallel_size":
+            if value not in (None, 1):
+                raise ConfigError(
+                    f"tensor_parallel_size is {shown(value)}; this engine runs on one device. For "
+                    "more, serve with vLLM, SGLang or TensorRT-LLM, which Outrider's production "
+                    "tools configure."
+                )
+        elif name in LORA:
+            if value:
+                raise ConfigError(
+                    f"{name} is not supported: this engine serves no LoRA adapters. Merge the "
+                    "adapter into the checkpoint (peft's merge_and_unload) and load that."
+                )
+        elif name in DEPRECATED or name in OPTIONS:
+            current, value = translate_deprecated(name, value)
+            translated[current] = value
+        else:
+            raise no_option("LLM", name, OPTIONS, [*DEPRECATED, "model"])
+    return translated
+
+
+def of_engine_args(args: object) -> dict[str, Any]:
+    """Return the options that an object with vLLM's names (``AsyncEngineArgs``) sets."""
+    names = {"model", *OPTIONS, *DEPRECATED, *LORA}
+    return {n: v for n, v in vars(args).items() if n in names and v not in (None, False)}
+
+
+def _share(value: object) -> float:
+    """Return ``gpu_memory_utilization`` as a share.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(
+            f"gpu_memory_utilization is {shown(value)}; give a number above 0 and at most 1."
+        )
+    return float(value)
+
+
+def _speculative(config: object) -> dict[str, Any]:
+    """Return the options that vLLM's ``speculative_config``, an object or its JSON, sets.
+
+    Raises:
+        ConfigError: it is no object, or asks for a method or an option that is not here.
+    """
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"speculative_config is no JSON ({error}); give an object.") from None
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"speculative_config is {shown(config)}; give an object.")
+    options: dict[str, Any] = {}
+    rest = dict(config)
+    method, model = rest.pop("method", None), rest.pop("model", None)
+    if method in ("ngram", "ngram_gpu") or model in ("ngram", "[ngram]"):
+        options["drafter"] = "ngram"
+    elif method in (None, "draft_model") and model is not None:
+        options["drafter"] = model
+    else:
+        stated = f"method {shown(method)}" if method else "neither method nor model"
+        raise ConfigError(
+            f"speculative_config has {stated}; give method 'ngram', or 'draft_model' with model."
+        )
+    for name, value in rest.items():
+        if name in SPECULATIVE:
+            options[SPECULATIVE[name]] = value
+        elif value not in (None, False) and name not in SPECULATIVE_IGNORED:
+            raise no_option("speculative_config", name, ["method", "model", *SPECULATIVE])
+    return options
