@@ -6,6 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, MutableSequence, Sequence
 from itertools import takewhile
 
+import numpy as np
+
 NULL_PAGE = 0
 """Page 0 is never handed out: padding rows write there and nobody reads it."""
 
@@ -27,7 +29,9 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._references = [0] * num_pages
-        self._blank = set(range(1, num_pages))  # held by nobody, without a key
+        self._used = bytearray(num_pages)  # 0: held by nobody, without a key
+        self._used[NULL_PAGE] = 1
+        self._num_blank = num_pages - 1
         self._idle: OrderedDict[int, None] = OrderedDict()  # the others, oldest first
         self._keys: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
@@ -35,7 +39,7 @@ class PagePool:
     @property
     def num_free(self) -> int:
         """Pages that nobody holds."""
-        return len(self._blank) + len(self._idle)
+        return self._num_blank + len(self._idle)
 
     @property
     def num_usable(self) -> int:
@@ -57,9 +61,10 @@ class PagePool:
             return False
         for _ in range(missing):
             page = table[-1] + 1 if table else self._widest_start()
-            if page not in self._blank:
-                page = min(self._blank) if self._blank else self._evict()
-            self._blank.remove(page)
+            if page >= self.num_pages or self._used[page]:
+                page = self._used.find(0) if self._num_blank else self._evict()
+            self._used[page] = 1
+            self._num_blank -= 1
             self._references[page] = 1
             table.append(page)
         return True
@@ -68,16 +73,21 @@ class PagePool:
         """Make the page that was freed longest ago blank, and return it."""
         page, _ = self._idle.popitem(last=False)
         del self._pages[self._keys.pop(page)]
-        self._blank.add(page)
+        self._make_blank(page)
         return page
+
+    def _make_blank(self, page: int) -> None:
+        self._used[page] = 0
+        self._num_blank += 1
 
     def _widest_start(self) -> int:
         """Return the blank page where a new table is least likely to meet another."""
-        held = [NULL_PAGE, *(i for i in range(1, self.num_pages) if i not in self._blank)]
-        gaps = zip(held, [*held[1:], self.num_pages], strict=True)
-        widest, at = max((end - start, -start) for start, end in gaps)
+        held = np.flatnonzero(np.frombuffer(self._used, np.uint8))
+        gaps = np.diff(held, append=self.num_pages)
+        place = int(gaps.argmax())
+        start, widest = int(held[place]), int(gaps[place])
         # The middle of a gap behind somebody's pages, so that both can go on growing.
-        return -at + (1 if -at == NULL_PAGE else max(1, widest // 2))
+        return start + (1 if start == NULL_PAGE else max(1, widest // 2))
 
     def truncate(self, table: MutableSequence[int], tokens: int) -> None:
         """Give back the pages of ``table`` beyond those that ``tokens`` tokens need."""
@@ -104,7 +114,7 @@ class PagePool:
     def share(self, pages: Iterable[int]) -> list[int]:
         """Hold ``pages``, found by key or held already, once more; return them as a table."""
         table = list(pages)
-        if any(page in self._blank for page in table):
+        if not all(self._used[page] for page in table):
             raise ValueError("a blank page cannot be shared")
         for page in table:
             self._idle.pop(page, None)
@@ -123,7 +133,7 @@ class PagePool:
             if page in self._keys:
                 self._idle[page] = None
             else:
-                self._blank.add(page)
+                self._make_blank(page)
 
     def check(self, tables: Iterable[MutableSequence[int]]) -> None:
         """Assert that ``tables`` hold exactly the pages in use."""
@@ -133,10 +143,11 @@ class PagePool:
                 f"page {page} stands in {counted[page]} tables and is counted "
                 f"{self._references[page]} times"
             )
-            states = (page in self._blank, page in self._idle, counted[page] > 0)
+            states = (not self._used[page], page in self._idle, counted[page] > 0)
             assert sum(states) == 1, f"page {page} is blank, idle, held: {states}"
             assert page not in self._idle or page in self._keys
         assert {page: key for key, page in self._pages.items()} == self._keys
-        assert not self._blank & self._keys.keys()
+        assert all(self._used[page] for page in self._keys)
         assert NULL_PAGE not in counted
-        assert NULL_PAGE not in self._blank
+        assert self._used[NULL_PAGE]
+        assert self._used.count(0) == self._num_blank
