@@ -46,7 +46,7 @@ def opened(
     quantization: str | None = None,
     dtype: str = "bfloat16",
 ) -> NativeTransformer:
-    model = load_model(folder, dtype, CPU, 64, quantization, beside=beside)
+    model = load_model(folder, dtype, CPU, 64, quantization, share_weights_with=beside)
     assert isinstance(model, NativeTransformer)
     return model
 
