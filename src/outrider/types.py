@@ -1,7 +1,7 @@
-"""What travels between the floors: requests, sequences, what a step schedules, what it emits.
+"""The types that packages share: requests, sequences, plans, drafts, verdicts, events.
 
-The standard library only, so that every floor may know these. What is made anew for every sequence
-or token of a step is no frozen dataclass, which takes three times as long to make.
+The standard library only, so that every floor may know these. Types that are made for
+every sequence or token of a step avoid frozen dataclasses, which take three times as long to make.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .params import SamplingParams as SamplingParams
 
 
 class Origin(StrEnum):
-    """Where an emitted token came from."""
+    """The origin of an emitted token."""
 
     ACCEPTED = "accepted"
     """A draft token that the target agreed with."""
@@ -30,14 +30,14 @@ class Origin(StrEnum):
 
 
 class Start(NamedTuple):
-    """When a sequence left the queue, by ``time.perf_counter``, and tokens found in the cache."""
+    """The time at which a sequence left the queue, and its tokens that the cache held."""
 
     scheduled: float
     cached_tokens: int
 
 
 class Detokenizing(Protocol):
-    """What a sequence needs of text: deltas, and where a stop string ends it."""
+    """The text of a sequence: its deltas, and the stop string that ends it."""
 
     def push(self, token: int, may_stop: bool) -> tuple[str, bool]: ...
     def flush(self) -> str: ...
@@ -46,7 +46,7 @@ class Detokenizing(Protocol):
 
 
 class Lawgiving(Protocol):
-    """What a sequence's options make of logits, see ``sampling.law.SequenceLaw``."""
+    """A sequence's logits pipeline, see ``sampling.law.SequenceLaw``."""
 
     @property
     def error(self) -> str | None: ...
@@ -164,7 +164,7 @@ def check_vocabulary(name: str, ids: Collection[int], vocabulary: int) -> None:
 
 @dataclass
 class Counts:
-    """What speculation did, as counts; readers make the ratios.
+    """Counts of what speculation did, and their ratios.
 
     ``drafts`` counts verify steps with a non-empty draft, ``drafted`` the depths their drafts
     reached, ``outcomes`` by (depth of the draft, tokens accepted of it) how many drafts ended so.
@@ -199,12 +199,12 @@ class Counts:
 
     @property
     def drafted_by_position(self) -> list[int]:
-        """How many drafts reached depth i + 1."""
+        """The number of drafts that reached depth i + 1."""
         return self._reached([depth for depth, _ in self.outcomes])
 
     @property
     def accepted_by_position(self) -> list[int]:
-        """How many drafts were accepted down to depth i + 1."""
+        """The number of drafts that were accepted down to depth i + 1."""
         return self._reached([accepted for _, accepted in self.outcomes])
 
     def _reached(self, ends: list[int]) -> list[int]:
@@ -269,7 +269,7 @@ class Sequence:
 
 
 class DraftBudget(NamedTuple):
-    """How far a draft may go: ``depth`` tokens deep, with at most ``nodes`` nodes."""
+    """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes."""
 
     depth: int
     nodes: int
@@ -295,7 +295,7 @@ class Scheduled:
 
 
 def depths(parents: Iterable[int]) -> list[int]:
-    """How far each node of a tree lies below the root, 1 and up; parents come before children."""
+    """Return the depth of each node of a tree, 1 and up; parents come before children."""
     found: list[int] = []
     for parent in parents:
         found.append(1 if parent < 0 else found[parent] + 1)
@@ -342,19 +342,19 @@ class Draft(NamedTuple):
         return Draft(tokens, [list(range(-1, len(t) - 1)) for t in tokens])
 
     def depth(self, index: int) -> int:
-        """How many positions the draft of sequence ``index`` reaches."""
+        """Return the depth of the draft of sequence ``index``."""
         return max(depths(self.parents[index]), default=0)
 
 
 class Drafted(NamedTuple):
-    """What was drafted for a sequence in one step: by whom, its nodes' tokens, how deep."""
+    """The draft of a sequence in one step: its drafter, its nodes' tokens, its depth."""
 
     drafter: str
     tokens: list[int]
     depth: int
 
     def cut(self, depth: int) -> Drafted:
-        """As if it had reached no deeper; of a tree all nodes stay."""
+        """Return the draft cut to ``depth``; of a tree all nodes stay."""
         chain = len(self.tokens) == self.depth
         return self._replace(tokens=self.tokens[:depth] if chain else self.tokens, depth=depth)
 
@@ -373,7 +373,7 @@ class HiddenStates:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the acceptance rule made of a step, per scheduled sequence.
+    """The acceptance rule's decision on a step, for each scheduled sequence.
 
     ``tokens`` are to be emitted (empty when the step draws nothing), ``path`` the accepted nodes
     from the root down, ``errors`` says why a sequence cannot go on. ``logprobs`` run with the

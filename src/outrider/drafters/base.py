@@ -1,4 +1,4 @@
-"""What every drafter is: a specification that can be pickled, and the drafter that it makes."""
+"""The protocol of drafters: a specification that can be pickled, and the drafter it makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Drafter(ABC):
     """
 
     name: str
-    """What it is called where drafters are chosen."""
+    """The name by which requests choose it."""
     max_length: int
     """The longest draft it can make."""
     max_nodes: int
@@ -68,7 +68,7 @@ class Drafter(ABC):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter takes of the engine.
+    """What a drafter needs from the engine.
 
     ``page_bytes`` are those of its own cache for each page of the target's, whose page ids it then
     shares; ``fixed_bytes`` come once. ``max_nodes`` is the most nodes that its drafts have, 0 for
@@ -85,7 +85,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class DrafterContext:
-    """What a drafter is made from.
+    """The parts that a drafter is made from.
 
     Args:
         model: the target.
@@ -107,15 +107,15 @@ class DrafterContext:
 
 
 class DrafterSpec(ABC):
-    """Which drafter a user means: small, picklable, made before anything is loaded.
+    """A user's choice of drafter: small, picklable, made before anything is loaded.
 
     Specifications are registered under the entry-point group ``outrider.drafters``.
     """
 
     name: ClassVar[str]
-    """What the drafter is called where drafters are chosen."""
+    """The name by which requests choose the drafter."""
     auto: bool = False
-    """True where nobody asked for it by name."""
+    """True if "auto" chose it."""
     folder: Path | None = None
     """Its checkpoint, whose tokenizer must be the target's."""
 

@@ -23,7 +23,7 @@ from .base import Drafter, DrafterContext, DrafterSpec, Needs
 
 @dataclass
 class _State:
-    """What of a sequence is in the drafter's cache.
+    """The part of a sequence that is in the drafter's cache.
 
     The first ``num_computed`` entries, which are the sequence's tokens up to ``base`` and then the
     tokens ``drafted`` after them. The first ``noted`` pages are noted as whole.
@@ -183,7 +183,7 @@ class ModelDrafter(Drafter):
             self._note(item.sequence, state)
 
     def _known(self, sequence: Sampled) -> _State:
-        """What of a new sequence lies here already, from others with the same beginning."""
+        """Return the state of a new sequence whose beginning others may have computed."""
         if not self._shares:
             return _State()
         pages = (len(sequence.tokens) - 1) // self._page_size  # the last token is computed anyway
@@ -195,7 +195,7 @@ class ModelDrafter(Drafter):
         return _State(noted * self._page_size, noted)
 
     def _note(self, sequence: Sampled, state: _State) -> None:
-        """Note which pages are whole; a sequence that ended has given them back."""
+        """Note the complete pages; a sequence that ended has given them back."""
         full = min(state.num_computed // self._page_size, len(sequence.keys), len(sequence.pages))
         if self._shares and full > state.noted:
             for page in range(state.noted, full):

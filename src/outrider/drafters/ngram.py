@@ -20,7 +20,7 @@ LOOKUP_WINDOW = 16384
 
 
 class NgramIndex:
-    """Where each n-gram of one sequence was last continued.
+    """The place where each n-gram of one sequence was last continued.
 
     Every token enters once and leaves once, with ``max_n - min_n + 1`` entries each, so the cost
     of a token is bounded whatever the length of the text.
@@ -54,7 +54,7 @@ class NgramIndex:
         self._known = max(self._known, len(tokens) - 1)
 
     def propose(self, tokens: Sequence[int], length: int) -> list[int]:
-        """Up to ``length`` tokens that followed the longest known tail of ``tokens``.
+        """Return up to ``length`` tokens that followed the longest known tail of ``tokens``.
 
         A match that reaches the end of the text goes on into the draft itself: a loop is
         continued as a loop.

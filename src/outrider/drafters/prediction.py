@@ -10,14 +10,14 @@ from ..types import Draft, DraftBudget, Scheduled
 from .base import Drafter, DrafterContext, DrafterSpec
 
 TAIL = 8
-"""How many of the last tokens are compared where an output looks for its way back."""
+"""Number of last tokens that are compared to find the way back into a prediction."""
 TRIED = 64
 """Places that are compared at most in a step."""
 
 
 @dataclass
 class _State:
-    """How far an output of ``seen`` tokens has come: ``at`` is the next token of its prediction.
+    """The state of an output of ``seen`` tokens: ``at`` is the next token of its prediction.
 
     ``lost`` is true from the first token on that is not the prediction's.
     """
@@ -87,7 +87,7 @@ def _follow(state: _State, expected: Sequence[int], output: Sequence[int]) -> No
 
 
 def _places(expected: Sequence[int], token: int, start: int) -> Iterator[int]:
-    """Where one may stand behind ``token``: from ``start`` on, then from the beginning."""
+    """Return the places behind ``token`` in a prediction: from ``start`` on, then before it."""
     for begin, end in ((max(0, start - 1), len(expected)), (0, start - 1)):
         while begin < end:
             try:
@@ -98,7 +98,7 @@ def _places(expected: Sequence[int], token: int, start: int) -> Iterator[int]:
 
 
 def _alike(expected: Sequence[int], output: Sequence[int], place: int) -> int:
-    """How many of the last tokens of ``output`` stand before ``place``, ``TAIL`` at most."""
+    """Return how many last tokens of ``output`` stand before ``place``, at most ``TAIL``."""
     alike = 0
     while (
         alike < min(TAIL, place, len(output)) and expected[place - 1 - alike] == output[-1 - alike]

@@ -1,4 +1,4 @@
-"""The table of drafters, and which of them a user means."""
+"""The table of drafters, and the choice among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many pages of cache the memory pays for."""
+"""Sizes the cache: pages for target and drafters, beside the room that a step needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..models.base import Model
 
 @dataclass(frozen=True)
 class Budget:
-    """What the cache was given: told at start."""
+    """The pages of the cache and their bytes, logged at start."""
 
     pages: int
     page_size: int

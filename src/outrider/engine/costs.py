@@ -1,6 +1,6 @@
-"""What steps cost here, measured as they run: how long a chunk may be, what drafts bring.
+"""Measures what steps cost as they run: the length of prompt chunks, the speedup of drafts.
 
-Nothing of it touches the output: a row's bits do not depend on the chunk that it came in.
+None of it changes the output: a row's bits do not depend on its chunk.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 SMOOTHING = 0.1
 """Weight of the newest measurement."""
 FEWEST_ROWS = 16
-"""A chunk is never shorter, so that prompts get on."""
+"""Fewest rows of a chunk, so that prompts make progress."""
 COUNTED_ROWS = 32
-"""Steps of fewer committed rows tell nothing of what a prompt's row costs."""
+"""Fewest committed rows of a step that counts for the cost of a prompt's row."""
 STALL_SECONDS, STALL_STEPS = 0.02, 2.0
-"""How long running streams may wait for a chunk: the longer of the two."""
+"""Longest wait of running streams for a chunk: the longer of the two."""
 FIRST_PROBE, PROBE_STEPS = 64, 256
-"""Steps with drafts until one without measures, and measures again, what plain decoding takes."""
+"""Steps with drafts before the first step that measures plain decoding, and before the next."""
 
 
 class StepTimes(NamedTuple):
@@ -59,7 +59,7 @@ class StepCosts:
     _since_probe: dict[int, int] = field(default_factory=dict)
 
     def max_chunk(self, most: int) -> int:
-        """Rows of prompts that may go beside running streams, ``most`` while nothing is known."""
+        """Return the rows of prompts that may run beside streams, ``most`` if not measured yet."""
         if self.seconds_per_row is None:
             return most
         allowed = max(STALL_SECONDS, STALL_STEPS * (self.decode_seconds or 0.0))

@@ -178,7 +178,7 @@ class Engine:
         return sequences
 
     def law_of(self, request: Request) -> RequestLaw:
-        """What the options of a request make of the target's logits.
+        """Return the logits pipeline of a request, which its samples share.
 
         Raises:
             RequestError: an option does not fit this model, or cannot be met.
@@ -191,7 +191,7 @@ class Engine:
         return RequestLaw(request, vocabulary, self.model.device, words, grammar)
 
     def _bad_word_ids(self, words: tuple[str, ...]) -> list[list[int]]:
-        """The ids of every bad word: as a word that follows a space, and as it begins a text.
+        """Return the ids of every bad word, behind a space and at the beginning of a text.
 
         Written after a space only where that is one token sequence as long, as vLLM does.
         """

@@ -1,4 +1,4 @@
-"""Which rows run next, on which pages: continuous batching, chunked prefill, preemption."""
+"""Chooses the rows and pages of a step: continuous batching, chunked prefill, preemption."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("outrider")
 
 
 def unexpected(error: Exception) -> str:
-    """The sentence for a request that an unforeseen error ends; its trace goes to the log."""
+    """Return the sentence for a request that an unforeseen error ends; log its trace."""
     logger.error("a request failed", exc_info=error)
     return f"an unexpected error ended the request: {shown(error)}"
 
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 
 class Scheduler:
-    """One counter rule and no phases: a sequence's next rows are its tokens not computed yet.
+    """Schedules without phases: a sequence's next rows are those of its tokens not computed yet.
 
     Args:
         pool: the pages.
@@ -104,7 +104,7 @@ class Scheduler:
 
     @property
     def num_decoding(self) -> int:
-        """Running sequences that have but their last token to compute."""
+        """The number of running sequences that only have their last token to compute."""
         return sum([s.num_computed == len(s.tokens) - 1 for s in self.running])
 
     def schedule(self, choose: Choose, max_chunk: int | None = None, decoding: int = 0) -> Plan:
@@ -155,19 +155,19 @@ class Scheduler:
         return Plan(batch, preempted, rows, decoding)
 
     def _looks_up(self, sequence: Sequence) -> bool:
-        """Whether the prefix cache may serve it; a prompt that is scored is computed, but once."""
+        """Return True if the prefix cache may serve a sequence; scored prompts are computed."""
         scored = sequence.request.params.prompt_logprobs is not None and not sequence.sample_index
         return self._caches and not scored
 
     def _findable(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the pages that another may have computed.
+        """Return the keys of pages that another sequence may have computed.
 
         The last token is computed in any case: its row says what comes next.
         """
         return sequence.keys[: (len(sequence.tokens) - 1) // self.pool.page_size]
 
     def _comes_soon(self, sequence: Sequence, coming: set[bytes]) -> bool:
-        """Whether the next page of a waiting sequence is computed by a running one already.
+        """Return True if a running sequence computes the next page of a waiting one.
 
         So samples of one request, and requests that begin alike, compute their beginning once.
         """
@@ -224,7 +224,7 @@ class Scheduler:
         return True
 
     def _scheduled(self, sequence: Sequence, count: int, choose: Choose) -> Scheduled:
-        """Its rows; if it decodes, with a draft as deep as its limit and the free pages allow."""
+        """Return a sequence's rows, with a draft as deep as its limit and the free pages allow."""
         start, known = sequence.num_computed, len(sequence.tokens)
         samples = start + count == known
         drafter, budget = choose(sequence)
@@ -362,7 +362,7 @@ class Scheduler:
         )
 
     def _check(self, plan: Plan) -> None:
-        """The invariants of DESIGN section 4, for the sequences of a step."""
+        """Assert that counters, tokens and pages of a step's sequences fit together."""
         for item in plan.batch:
             sequence = item.sequence
             if sequence.finish_reason is not None or not sequence.pages:
@@ -375,6 +375,6 @@ class Scheduler:
                 assert sequence.num_computed < len(sequence.tokens)
 
     def sequences(self) -> Iterable[Sequence]:
-        """Every sequence that is waiting or running."""
+        """Return every sequence that is waiting or running."""
         yield from self.running
         yield from self.waiting

@@ -39,7 +39,7 @@ LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class SpeculationState:
-    """The switch: whether anything is drafted, by whom unless a request says, and how far."""
+    """The switch: on or off, the default drafter, and the draft length."""
 
     enabled: bool
     drafter: str
@@ -244,7 +244,7 @@ class Speculator:
                 self._switch_off(name, error)
 
     def release(self, seq_id: str, ended: bool) -> None:
-        """Have every drafter forget a sequence, see ``Drafter.release``."""
+        """Let every drafter forget a sequence, see ``Drafter.release``."""
         for name in self._releasing:
             try:
                 self.drafters[name].release(seq_id, ended)

@@ -1,4 +1,4 @@
-"""What the engine and the drafters need of a model, whoever runs it."""
+"""The interface of models for the engine and the drafters."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Model(ABC):
     dtype: torch.dtype
     device: torch.device
     shape: Shape
-    """What the checkpoint says of itself."""
+    """Sizes and names from the checkpoint."""
     trees: bool
-    """Whether a segment's nodes may branch."""
+    """True if a segment's nodes may branch."""
     paged: bool
-    """Whether pages hold all that a sequence has, so that others may share its beginning."""
+    """True if pages hold all of a sequence, so that others may share its beginning."""
     truncates: bool
-    """Whether a sequence can go back to an earlier token; if not, nothing can be drafted."""
+    """True if a sequence can go back to an earlier token; if not, nothing can be drafted."""
     hidden_layers: int = 0
     """Layers whose hidden states ``run`` and ``decide`` return: those below this number."""
     hidden_size: int = 0

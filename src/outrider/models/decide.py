@@ -1,4 +1,4 @@
-"""Tokens from the rows of a forward: what is asked for, what comes back, and the way in Python."""
+"""Tokens from the rows of a forward: inputs, results, and the implementation in Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .rows import Segment
 
 
 class Keep(IntEnum):
-    """Which logits of the sampled rows are kept for the caller."""
+    """Logits of the sampled rows that are kept for the caller."""
 
     NOTHING = 0
     RAW = 1
@@ -27,7 +27,7 @@ class Keep(IntEnum):
 
 
 class SampleInput(NamedTuple):
-    """What becomes of the rows of logits that a segment wants.
+    """How to sample from the rows of logits that a segment wants.
 
     With ``samples`` a token is drawn behind the segment's last token and behind each of its nodes;
     rows before these are scored only. ``drafted`` are the ids at the segment's end that are drafted
@@ -62,7 +62,7 @@ NOTHING: Any = MappingProxyType({})
 
 
 class Samples(NamedTuple):
-    """What ``Model.decide`` returns. Its tensors are valid until the next call on the same cache.
+    """The result of ``Model.decide``. Its tensors are valid until the next call on the same cache.
 
     ``tokens`` and ``scores`` have an entry for each row of logits, as of ``Noise.draw``; those of
     rows that are not sampled from mean nothing. ``logits`` begin with these rows, fp32 [rows and
@@ -175,7 +175,7 @@ def grammar_masks(
     slow: list[int],
     laws: list[int],
 ) -> list[Mask | None]:
-    """Return what grammars let come at each row of logits.
+    """Return the tokens that grammars allow at each row of logits.
 
     A segment whose parser gives up loses its law and joins ``slow``, where it is told why.
 

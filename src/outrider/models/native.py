@@ -1,4 +1,4 @@
-"""A checkpoint that the native step runs: the same model as ``Transformer``'s, in C++."""
+"""A checkpoint that the native step runs: ``Transformer``'s model, in C++."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def native_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
 
 
 def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dtype) -> bool:
-    """Whether the native step has what this checkpoint asks for."""
+    """Return True if the native step has everything that a checkpoint needs."""
     a = architecture
     ropes = {str(rope_parameters(config, kind).get("rope_type", "default")) for kind in a.kinds}
     return (
@@ -124,7 +124,7 @@ class NativeTransformer(Model):
         # Tied, the head is the only copy, and tokens are looked up in it.
         self.embedding: torch.Tensor | None = None
         self.shared_bytes = 0
-        """Of embedding and head that ``beside`` holds too."""
+        """Bytes of embedding and head that the other model holds too."""
         if isinstance(embedding, torch.Tensor) and not a.tied and _keeps_rows(beside):
             self.embedding = self._held(embedding, beside)
         self.handle = library.new_model(self._config(max_length), self.embedding)
@@ -165,7 +165,7 @@ class NativeTransformer(Model):
         )
 
     def _turn(self, length: int) -> None:
-        """Have the rotary tables reach ``length`` positions, as far as sequences do."""
+        """Let the rotary tables reach ``length`` positions, as far as sequences do."""
         length = min(length, self._max_length)
         if length <= self._turned:
             return
@@ -223,11 +223,11 @@ class NativeTransformer(Model):
             self.library.set_matrix(self.handle, index, kind, matrix, bias, beside)
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of cache that a page of this model takes."""
+        """Return the bytes of cache that a page of this model takes."""
         return self.library.page_bytes(self.handle, page_size)
 
     def new_store(self, num_pages: int, page_size: int) -> NativeStore:
-        """An empty cache for this model.
+        """Return an empty cache for this model.
 
         Rotary tables grow with it: no sequence is longer than the cache, and the longest context of
         a model can take more memory than all its weights.
@@ -403,7 +403,7 @@ class NativeTransformer(Model):
 
 
 def _keeps_rows(beside: NativeTransformer | None) -> bool:
-    """Whether a plain embedding stays one: not beside a packed one, with which it is compared."""
+    """Return True if a plain embedding stays one: not beside a packed one, to compare with it."""
     return beside is None or beside.embedding is not None
 
 

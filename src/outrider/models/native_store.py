@@ -35,7 +35,7 @@ class NativeStore:
 
     @property
     def any_harmed(self) -> bool:
-        """Whether a slot stands for a row that was no number."""
+        """True if a slot's row was not finite."""
         return self._library.num_harmed(self.handle) > 0
 
     def room(self, rows: int) -> Room:
@@ -57,4 +57,4 @@ class NativeStore:
         self._library.move(self.handle, sources, targets)
 
     def release(self, key: str) -> None:
-        """Nothing is kept by sequence: pages are all there is."""
+        """Do nothing: pages hold all of a sequence."""

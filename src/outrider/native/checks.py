@@ -1,4 +1,4 @@
-"""What is looked at before a pointer goes to C."""
+"""Checks before a pointer goes to C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import ModelError
 
 
 def at(numbers: array[int] | array[float]) -> int:
-    """Where an array lies; NumPy's own way to say so takes longer than some calls."""
+    """Return the address of an array; NumPy's own way takes longer than some calls."""
     return numbers.buffer_info()[0]
 
 
@@ -35,7 +35,7 @@ def same_length(first: Sequence[object], second: Sequence[object]) -> None:
 
 
 def wide_bias(bias: torch.Tensor | None, out: int) -> torch.Tensor | None:
-    """A bias [out] in fp32."""
+    """Return a bias [out] in fp32."""
     if bias is None:
         return None
     wide = bias.float().contiguous()

@@ -33,7 +33,7 @@ def _find(isa: str) -> Library:
 
 @functools.lru_cache(len(ISAS))
 def open_library(isa: str) -> Library | None:
-    """The library for ``isa``, else the next lower one that is there; None and a line if none is.
+    """Return the library for ``isa``, else the next lower one; None, with a line, if there is none.
 
     The pool of threads is started.
     """
@@ -59,7 +59,7 @@ def open_library(isa: str) -> Library | None:
 
 
 def library() -> Library | None:
-    """The library of this process: the best that the CPU runs, or what ``VARIABLE`` says.
+    """Return the library of this process: the best that the CPU runs, or that of ``VARIABLE``.
 
     None where it says "off", or there is none.
 
@@ -86,5 +86,5 @@ def _level() -> int:
 
 
 def available() -> tuple[str, ...]:
-    """The instruction sets that this CPU runs, the best one last."""
+    """Return the instruction sets that this CPU runs, the best one last."""
     return ISAS[: _level() + 1]

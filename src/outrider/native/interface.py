@@ -10,7 +10,7 @@ import torch
 from .ranges import Fields, Whole
 
 ABI = 10
-"""What the library's ``outrider_abi`` answers; it changes with this file."""
+"""The answer of the library's ``outrider_abi``; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MATRICES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5}
@@ -22,7 +22,7 @@ _Pointer, _Text = ctypes.c_void_p, ctypes.c_char_p
 
 
 class Config(Fields):
-    """What a model is; the layout is that of src/model.hpp."""
+    """The sizes of a model; the layout is that of src/model.hpp."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("dtype", "layers", "hidden", "inner", "heads")),
@@ -33,7 +33,7 @@ class Config(Fields):
 
 
 class Options(Fields):
-    """What of a request's options a law has; the layout is that of src/law.hpp."""
+    """A request's options in its pipeline; the layout is that of src/law.hpp."""
 
     _fields_ = (
         ("seed", ctypes.c_uint64),
@@ -55,7 +55,7 @@ class QuantizedData(Fields):
 
 
 class QuantizedMatrix(Protocol):
-    """What ``models.quantize.Quantized`` is, as this side sees it."""
+    """``models.quantize.Quantized``, as this package sees it."""
 
     @property
     def codes(self) -> torch.Tensor: ...
@@ -154,4 +154,4 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
 }
-"""By name what a function returns and takes; those that return a text can fail."""
+"""Types of results and arguments by function; those that return a text can fail."""

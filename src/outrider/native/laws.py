@@ -1,4 +1,4 @@
-"""Laws and draws by the native step: what sampling's do with torch, in one call for all rows."""
+"""The logits pipeline and the shared noise in C++: one call for all rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ OFF = 1.0
 
 
 class NativeLaw(SequenceLaw):
-    """A sequence's law whose bans, biases, penalties, temperature and truncation run in C++.
+    """A sequence's pipeline whose bans, biases, penalties, temperature and truncation run in C++.
 
-    Grammars, bad words of several tokens and custom processors come first, as in any law.
+    Grammars, bad words of several tokens and custom processors come first, as in any pipeline.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class NativeLaw(SequenceLaw):
         params = request.params
         self.vocab_size = request.vocab_size
         self._late = bool(params.logits_processors)
-        # Raw logits are their own law.
+        # Raw logits may need no processing at all.
         self._changes = (
             not (params.greedy or (params.temperature, params.top_p, params.min_p) == (1, 1, 0))
             or params.penalises
@@ -81,7 +81,7 @@ class NativeLaw(SequenceLaw):
     def apply(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
     ) -> torch.Tensor:
-        """As ``SequenceLaw.apply``; ``logits`` are contiguous."""
+        """Process logits as ``SequenceLaw.apply`` does; they must be contiguous."""
         self._constrain(logits, tokens, paths)
         if not self._changes and not self._late:
             return logits
@@ -107,7 +107,7 @@ class NativeNoise(SharedNoise):
 
 
 def measurer(device: torch.device) -> Measure:
-    """What measures log probabilities of laws on ``device``."""
+    """Return the function that measures log probabilities on ``device``."""
     step = library() if device.type == "cpu" else None
     if step is None:
         return measure
@@ -129,7 +129,7 @@ def measurer(device: torch.device) -> Measure:
 
 
 def sequence_law(request: RequestLaw, sample: int = 0) -> SequenceLaw:
-    """The law of the request's sample of that index, native where the logits are the CPU's."""
+    """Return the pipeline of a request's sample, native where the logits are on the CPU."""
     step = library() if request.device.type == "cpu" else None
     if step is None:
         return request.sequence()
@@ -138,7 +138,7 @@ def sequence_law(request: RequestLaw, sample: int = 0) -> SequenceLaw:
 
 
 def shared_noise(vocab_size: int, device: torch.device) -> SharedNoise:
-    """The shared noise of an engine whose laws are on ``device``."""
+    """Return the shared noise of an engine whose logits are on ``device``."""
     step = library() if device.type == "cpu" else None
     if step is None:
         return SharedNoise(vocab_size, device)

@@ -18,10 +18,10 @@ from .ranges import float32s, int32s, uint32s, within
 
 
 class Library(PackingCalls):
-    """One loaded library: caches, forwards, laws, draws."""
+    """One loaded library: caches, forwards, pipelines, draws."""
 
     def new_store(self, model: int, pages: int, page_size: int) -> int:
-        """An empty cache."""
+        """Return an empty cache."""
         return self._made(self._c.outrider_store, model, pages, page_size)
 
     def free_store(self, store: int) -> None:
@@ -29,7 +29,7 @@ class Library(PackingCalls):
         self._c.outrider_store_free(store)
 
     def num_harmed(self, store: int) -> int:
-        """Slots whose row was not finite."""
+        """Return the number of slots whose row was not finite."""
         return int(self._c.outrider_harmed(store))
 
     def move(self, store: int, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -71,7 +71,7 @@ class Library(PackingCalls):
         bias: Mapping[int, float],
         prompt: Sequence[int],
     ) -> int:
-        """A sequence's law; ``banned`` (bool [vocabulary]) must outlive it."""
+        """Return a sequence's pipeline; ``banned`` (bool [vocabulary]) must outlive it."""
         if banned is not None:
             expect(banned, (options.vocabulary,), torch.bool)
         ids = int32s("token ids", [*ends, *bias, *prompt])
@@ -99,7 +99,7 @@ class Library(PackingCalls):
     def apply_law(
         self, law: int, logits: torch.Tensor, output: int, paths: list[list[int]], late_only: bool
     ) -> None:
-        """Make laws of ``logits``, fp32 [rows, the law's vocabulary], in place."""
+        """Process ``logits``, fp32 [rows, the pipeline's vocabulary], in place."""
         expect(logits, tuple(logits.shape[:2]), torch.float32)
         words = int32s("token ids", [i for path in paths for i in (len(path), *path)])
         self._run(
@@ -116,7 +116,7 @@ class Library(PackingCalls):
     def draw(
         self, z: torch.Tensor, keys: list[tuple[int, int, int, int]], greedy: list[bool]
     ) -> tuple[list[int], list[float]]:
-        """The token of each row of ``z``, and its score.
+        """Return the token of each row of ``z``, and its score.
 
         Args:
             z: fp32 [rows, vocabulary], its rows contiguous.
@@ -258,7 +258,7 @@ class Library(PackingCalls):
     def logprobs(
         self, z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[array[float], array[int], array[int], array[float]]:
-        """What ``logprobs.Measured`` has, flat; ``z`` is fp32 [any, vocabulary], contiguous."""
+        """Return the fields of ``logprobs.Measured``, flat; ``z`` is fp32 [any, vocabulary]."""
         expect(z, tuple(z.shape[:2]), torch.float32)
         same_length(rows, tokens)
         within("count", count, 0, z.shape[1])
@@ -283,7 +283,7 @@ class Library(PackingCalls):
         return own, ranks, top, values
 
     def noise(self, seed: int, position: int, sample: int, count: int) -> NDArray[np.float32]:
-        """The shared noise of ids below ``count`` at a position: the bits of ``noise.gumbel``."""
+        """Return the noise of ids below ``count`` at a position: the bits of ``noise.gumbel``."""
         out = np.empty(count, np.float32)
         self._run(self._c.outrider_noise, seed, position, sample, count, out.ctypes.data)
         return out

@@ -49,7 +49,7 @@ class PackingCalls:
             raise OSError(f"{file} was built from other sources ({error})") from None
 
     def level(self) -> int:
-        """Which of ``ISAS`` this CPU can run, the last of them by number."""
+        """Return the number of the last of ``ISAS`` that this CPU can run."""
         return int(self._c.outrider_cpu())
 
     @property
@@ -66,7 +66,7 @@ class PackingCalls:
             raise ModelError(f"the native step refused its input: {wrong.decode()}.")
 
     def _made(self, function: Any, *arguments: Any) -> int:
-        """The object or number that a function writes to its last argument."""
+        """Return the object or number that a function writes to its last argument."""
         made = ctypes.c_int64()
         self._run(function, *arguments, ctypes.byref(made))
         return made.value
@@ -80,7 +80,7 @@ class PackingCalls:
         return int(self._c.outrider_start(within("threads", threads, 1, LARGEST_INT)))
 
     def new_model(self, config: Config, embedding: torch.Tensor | None) -> int:
-        """A model without weights; ``embedding`` [vocabulary, hidden] must outlive it.
+        """Return a model without weights; ``embedding`` [vocabulary, hidden] must outlive it.
 
         None where embeddings are tied: tokens are looked up in the head.
         """
@@ -194,9 +194,9 @@ class PackingCalls:
         self._run(self._c.outrider_check, model)
 
     def shared(self, model: int, beside: int) -> int:
-        """Bytes of head and packed embedding that both models hold as one."""
+        """Return the bytes of head and packed embedding that both models share."""
         return int(self._c.outrider_shared(model, beside))
 
     def page_bytes(self, model: int, page_size: int) -> int:
-        """Bytes of cache that a page takes."""
+        """Return the bytes of cache that a page takes."""
         return self._made(self._c.outrider_page_bytes, model, page_size)

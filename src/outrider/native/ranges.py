@@ -20,7 +20,7 @@ _FLOATS = (ctypes.c_float, ctypes.c_double)
 
 
 def within(name: str, value: int, least: int, most: int) -> int:
-    """``value``, a whole number from ``least`` to ``most``.
+    """Return ``value``, a whole number from ``least`` to ``most``.
 
     Raises:
         ModelError: it is not.
@@ -35,7 +35,7 @@ def _outside(name: str, value: object, least: int, most: int) -> str:
 
 
 def as_float32(name: str, value: float) -> float:
-    """``value``, a finite number that float32 can hold.
+    """Return ``value``, a finite number that float32 can hold.
 
     Raises:
         ModelError: it is not.
@@ -46,7 +46,7 @@ def as_float32(name: str, value: float) -> float:
 
 
 def int32s(name: str, values: Iterable[int]) -> array[int]:
-    """``values`` as an array of int32.
+    """Return ``values`` as an array of int32.
 
     Raises:
         ModelError: one of them does not fit.
@@ -55,7 +55,7 @@ def int32s(name: str, values: Iterable[int]) -> array[int]:
 
 
 def uint32s(name: str, values: Iterable[int]) -> array[int]:
-    """``values`` as an array of uint32.
+    """Return ``values`` as an array of uint32.
 
     Raises:
         ModelError: one of them does not fit.
@@ -71,7 +71,7 @@ def _whole(code: str, name: str, values: Iterable[int]) -> array[int]:
 
 
 def float32s(name: str, values: Iterable[float]) -> array[float]:
-    """``values`` as an array of float32.
+    """Return ``values`` as an array of float32.
 
     Raises:
         ModelError: one of them does not fit.
@@ -93,14 +93,14 @@ class Whole:
         self._plain = kind is ctypes.c_int32  # ctypes passes a Python number as an int
 
     def from_param(self, value: int) -> object:
-        """What ctypes hands over for ``value``; ``refused`` tells what became of its exceptions."""
+        """Return what ctypes hands over for ``value``; ``refused`` translates its exceptions."""
         if not isinstance(value, int) or not self.least <= value <= self.most:
             raise OverflowError(_outside(self.name, value, self.least, self.most))
         return value if self._plain else self.kind(value)
 
 
 def refused(error: ctypes.ArgumentError) -> ModelError:
-    """The error of an argument that does not fit: ctypes puts its number and a type before it."""
+    """Return the error of an argument that does not fit, without what ctypes puts before it."""
     return ModelError(str(error).split(": ", 2)[-1])
 
 

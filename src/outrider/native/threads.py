@@ -1,4 +1,4 @@
-"""How many threads this process may keep busy."""
+"""The number of threads that this process may keep busy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def allowed_threads(groups: Path = GROUPS, own: Path = OWN) -> int:
 
 
 def cpu_quota(groups: Path = GROUPS, own: Path = OWN) -> float | None:
-    """CPUs that control groups grant, the smallest of their limits; None where there is none.
+    """Return the CPUs that control groups grant, the smallest of their limits; None without one.
 
     Versions 2 and 1; a group's own limit and those of all groups that it lies in.
     """
@@ -38,7 +38,7 @@ def cpu_quota(groups: Path = GROUPS, own: Path = OWN) -> float | None:
 
 
 def _folders(groups: Path, own: Path) -> Iterator[Path]:
-    """The folders of this process's groups, from the mount down."""
+    """Return the folders of this process's groups, from the mount down."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""The acceptance rule: which draft tokens stand, and what comes after them."""
+"""The acceptance rule: it accepts draft tokens and adds the bonus token."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ NOTHING_LEFT = (
 
 
 class AcceptanceRule(Protocol):
-    """Decides a step from the target's laws, the draft and the noise."""
+    """Decides a step from the target's processed logits, the draft and the noise."""
 
     name: str
     trees: bool
-    """Whether drafts may branch."""
+    """True if drafts may branch."""
     keeps_laws: bool
-    """Whether laws matter beyond what the shared noise draws from them; then drafts must carry
-    those that they were drawn from."""
+    """True if the rule needs processed logits, the target's and those that drafts are drawn from;
+    False if the target's draws are enough."""
 
     def drafting(self, noise: SharedNoise) -> Noise:
-        """The noise that drafters draw with, given the engine's shared noise."""
+        """Return the noise that drafters draw with, given the engine's shared noise."""
         ...
 
     def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict: ...
 
 
 def trouble(best: float) -> str | None:
-    """What is wrong with a row whose highest score is ``best``: a sentence, None if nothing is."""
+    """Return what is wrong with a row whose highest score is ``best``, None if nothing is."""
     if math.isfinite(best):
         return None
     return NOTHING_LEFT if best == -math.inf else NOT_FINITE

@@ -1,4 +1,4 @@
-"""Noise for rows of laws, and the draw with it: what rules and drafters ask."""
+"""Noise for rows of processed logits, and the draw with it, for rules and drafters."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ..types import Row
 from .noise import check, gumbel, gumbel_torch
 
 BLOCK = 2**17
-"""Numbers of noise that are drawn and kept together, unless one position has more."""
+"""Numbers of noise in a block, unless one position has more."""
 
 _Key = tuple[str, int, int]  # sequence id, seed, sample index
 
 
 class Noise(ABC):
-    """Gumbel noise for rows; what is asked for decides only what is drawn when, never its bits."""
+    """Gumbel noise for rows; its bits do not depend on the order of calls."""
 
     vocab_size: int
 
     @abstractmethod
     def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        """The noise of every row: fp32 [rows, vocab_size], not to be written into."""
+        """Return the noise of every row: fp32 [rows, vocab_size], not to be written into."""
 
     def release(self, seq_id: str) -> None:
         """Forget what is kept for a sequence."""
         return
 
     def scores(self, z: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-        """z + g where a row is sampled, z itself where it is greedy: fp32 [rows, vocabulary].
+        """Return z + g where a row is sampled, z where it is greedy: fp32 [rows, vocabulary].
 
         The argmax of a row is its token (Gumbel-max). ``z`` may be narrower than the noise.
         """
@@ -45,7 +45,7 @@ class Noise(ABC):
         return out
 
     def draw(self, z: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
-        """The token of each row, the lowest id on a tie, and its score: finite if the law was."""
+        """Return the token of each row, the lowest id on a tie, and its score."""
         best, ids = self.scores(z, rows).max(-1)
         return ids.tolist(), best.tolist()
 
@@ -59,7 +59,7 @@ class SharedNoise(Noise):
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        """Noise for ids below `vocab_size` (at least 1), handed out on `device`."""
+        """Make noise for ids below `vocab_size` (at least 1), on `device`."""
         if vocab_size < 1:
             raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
         self.vocab_size = vocab_size
@@ -68,12 +68,12 @@ class SharedNoise(Noise):
         self._kept: dict[str, dict[tuple[_Key, int], torch.Tensor]] = {}  # last used comes last
 
     def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        """The noise of every row, by sequence, seed, sample and position."""
+        """Return the noise of every row, by sequence, seed, sample and position."""
         keys = [(row.sequence_id, row.seed, row.sample_index) for row in rows]
         return self.rows(keys, [row.position for row in rows])
 
     def rows(self, keys: Sequence[_Key], positions: Sequence[int]) -> torch.Tensor:
-        """The noise of row i: sequence, seed and sample `keys[i]` at position `positions[i]`.
+        """Return the noise of row i: sequence, seed and sample `keys[i]` at `positions[i]`.
 
         Returns:
             float32 [n, vocab_size] on the device. Consecutive rows of one block are a view of it,
@@ -105,7 +105,7 @@ class SharedNoise(Noise):
         self._kept.pop(seq_id, None)
 
     def _blocks(self, wanted: list[tuple[_Key, int]]) -> dict[tuple[_Key, int], torch.Tensor]:
-        """The blocks `wanted` (without repetition), [<= block_size, vocab_size] each."""
+        """Return the blocks `wanted` (without repetition), [<= block_size, vocab_size] each."""
         blocks = {}
         for block in wanted:
             kept = self._kept.get(block[0][0], {})
@@ -123,7 +123,7 @@ class SharedNoise(Noise):
         return blocks
 
     def _draw(self, wanted: list[tuple[_Key, int]]) -> list[torch.Tensor]:
-        """Blocks drawn in one call, each in memory of its own."""
+        """Return blocks drawn in one call, each in memory of its own."""
         seeds: list[int] = []
         samples: list[int] = []
         positions: list[int] = []

@@ -1,4 +1,4 @@
-"""Noise of the ratio rules' own: never the shared noise, and no draw used twice.
+"""The ratio rules' own noise: never the shared noise, and no draw is used twice.
 
 The Philox words of ``noise``, each use in a stream of its own:
 
@@ -22,11 +22,11 @@ from .noise import gumbel, gumbel_torch, words
 
 DRAFTING, ACCEPTING, ENDING = range(3)
 LARGEST_BASE = 2**30 - 3
-"""With kind 2 its stream is 2^32 - 6; SEED_STREAM would be kind 3 of the base after the next."""
+"""Largest base whose streams stay below SEED_STREAM."""
 
 
 def streams(kind: int, rows: Sequence[Row]) -> list[int]:
-    """The stream of each row.
+    """Return the stream of each row.
 
     Raises:
         ValueError: a row's base is negative or above 2^30 - 3.
@@ -46,7 +46,7 @@ class FreshNoise(Noise):
         self.kind = kind
 
     def of(self, rows: Sequence[Row]) -> torch.Tensor:
-        """The noise of every row: fp32 [rows, vocab_size]."""
+        """Return the noise of every row: fp32 [rows, vocab_size]."""
         if not rows:
             return torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
         seeds, samples, positions = _keys(rows)
@@ -57,7 +57,7 @@ class FreshNoise(Noise):
 
 
 def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
-    """A uniform of each row, for acceptance: fp64 [rows], (k + 0.5) / 2^32 of id 0's word k."""
+    """Return a uniform of each row: fp64 [rows], (k + 0.5) / 2^32 of id 0's word k."""
     if not rows:
         return torch.empty(0, dtype=torch.float64, device=device)
     k = words(*_keys(rows), 1, streams(ACCEPTING, rows))[:, 0]
@@ -65,7 +65,7 @@ def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
 
 
 def _keys(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:
-    """Seeds, sample indices and positions."""
+    """Return seeds, sample indices and positions."""
     return (
         [row.seed for row in rows],
         [row.sample_index for row in rows],

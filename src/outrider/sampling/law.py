@@ -1,7 +1,7 @@
-"""From logits to laws: what a request's options make of the model's distribution.
+"""The logits pipeline: a request's options, applied to the model's logits.
 
-A law is carried as fp32 log-weights z, unnormalised: the processed logit over the temperature,
--inf where a token is masked. The order of processors, their names and scopes are vLLM's: grammar,
+Processed logits are fp32 log-weights z, unnormalised: divided by the temperature, -inf where a
+token is masked. The order of processors, their names and scopes are vLLM's: grammar,
 allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, penalties, temperature,
 min_p, top_k, top_p. At temperature 0 it ends with the penalties.
 """
@@ -24,7 +24,7 @@ NEVER = float("-inf")
 
 
 class RequestLaw:
-    """What of a request's options is the same at every position, made once for its samples.
+    """The part of a request's options that is the same at every position, shared by its samples.
 
     Args:
         request: its options.
@@ -78,15 +78,15 @@ class RequestLaw:
         self.tried: set[int] = set()  # processors that have been checked
 
     def sequence(self) -> SequenceLaw:
-        """The law of one of the request's samples."""
+        """Return the pipeline of one of the request's samples."""
         return SequenceLaw(self, None if self.grammar is None else self.grammar.copy())
 
 
 class SequenceLaw:
-    """One sequence's options, with what they remember of its tokens.
+    """One sequence's options, and their memory of its tokens.
 
-    Target and drafters call it alike, each for the positions of its rows; what is drafted before a
-    row counts as output there, so that a draft changes no law.
+    Target and drafters call it alike, each for the positions of its rows. Tokens drafted before a
+    row count as output there, so that a draft changes no distribution.
     """
 
     def __init__(self, request: RequestLaw, grammar: Grammar | None) -> None:
@@ -95,18 +95,18 @@ class SequenceLaw:
         self._grammar = grammar
         self._history: History | None = None
         self.native_handle = 0
-        """The law in C++, 0 where Python has a say in it beside a grammar's masks."""
+        """The pipeline in C++, 0 where Python is needed for more than a grammar's masks."""
         self.has_grammar = grammar is not None
-        """Whether ``masks`` leave something out."""
+        """True if a grammar masks tokens."""
         self.penalises = request.params.penalises
-        """Whether drafted tokens before a row count for its law."""
+        """True if drafted tokens before a row change its processed logits."""
         self.error: str | None = None
-        """Why rows are NaN after the last call of ``apply``: a processor, or a grammar's parser."""
+        """Why rows are NaN after the last ``apply``: a processor, or a grammar's parser."""
 
     def apply(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
     ) -> torch.Tensor:
-        """Turn logits into laws, in place.
+        """Process logits in place.
 
         Args:
             logits: fp32 [rows, vocabulary].
@@ -138,7 +138,7 @@ class SequenceLaw:
             self._ban_words(logits, tokens, paths)
 
     def masks(self, tokens: list[int], paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
-        """What the grammar lets come behind each of ``paths``, see ``Grammar.masks``.
+        """Return the tokens that the grammar allows behind ``paths``, see ``Grammar.masks``.
 
         Raises:
             RequestError: its parser gave up on the committed tokens.
@@ -295,7 +295,7 @@ def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 class Laws(NamedTuple):
-    """The laws of one step: z fp32 [rows, vocabulary], and whose they are, row by row.
+    """The target's processed logits of one step, fp32 [rows, vocabulary], row by row.
 
     ``first[s]`` is the row of sequence s's last committed token, None when it draws nothing; its
     draft nodes' rows follow it in order. ``drawn`` are the rows' tokens and scores by the shared

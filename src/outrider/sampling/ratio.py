@@ -1,7 +1,7 @@
 """The ratio rules: a draft token x ~ q stands with a chance that depends on p(x) / q(x).
 
-Unlike coupled sampling they are lossless in law only: the tokens of a seed change with the drafter
-and with K. Both follow one scheme over a chain x_1 .. x_K, with weights w and odds h:
+Unlike coupled sampling they preserve the distribution only: the tokens of a seed change with the
+drafter and with K. Both follow one scheme over a chain x_1 .. x_K, with weights w and odds h:
 
     rejection   w_i = 1                                 h_i = min(1, p(x_i) / q(x_i))
                 accepted: the first ones with u_i < h_i
@@ -15,8 +15,8 @@ Kalman, Matias, "Fast inference from transformers via speculative decoding" (ICM
 1, and Chen et al., "Accelerating large language model decoding with speculative sampling" (2023).
 Block: Sun et al., "Block verification accelerates speculative decoding" (ICLR 2025), algorithm 2.
 
-Laws are normalised in fp64: (w p - q)+ and 1 - w are differences of numbers that may nearly agree,
-and in fp32 their rounding would decide where the drafter is good.
+Distributions are computed in fp64: (w p - q)+ and 1 - w are differences of numbers that may nearly
+agree, and in fp32 their rounding would decide where the drafter is good.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from .law import NEVER, Laws
 
 @dataclass(frozen=True)
 class Chains:
-    """Laws of B drafts of one length K: ``p`` fp64 [B, K+1, V], ``q`` fp64 [B, K+1, V] whose last
-    row is 0, and the drafts ``x`` int64 [B, K].
+    """Distributions of B drafts of one length K, and the drafts ``x`` int64 [B, K].
+
+    ``p`` is fp64 [B, K+1, V], ``q`` too; the last row of ``q`` is 0.
     """
 
     p: torch.Tensor
@@ -55,7 +56,7 @@ _MOST = 2**22  # probabilities worked on at once: 32 MiB of them
 
 
 class Ratio(ABC):
-    """What the ratio rules share: who draws what, and the token after the accepted ones."""
+    """The common part of the ratio rules: their noise, and the token behind the accepted ones."""
 
     name: str
     trees = False
@@ -65,19 +66,19 @@ class Ratio(ABC):
         return FreshNoise(noise.vocab_size, noise.device, DRAFTING)
 
     def ending(self, rows: list[Row], noise: SharedNoise) -> torch.Tensor:
-        """The noise of the token after the accepted ones, by each step's first row: [B, V]."""
+        """Return the noise of the token behind the accepted ones, by first rows: [B, V]."""
         return FreshNoise(noise.vocab_size, noise.device, ENDING).of(rows)
 
     @abstractmethod
     def odds(self, chains: Chains) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weights w fp64 [B, K+1] and the odds h fp64 [B, K]."""
+        """Return the weights w fp64 [B, K+1] and the odds h fp64 [B, K]."""
 
     @abstractmethod
     def count(self, passed: torch.Tensor) -> torch.Tensor:
-        """How many tokens are accepted when ``passed`` bool [B, K] of them pass: int64 [B]."""
+        """Return how many tokens are accepted where ``passed`` bool [B, K]: int64 [B]."""
 
     def after(self, chains: Chains, w: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """Weights of the token after ``accepted`` int64 [B] ones: (w p - q)+, fp64 [B, V]."""
+        """Return weights of the token after ``accepted`` [B] ones: (w p - q)+, fp64 [B, V]."""
         at = torch.arange(len(accepted), device=accepted.device), accepted
         p = chains.p[at]
         left = (w[at][:, None] * p - chains.q[at]).clamp(min=0)
@@ -205,20 +206,20 @@ RULES: dict[str, type[Coupled] | type[Ratio]] = {
 
 
 def make_rule(name: str) -> AcceptanceRule:
-    """The rule of that name; ``EngineConfig`` refuses names that are none."""
+    """Return the rule of that name; ``EngineConfig`` refuses unknown names."""
     return RULES[name]()
 
 
 def _only(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Log-weights of laws with one outcome each: fp32 [..., vocabulary] from ids [...]."""
+    """Return log-weights with one outcome each: fp32 [..., vocabulary] from ids [...]."""
     z = torch.full((*ids.shape, vocabulary), NEVER, device=ids.device)
     return z.scatter_(-1, ids[..., None], 0.0)
 
 
 def _chains(z_p: torch.Tensor, z_q: torch.Tensor | None, x: torch.Tensor) -> Chains:
-    """Normalise laws; shapes as in ``Ratio.decide``, z_q may be narrower than z_p.
+    """Normalise processed logits; shapes as in ``Ratio.decide``, z_q may be narrower than z_p.
 
-    A draft law that is not finite counts as certain: an argmax over it has one outcome.
+    A draft distribution that is not finite counts as certain: an argmax over it has one outcome.
     """
     p = z_p.double().softmax(-1)
     q, length = torch.zeros_like(p), x.shape[1]
