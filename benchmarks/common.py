@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Annotated, Any, TypeVar
 
 import typer
 from tqdm import tqdm
 
 from outrider import pocket
+from outrider.bench.intervals import median_interval
 from outrider.bench.offline import turned
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
@@ -18,7 +20,8 @@ from outrider.errors import ConfigError
 from outrider.input_processor import InputProcessor
 from outrider.sampling.acceptance import AcceptanceRule
 
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 POCKET = str(pocket.PATH)
 PROMPTS = pocket.PATH.with_name("prompts.json")
 
@@ -52,10 +55,24 @@ def open_engine(inputs: InputProcessor, rule: AcceptanceRule | None = None) -> E
     return build_engine(inputs.folder, inputs.spec, inputs.config, inputs.backend, rule=rule)
 
 
-def interleaved(sides: Sequence[T], rounds: int) -> Iterator[tuple[int, list[T]]]:
-    """Yield each round's number and the sides in its order; round -1 is there to warm up."""
+def measured(cells: Mapping[K, Callable[[int], V]], rounds: int) -> dict[K, list[V]]:
+    """Return what every cell gave, a value a round; cells take turns.
+
+    A cell is called with the number of the round; round -1 is there to warm up.
+    """
+    values: dict[K, list[V]] = {key: [] for key in cells}
     for number in tqdm(range(-1, rounds), leave=False, disable=None):
-        yield number, turned(sides, number)
+        for key in turned(list(cells), number):
+            value = cells[key](number)
+            if number >= 0:
+                values[key].append(value)
+    return values
+
+
+def ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """Return the median of the ratios within rounds, and its interval."""
+    ratios = [a / b for a, b in zip(values, base, strict=False)]
+    return {"ratio": median(ratios), "interval": median_interval(ratios)}
 
 
 def table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
@@ -63,3 +80,9 @@ def table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
     names = list(names)
     for cells in (names, ["---"] * len(names), *rows):
         yield f"| {' | '.join(map(str, cells))} |"
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Return P50 and P99 of latencies, 0 where there are fewer than two."""
+    cuts = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else [0.0] * 99
+    return {"p50": cuts[49], "p99": cuts[98]}

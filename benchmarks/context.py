@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import gc
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -28,7 +27,7 @@ import typer
 from outrider.bench.intervals import median_interval, shown
 from outrider.bench.machine import machine
 from outrider.bench.offline import PLAIN
-from outrider.bench.record import run
+from outrider.bench.record import Pass, run_all
 from outrider.cli.common import Dtype, JsonFile, write_json
 from outrider.config import PRESETS
 from outrider.errors import ConfigError, OutriderError
@@ -37,39 +36,18 @@ from outrider.models.families import read_config, read_shape
 from outrider.text.codec import TextCodec
 from outrider.types import Counts, SamplingParams
 
-from .common import Length, Rounds, Tokens, interleaved, table
+from .common import Length, Rounds, Tokens, measured, ratio, table
 from .peers.pairs import Pair, find_pair
 
 LEAST_ID = 8
 """Random prompts have ids from here on: lower ones may be special tokens."""
 NO_WINDOW = "none"
+Side = tuple[str, str]
+"""A drafter and its window."""
+Engines = dict[Side, LLM]
 COLUMNS = (
     "context", "drafter", "window", "tokens/s", "speedup", "length", "TTFT ms", "to plain's"
 )  # fmt: skip
-
-
-@dataclass
-class Side:
-    """One way to decode, and by length of context what it did: a value a round."""
-
-    drafter: str
-    window: str
-    llm: LLM
-    speeds: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    ttfts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    counts: dict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))
-
-    def measure(self, prompt: Sequence[int], tokens: int, noted: bool) -> list[int]:
-        """Continue ``prompt`` greedily, and note how it went if it counts."""
-        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=0)
-        gc.collect()
-        batch = run(self.llm, [prompt], [params])
-        sample = batch.samples[0]
-        if noted:
-            self.speeds[len(prompt)].append(batch.decode_tokens / batch.decode_seconds)
-            self.ttfts[len(prompt)].append(sample.first - batch.start)
-            self.counts[len(prompt)].add(sample.counts)
-        return sample.token_ids
 
 
 @contextmanager
@@ -135,70 +113,78 @@ def positive(parts: Sequence[str], option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def open_sides(pair: Pair, windows: Sequence[str], length: int, **options: Any) -> list[Side]:
+def open_engines(pair: Pair, windows: Sequence[str], length: int, **options: Any) -> Engines:
     """Return plain decoding, and every drafter with every window, each in an engine of its own."""
-    drafters = {PLAIN: PLAIN, "ngram": "ngram", "model": str(pair.drafter)}
-    if pair.drafter is None:
-        del drafters["model"]
+    drafters = {PLAIN: PLAIN, "ngram": "ngram"}
+    if pair.drafter is not None:
+        drafters["model"] = str(pair.drafter)
     sides = [(d, w) for d in drafters for w in ([NO_WINDOW] if d == PLAIN else windows)]
     with lengthened(pair.target, length) as target:
-        return [
-            Side(d, w, LLM(target, drafters[d], max_num_seqs=1, max_model_len=length,
-                           enable_prefix_caching=False, **options, **window_options(w)))
+        return {
+            (d, w): LLM(target, drafters[d], max_num_seqs=1, max_model_len=length,
+                        enable_prefix_caching=False, **options, **window_options(w))
             for d, w in sides
-        ]  # fmt: skip
+        }  # fmt: skip
 
 
-def figures(side: Side, plain: Side, context: int) -> dict[str, Any]:
+def measure(
+    engines: Engines, contexts: list[int], prompts: list[list[int]], tokens: int
+) -> dict[int, dict[Side, list[Pass]]]:
+    """Return what every engine did at every length, a round a prompt.
+
+    Raises:
+        OutriderError: an output is not the plain one.
+    """
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=0)
+
+    def decode(llm: LLM, context: int, number: int) -> Pass:
+        gc.collect()
+        return run_all(llm, [prompts[number][:context]], [params])
+
+    cells = {(c, side): partial(decode, engines[side], c) for c in contexts for side in engines}
+    done = measured(cells, len(prompts))
+    for (context, _), runs in done.items():
+        if [r.outputs for r in runs] != [r.outputs for r in done[context, (PLAIN, NO_WINDOW)]]:
+            raise OutriderError(f"outputs differ behind {context} tokens.")
+    return {c: {side: done[c, side] for side in engines} for c in contexts}
+
+
+def figures(side: Side, runs: list[Pass], plain: list[Pass], context: int) -> dict[str, Any]:
     """Return a side's figures at one length: medians over rounds, ratios to plain decoding's.
 
     ``tokens_per_second`` is decode speed, (N-1)/(T(N)-T(1)); ``ttft_ratio`` the time of a prompt
     to its first token over plain decoding's. Ratios are within a round.
     """
-    speeds, ttfts = side.speeds[context], side.ttfts[context]
-    ratios = [a / b for a, b in zip(speeds, plain.speeds[context], strict=True)]
-    waits = [a / b for a, b in zip(ttfts, plain.ttfts[context], strict=True)]
+    speeds, plain_speeds = ([run.speed for run in each] for each in (runs, plain))
+    waits, plain_waits = ([run.ttft for run in each] for each in (runs, plain))
+    speedup, wait, counts = ratio(speeds, plain_speeds), ratio(waits, plain_waits), Counts()
+    for run in runs:
+        counts.add(run.counts)
     return {
-        "context": context, "drafter": side.drafter, "window": side.window,
+        "context": context, "drafter": side[0], "window": side[1],
         "tokens_per_second": median(speeds), "tokens_per_second_interval": median_interval(speeds),
-        "speedup": median(ratios), "speedup_interval": median_interval(ratios),
-        "acceptance_length": side.counts[context].acceptance_length,
-        "ttft_ms": 1000 * median(ttfts), "ttft_ratio": median(waits),
-        "ttft_ratio_interval": median_interval(waits),
+        "speedup": speedup["ratio"], "speedup_interval": speedup["interval"],
+        "acceptance_length": counts.acceptance_length,
+        "ttft_ms": 1000 * median(waits), "ttft_ratio": wait["ratio"],
+        "ttft_ratio_interval": wait["interval"],
     }  # fmt: skip
 
 
-def attention(plain: Side, tokens: int) -> dict[str, Any]:
+def attention(plain: dict[int, list[Pass]], tokens: int) -> dict[str, Any]:
     """Return the time of plain steps by context: a line through the medians, and its deviation.
 
     ``base_ms`` is the line's value at length 0, ``share`` of a step's time what lies above it.
     """
-    lengths = sorted(plain.speeds)
-    places = [context + tokens / 2 for context in lengths]
-    steps = [1000 / median(plain.speeds[context]) for context in lengths]
-    slope, base = (float(v) for v in np.polyfit(places, steps, 1))
-    off = [abs(s / (base + slope * x) - 1) for s, x in zip(steps, places, strict=True)]
+    steps = {c: 1000 / median(run.speed for run in runs) for c, runs in sorted(plain.items())}
+    times, places = np.array(list(steps.values())), np.array(list(steps)) + tokens / 2
+    slope, base = (float(v) for v in np.polyfit(places, times, 1))
     return {
-        "base_ms": base, "ms_per_1000_tokens": 1000 * slope, "largest_deviation": max(off),
+        "base_ms": base, "ms_per_1000_tokens": 1000 * slope,
+        "largest_deviation": float(np.abs(times / (base + slope * places) - 1).max()),
         "steps": [
-            {"context": c, "step_ms": s, "share": max(0.0, 1 - base / s)}
-            for c, s in zip(lengths, steps, strict=True)
+            {"context": c, "step_ms": s, "share": max(0.0, 1 - base / s)} for c, s in steps.items()
         ],
     }  # fmt: skip
-
-
-def measure(sides: list[Side], contexts: list[int], prompts: list[list[int]], tokens: int) -> None:
-    """Warm up at the first length, then run a round a prompt at all of them.
-
-    Raises:
-        OutriderError: an output is not the plain one.
-    """
-    for number, turn in interleaved(sides, len(prompts)):
-        for context in contexts if number >= 0 else contexts[:1]:
-            prompt = prompts[number][:context]
-            outputs = [side.measure(prompt, tokens, number >= 0) for side in turn]
-            if any(output != outputs[0] for output in outputs):
-                raise OutriderError(f"outputs differ behind {context} tokens, in round {number}.")
 
 
 def cells(run: dict[str, Any]) -> list[Any]:
@@ -236,22 +222,26 @@ def main(
     lengths = positive(contexts.split(","), "--contexts")
     chosen = find_pair(pair)
     prompts = cut_prompts(chosen, text, max(lengths), rounds)
-    sides = open_sides(
+    engines = open_engines(
         chosen, [w for w in windows.split(",") if w], max(lengths) + tokens, dtype=dtype,
         num_speculative_tokens=num_speculative_tokens,
     )  # fmt: skip
-    plain = sides[0]
+    plain = PLAIN, NO_WINDOW
     gc.collect()
     gc.freeze()
-    measure(sides, lengths, prompts, tokens)
-    dtype = str(plain.llm.engine.model.dtype).removeprefix("torch.")
+    runs = measure(engines, lengths, prompts, tokens)
+    dtype = str(engines[plain].engine.model.dtype).removeprefix("torch.")
     report: dict[str, Any] = {
         "machine": machine() | {"dtype": dtype},
         "pair": chosen.name, "text": text and text.name, "rounds": rounds,
         "tokens": tokens, "num_speculative_tokens": num_speculative_tokens, "preset": PRESETS,
-        "runs": [figures(side, plain, c) for c in lengths for side in sides],
-        "attention": attention(plain, tokens) if len(lengths) > 1 else None,
+        "runs": [
+            figures(side, runs[c][side], runs[c][plain], c) for c in lengths for side in engines
+        ],
+        "attention": None,
     }  # fmt: skip
+    if len(lengths) > 1:
+        report["attention"] = attention({c: runs[c][plain] for c in lengths}, tokens)
     write_json(report, json_)
     if json_ != "-":
         print("\n".join(table(COLUMNS, map(cells, report["runs"]))))

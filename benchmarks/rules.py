@@ -52,6 +52,10 @@ class Bounds:
     coupled: float = 0.0
     coupled_least: float = 0.0
 
+    @property
+    def totals(self) -> tuple[float, float, float]:
+        return self.ratio, self.coupled, self.coupled_least
+
     def add(self, p: torch.Tensor, q: torch.Tensor) -> None:
         """Count laws p and q, fp64 [rows, vocabulary] both."""
         ratio = torch.minimum(p, q).sum(-1)
@@ -127,19 +131,6 @@ def measure(
     return llm.engine.counts, recorder.bounds
 
 
-def row(temperature: float, name: str, counts: Counts, bounds: Bounds) -> list[str]:
-    """Return one line of the table."""
-    theory = (bounds.ratio, bounds.coupled, bounds.coupled_least)
-    return [
-        f"{temperature:g}",
-        name,
-        f"{counts.acceptance_rate or 0.0:.3f}",
-        f"{counts.acceptance_length or 1.0:.2f}",
-        " ".join(f"{share:.3f}" for share in counts.acceptance_by_position),
-        *(f"{total / max(1, bounds.steps):.3f}" for total in theory),
-    ]
-
-
 def main(
     model: Model = POCKET,
     prompts: Prompts = PROMPTS,
@@ -158,7 +149,12 @@ def main(
         for name in RULES:
             llm, recorder = opened(inputs, make_rule(name))
             counts, bounds = measure(llm, recorder, texts, temperature, tokens, seed)
-            rows.append(row(temperature, name, counts, bounds))
+            rows.append([
+                f"{temperature:g}", name, f"{counts.acceptance_rate or 0.0:.3f}",
+                f"{counts.acceptance_length or 1.0:.2f}",
+                " ".join(f"{share:.3f}" for share in counts.acceptance_by_position),
+                *(f"{total / max(1, bounds.steps):.3f}" for total in bounds.totals),
+            ])  # fmt: skip
     print("\n".join(table(COLUMNS, rows)))
     dtype = str(llm.engine.model.dtype).removeprefix("torch.")
     where = machine()

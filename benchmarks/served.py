@@ -59,9 +59,8 @@ class Served:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line.rstrip("\n"))
-            found = re.search(r"listening on (\S+)", line)
-            if found:
-                self.url = found[1]
+            if address := re.search(r"listening on (\S+)", line):
+                self.url = address[1]
                 self._up.set()
         self._up.set()
 
@@ -78,9 +77,7 @@ class Served:
 
     def pin_engine(self, cpu: int) -> None:
         """Have every thread of the engine run on one CPU."""
-        engine = self.engine()
-        assert engine is not None
-        for thread in Path(f"/proc/{engine}/task").iterdir():
+        for thread in Path(f"/proc/{self.engine()}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {cpu})
 
     def memory(self) -> int:

@@ -22,15 +22,13 @@ from typing import Annotated, Any
 import httpx
 import torch
 import typer
-from tqdm import tqdm
 
-from outrider.bench.intervals import median_interval
 from outrider.cli.common import JsonFile, write_json
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.types import SamplingParams
 
-from .common import Rounds, Tokens
+from .common import Rounds, Tokens, measured, ratio
 from .peers.pairs import PROMPT_TOKENS, Pair, find_pair
 from .served import Served
 
@@ -102,13 +100,9 @@ def compared(
     rounds: int, before: Callable[[], float], after: Callable[[], float]
 ) -> dict[str, Any]:
     """Return medians of both, in turns, and of the ratio after / before with its interval."""
-    before(), after()  # warms both up
-    pairs = [(before(), after()) for _ in range(rounds)]
-    ratios = [b / a for a, b in pairs]
-    return {
-        "before": median(a for a, _ in pairs), "after": median(b for _, b in pairs),
-        "ratio": median(ratios), "interval": median_interval(ratios),
-    }  # fmt: skip
+    values = measured({"before": lambda _: before(), "after": lambda _: after()}, rounds)
+    medians = {side: median(values[side]) for side in values}
+    return medians | ratio(values["after"], values["before"])
 
 
 def measurements(sides: Sides) -> dict[str, tuple[Callable[[], float], Callable[[], float]]]:
@@ -154,7 +148,6 @@ def main(
         "--max-model-len", str(length),
     ) as server:  # fmt: skip
         server.pin_engine(CPUS[0])
-        steps = measurements(Sides(llm, server, chosen, tokens)).items()
-        bar = tqdm(steps, "measuring", disable=None, leave=False)
-        report = {name: compared(rounds, *sides) for name, sides in bar}
+        sides = measurements(Sides(llm, server, chosen, tokens))
+        report = {name: compared(rounds, *two) for name, two in sides.items()}
     write_json({"pair": chosen.name, "drafter": drafter, **report}, json_)

@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from statistics import quantiles
 from typing import Annotated, Any
 
 import httpx
@@ -32,7 +31,7 @@ from outrider.cli.common import JsonFile, write_json
 from outrider.llm import LLM
 from outrider.types import SamplingParams
 
-from .common import Seed
+from .common import Seed, percentiles
 from .fuzz.hostile import attack
 from .served import Served, unrest
 
@@ -105,46 +104,31 @@ def make_items(count: int, seed: int) -> list[Item]:
 async def call(client: httpx.AsyncClient, item: Item, draw: random.Random, seen: Seen) -> None:
     """Make one call: whole, streamed, or left in the middle."""
     kind, start = draw.random(), time.monotonic()
-    if kind < WHOLE:
-        answer = await client.post("/v1/completions", json=item.body)
+    leaves = draw.randint(1, 8) if WHOLE <= kind < WHOLE + LEAVE else None
+    body, texts = {**item.body, "stream": kind >= WHOLE}, [""] * len(item.texts)
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
         seen.codes[answer.status_code] += 1
-        texts = [c["text"] for c in answer.json()["choices"]] if answer.is_success else None
-    else:
-        leaves = draw.randint(1, 8) if kind < WHOLE + LEAVE else None
-        texts = await streamed(client, item, leaves, seen)
-    if texts is not None:
-        check_texts(item, texts, seen)
-        seen.latencies.append(time.monotonic() - start)
-
-
-async def streamed(
-    client: httpx.AsyncClient, item: Item, leaves: int | None, seen: Seen
-) -> list[str] | None:
-    """Return a stream's texts; None where it ended before, after ``leaves`` events if given."""
-    texts = [""] * len(item.texts)
-    body = {**item.body, "stream": True}
-    async with client.stream("POST", "/v1/completions", json=body) as stream:
-        seen.codes[stream.status_code] += 1
-        if stream.status_code != 200:
-            await stream.aread()
-            return None
+        if not answer.is_success:
+            await answer.aread()
+            return
         count = 0
-        async for line in stream.aiter_lines():
-            if not line.startswith("data: {"):
+        async for line in answer.aiter_lines():
+            if not line.endswith("}"):
                 continue
             chunk = json.loads(line.removeprefix("data: "))
             if "error" in chunk:
                 seen.ended["by an error event"] += 1
                 if chunk["error"]["code"] != 503:
                     seen.wrong.append(f"a stream ended with {chunk['error']}")
-                return None
+                return
             for choice in chunk["choices"]:
                 texts[choice["index"]] += choice["text"]
             count += 1
             if count == leaves:
                 seen.ended["by the client"] += 1
-                return None
-    return texts
+                return
+    check_texts(item, texts, seen)
+    seen.latencies.append(time.monotonic() - start)
 
 
 def check_texts(item: Item, texts: list[str], seen: Seen) -> None:
@@ -161,10 +145,10 @@ async def run_client(url: str, items: list[Item], number: int, until: float, see
         while time.monotonic() < until:
             try:
                 if draw.random() < NONSENSE:
-                    found = await client.post("/v1/completions", json=draw.choice(BAD))
-                    seen.codes[found.status_code] += 1
-                    if not 400 <= found.status_code < 500 and found.status_code != 503:
-                        seen.wrong.append(f"nonsense got {found.status_code}")
+                    answer = await client.post("/v1/completions", json=draw.choice(BAD))
+                    seen.codes[answer.status_code] += 1
+                    if not 400 <= answer.status_code < 500 and answer.status_code != 503:
+                        seen.wrong.append(f"nonsense got {answer.status_code}")
                 else:
                     await call(client, draw.choice(items), draw, seen)
             except httpx.HTTPError as error:
@@ -192,7 +176,7 @@ async def soak(
     server: Served, items: list[Item], clients: int, seconds: float, *,
     kill: bool = True, hostile: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run it all; what was seen, and what of it is wrong.
+    """Return what was seen, and what of it is wrong.
 
     Args:
         server: just started.
@@ -234,12 +218,6 @@ async def soak(
     }  # fmt: skip
 
 
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    """P50 and P99 of the latencies of calls that were completed."""
-    cuts = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else [0.0] * 99
-    return {"p50": cuts[49], "p99": cuts[98]}
-
-
 def slowdown(alone: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:
     """The ratio of two soaks' P99 latencies, and whether it is allowed."""
     ratio = beside["latency"]["p99"] / max(alone["latency"]["p99"], 1e-9)
@@ -279,11 +257,11 @@ def main(
             kill = not hostile
             report = asyncio.run(soak(server, calls, count, seconds, kill=kill, hostile=attacked))
             reports.append(report | {"exit_code": server.stop()})
-    wrong = any(report["wrong"] or report["exit_code"] != 0 for report in reports)
+    right = not any(report["wrong"] or report["exit_code"] for report in reports)
     report = reports[-1]
     if compare:
         compared = slowdown(*reports)
         report = {"alone": reports[0], "beside_hostile": reports[1], "compared": compared}
-        wrong = wrong or not compared["passed"]
+        right = right and compared["passed"]
     write_json(report, json_)
-    raise typer.Exit(wrong)
+    raise typer.Exit(not right)

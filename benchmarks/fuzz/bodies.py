@@ -124,47 +124,51 @@ class Bodies:
         self.seed = seed
         self.schemas: dict[str, Any] = document.get("components", {}).get("schemas", {})
         self.paths = {
-            path: found["$ref"].rpartition("/")[2]
+            path: self.resolved(content["application/json"]["schema"])
             for path, methods in sorted(document["paths"].items())
-            if path not in NOT_FUZZED and (found := body_schema(methods)) and "$ref" in found
+            if (content := methods.get("post", {}).get("requestBody", {}).get("content"))
+            and path not in NOT_FUZZED
         }
         self.others = [path for path in self.paths if path not in (COMPLETIONS, CHAT)]
-        self.kinds: dict[str, Callable[[random.Random, str], bytes]] = {
-            "valid": lambda draw, path: values.dumps(self.valid(draw, path)),
-            "one field": lambda draw, path: self.spoilt(draw, path, 1),
-            "two fields": lambda draw, path: self.spoilt(draw, path, 2),
-            "many fields": lambda draw, path: self.spoilt(draw, path, draw.randint(3, 12)),
-            "inner value": self.inner,
-            "bytes": self.bitten,
-            "broken": lambda draw, path: draw.choice(BROKEN),
+        self.kinds: dict[str, tuple[int, Callable[[random.Random, str], bytes]]] = {
+            "valid": (22, lambda draw, path: self.spoilt(draw, path, 0)),
+            "one field": (38, lambda draw, path: self.spoilt(draw, path, 1)),
+            "two fields": (14, lambda draw, path: self.spoilt(draw, path, 2)),
+            "many fields": (4, lambda draw, path: self.spoilt(draw, path, draw.randint(3, 12))),
+            "inner value": (12, self.inner),
+            "bytes": (7, self.bitten),
+            "broken": (3, lambda draw, path: draw.choice(BROKEN)),
         }
-        self.weights = (22, 38, 14, 4, 12, 7, 3)
+        """By name: the weight, and what makes the body."""
+
+    def resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return a schema, or the one that it refers to."""
+        name = schema.get("$ref", "").rpartition("/")[2]
+        found: dict[str, Any] = self.schemas.get(name, {}) if name else schema
+        return found
 
     def fields(self, path: str) -> list[str]:
         """The names of a body's fields: the schema's, and all that are known besides."""
-        published = self.schemas[self.paths[path]].get("properties", {})
+        published = self.paths[path].get("properties", {})
         return sorted({*published, *(KNOWN if path in (COMPLETIONS, CHAT) else ())})
 
     def case(self, index: int) -> Case:
         """The body of that index, the same for the same schema and seed."""
         draw = random.Random(f"{self.seed}/{index}")
-        path = draw.choice((COMPLETIONS, CHAT))
-        if self.others and draw.random() < OTHER_SHARE:
-            path = draw.choice(self.others)
-        (kind,) = draw.choices(list(self.kinds), self.weights)
-        raw = self.kinds[kind](draw, path)
-        fate = draw.random()
-        leaves = draw.randint(1, 2000) if fate < LEAVING else None
-        if LEAVING <= fate < LEAVING + GONE_AT_ONCE:
-            leaves = 0
+        paths = self.others if self.others and draw.random() < OTHER_SHARE else [COMPLETIONS, CHAT]
+        path = draw.choice(paths)
+        (kind,) = draw.choices(list(self.kinds), [weight for weight, _ in self.kinds.values()])
+        raw = self.kinds[kind][1](draw, path)
+        fates = [None, draw.randint(1, 2000), 0]
+        (leaves,) = draw.choices(fates, (1 - LEAVING - GONE_AT_ONCE, LEAVING, GONE_AT_ONCE))
         return Case(index, kind, path, raw, leaves)
 
     def valid(self, draw: random.Random, path: str) -> dict[str, Any]:
         """A small body that is right, or nearly: options may contradict each other."""
-        needed = "messages" if path == CHAT else "prompt"
         if path not in (COMPLETIONS, CHAT):
-            required = self.schemas[self.paths[path]].get("required", ["prompt"])
+            required = self.paths[path].get("required", ["prompt"])
             return {name: self.right(draw, path, name) for name in required}
+        needed = "messages" if path == CHAT else "prompt"
         body = {needed: draw.choice(VALID[needed]), "max_tokens": draw.randint(1, 3)}
         for name in draw.sample(self.fields(path), draw.randint(0, 4)):
             if name not in ("prompt", "messages", "max_tokens") and name in VALID:
@@ -179,68 +183,58 @@ class Bodies:
             return True
         if name in VALID:
             return draw.choice(VALID[name])
-        published = self.schemas[self.paths[path]].get("properties", {})
-        return self.shaped(draw, published.get(name, {}))
+        return self.shaped(draw, self.paths[path].get("properties", {}).get(name, {}))
 
     def wrong(self, draw: random.Random, path: str, name: str) -> Any:
         """A value that the field may not like: hostile, in its own way, or of the right shape."""
         chance = draw.random()
         if name in HOSTILE and chance < 0.5:
             return HOSTILE[name](draw)
-        published = self.schemas[self.paths[path]].get("properties", {})
-        if chance < 0.75 or name not in published:
-            return values.hostile(draw)
-        return self.shaped(draw, published[name])
+        published = self.paths[path].get("properties", {}) if chance >= 0.75 else {}
+        return self.shaped(draw, published.get(name, {}))
 
     def shaped(self, draw: random.Random, schema: dict[str, Any], depth: int = 0) -> Any:
         """A value of a schema's shape with hostile leaves."""
-        if "$ref" in schema:
-            schema = self.schemas.get(schema["$ref"].rpartition("/")[2], {})
-        branches = schema.get("anyOf") or schema.get("oneOf")
-        if branches:
+        schema = self.resolved(schema)
+        if branches := schema.get("anyOf") or schema.get("oneOf"):
             return self.shaped(draw, draw.choice(branches), depth)
         if "enum" in schema and draw.random() < 0.8:
             return draw.choice(schema["enum"])
-        if "const" in schema and draw.random() < 0.8:
-            return schema["const"]
-        kind = schema.get("type")
         if depth > 4 or draw.random() < 0.1:
             return values.hostile(draw)
-        if kind == "object" and schema.get("properties"):
-            inner = schema["properties"]
+        if inner := schema.get("properties"):
             chosen = draw.sample(sorted(inner), draw.randint(0, len(inner)))
             return {name: self.shaped(draw, inner[name], depth + 1) for name in chosen}
-        if kind == "object":
-            return {values.text(draw)[:40]: values.hostile(draw) for _ in range(draw.randint(0, 3))}
-        if kind == "array":
-            items = schema.get("items", {})
+        if items := schema.get("items"):
             return [self.shaped(draw, items, depth + 1) for _ in range(draw.randint(0, 4))]
-        if kind in ("integer", "number"):
-            edges = [schema[k] for k in ("minimum", "maximum", "exclusiveMinimum") if k in schema]
-            near = [edge + by for edge in edges for by in (-1, 0, 1)]
-            return draw.choice(near) if near and draw.random() < 0.5 else values.number(draw)
-        if kind == "boolean":
-            return draw.random() < 0.5
-        return values.text(draw) if kind == "string" else values.hostile(draw)
+        if "const" in schema:
+            return schema["const"]
+        edges = [schema[k] for k in ("minimum", "maximum", "exclusiveMinimum") if k in schema]
+        if edges and draw.random() < 0.5:
+            return draw.choice(edges) + draw.choice((-1, 0, 1))
+        makers: dict[str, Callable[[random.Random], Any]] = {
+            "boolean": lambda draw: draw.random() < 0.5, "string": values.text,
+            "integer": values.number, "number": values.number,
+        }  # fmt: skip
+        return makers.get(schema.get("type", ""), values.hostile)(draw)
 
     def spoilt(self, draw: random.Random, path: str, count: int) -> bytes:
         """A valid body with so many fields spoilt, any of them."""
-        body = self.valid(draw, path)
-        for name in draw.sample(self.fields(path), min(count, len(self.fields(path)))):
+        body, fields = self.valid(draw, path), self.fields(path)
+        for name in draw.sample(fields, min(count, len(fields))):
             body[name] = self.wrong(draw, path, name)
         return values.dumps(body)
 
     def inner(self, draw: random.Random, path: str) -> bytes:
         """A valid body with one value somewhere inside replaced, removed or doubled."""
         body = self.valid(draw, path)
-        name = draw.choice(self.fields(path))
-        body[name] = self.right(draw, path, name)
-        body = deepcopy(body)  # the values of VALID are shared
-        spot: Any = body
-        key: Any = name
+        key: Any = draw.choice(self.fields(path))
+        body[key] = self.right(draw, path, key)
+        spot: Any = deepcopy(body)  # the values of VALID are shared
+        whole = spot
         while isinstance(spot[key], dict | list) and spot[key] and draw.random() < 0.85:
             spot = spot[key]
-            key = draw.choice(sorted(spot)) if isinstance(spot, dict) else draw.randrange(len(spot))
+            key = draw.choice(sorted(spot) if isinstance(spot, dict) else range(len(spot)))
         action = draw.random()
         if action < 0.7:
             spot[key] = values.hostile(draw)
@@ -250,28 +244,14 @@ class Bodies:
             spot.extend([spot[key]] * draw.choice((1, 100, 2000)))
         else:
             spot[f"{key}\x00"] = spot[key]
-        return values.dumps(body)
+        return values.dumps(whole)
 
     def bitten(self, draw: random.Random, path: str) -> bytes:
-        """The bytes of a valid body with some of them changed."""
-        raw = bytearray(values.dumps(self.valid(draw, path)))
+        """The bytes of a valid body with some of them removed, doubled or replaced."""
+        raw = values.dumps(self.valid(draw, path))
         for _ in range(draw.randint(1, 4)):
             at = draw.randrange(len(raw) + 1)
-            end = min(len(raw), at + draw.randint(1, 12))
-            action = draw.randrange(4)
-            if action == 0:
-                del raw[at:end]
-            elif action == 1:
-                raw[at:at] = raw[at:end]
-            elif action == 2:
-                raw[at:at] = bytes([draw.randrange(256)])
-            else:
-                raw[at:at] = draw.choice(MARKS)
-        return bytes(raw)
-
-
-def body_schema(methods: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a path's POST body, empty where it takes none."""
-    content = methods.get("post", {}).get("requestBody", {}).get("content", {})
-    found: dict[str, Any] = content.get("application/json", {}).get("schema", {})
-    return found
+            end = at + draw.randint(1, 12)
+            middle = (b"", raw[at:end] * 2, draw.choice(MARKS), draw.randbytes(1))
+            raw = raw[:at] + draw.choice(middle) + raw[end:]
+        return raw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from .bodies import CHAT, COMPLETIONS, Case
@@ -12,6 +13,7 @@ from .wire import Answer
 LONGEST_MESSAGE = 400
 ERROR_FIELDS = {"message", "type", "param", "code"}
 EXCEPTIONS = ("Traceback", "Error:", "panic")
+SERVER_ERRORS = ("server_error", "service_unavailable_error")
 EARLY = 0.9
 """A 408 may come at this share of the timeout: the server's clock starts after the client's."""
 
@@ -53,11 +55,9 @@ def parsed(raw: bytes) -> Any:
 
 def shortest(raw: bytes, timeout: float | None) -> float | None:
     """The least seconds after which a call may time out, None where it is not known."""
-    try:
-        given = json.loads(raw).get("timeout")
-        own = float(given) if given is not None else None
-    except (ValueError, RecursionError, AttributeError, TypeError, OverflowError):
-        own = None
+    own = None
+    with suppress(ValueError, RecursionError, AttributeError, TypeError, OverflowError):
+        own = float(json.loads(raw).get("timeout"))
     limits = [limit for limit in (own, timeout) if limit is not None]
     return min(limits, default=None)
 
@@ -75,7 +75,7 @@ def _error(found: Any) -> Iterator[str]:
         yield f"the message has {len(message)} characters: {message[:200]}"
     elif any(word in message for word in EXCEPTIONS):
         yield f"the message shows an exception: {message}"
-    if param is not None and not isinstance(param, str):
+    if not isinstance(param, str | None):
         yield f"param is {param!r}"
     if not isinstance(error["type"], str) or not isinstance(error["code"], str | int):
         yield f"type is {error['type']!r} and code {error['code']!r}"
@@ -100,12 +100,10 @@ def _stream(answer: Answer) -> Iterator[str]:
     if events[-1] != b"" or events[-2:-1] != [b"data: [DONE]"]:
         yield f"the stream does not end in [DONE]: ...{bytes(answer.body[-200:])!r}"
     for event in events[:-2]:
-        found = parsed(event.removeprefix(b"data: ")) if event.startswith(b"data: ") else None
-        if not isinstance(found, dict):
+        chunk = parsed(event.removeprefix(b"data: ")) if event.startswith(b"data: ") else None
+        if not isinstance(chunk, dict):
             yield f"an event is no JSON: {event[:300]!r}"
-        elif "error" in found:
-            yield from _error(found)
-            error = found["error"]
-            kind = error.get("type") if isinstance(error, dict) else None
-            if kind in ("server_error", "service_unavailable_error"):
-                yield f"the stream ended with {error}"
+        elif "error" in chunk:
+            yield from _error(chunk)
+            if any(kind in str(chunk["error"]) for kind in SERVER_ERRORS):
+                yield f"the stream ended with {chunk['error']}"

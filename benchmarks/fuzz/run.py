@@ -12,10 +12,11 @@ import asyncio
 import json
 import re
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from urllib.request import urlopen
@@ -26,30 +27,30 @@ from tqdm import tqdm
 from outrider.cli.common import JsonFile, write_json
 from outrider.engine.trim import TRIM_SECONDS
 
-from ..common import POCKET, Model, Seed
+from ..common import POCKET, Model, Seed, percentiles
 from ..served import Served, metrics, unrest
 from .bodies import Bodies, Case
-from .health import watched_health
 from .judge import faults, shown
 from .wire import Answer, Connection, NoAnswer
 
 REQUEST_SECONDS = 5.0
 """The started server's timeout: a body may ask for as many tokens as the context holds."""
-HANG_SECONDS, QUIET_SECONDS, LOOK_SECONDS = 60.0, 30.0, 0.1
+HANG_SECONDS, QUIET_SECONDS, HEALTH_SECONDS = 60.0, 30.0, 0.05
 TRIMMED_SECONDS = 2 * TRIM_SECONDS
 """After which an idle server has given back what it freed."""
 SETTLED = 0.1
 """Share of the bodies after which memory counts as settled."""
 GROWTH, GROWTH_BODIES = 1.02, 100_000
 """Memory at the end over that when settled; it is read where so many bodies are sent."""
-KEPT, LONGEST_SHOWN, SHOWN_INDICES = 200, 4000, 5
-"""Faults that the report has with their bodies, the characters of a body, and indices printed."""
+KEPT, LONGEST_SHOWN = 200, 4000
+"""Faults that the report has with their bodies, and the characters of a body."""
 OPTIONS = (
     "--request-timeout", f"{REQUEST_SECONDS:g}", "--max-queued-requests", "65536",
     "--max-queued-tokens", str(2**30), "--memory", "256MiB", "--log-level", "warning",
     "--log-interval", "0",
 )  # fmt: skip
 """Of the started server; its queue is never full, so that 429 is a fault."""
+RESTARTS = "outrider_engine_restarts_total"
 REFERENCE = json.dumps(
     {"prompt": "def add(a, b):", "max_tokens": 32, "temperature": 0.8, "seed": 1}
 ).encode()
@@ -64,7 +65,6 @@ class Seen:
     classes: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     kept: list[dict[str, Any]] = field(default_factory=list)
     general: list[str] = field(default_factory=list)
-    running: set[int] = field(default_factory=set)
 
     def note(self, case: Case, problem: str) -> None:
         """Keep a fault, by its class."""
@@ -110,34 +110,36 @@ class Fuzzer:
 
     async def run(self, count: int, connections: int) -> dict[str, Any]:
         """Send so many bodies and return the report."""
-        seen, start = self.seen, time.monotonic()
-        reference, restarts = await self.reference(), self.restarts()
+        seen, start, end = self.seen, time.monotonic(), threading.Event()
+        reference, restarts = await self.reference(), metrics(self.url)[RESTARTS]
         settled = int(count * SETTLED)
         memory = []
-        watch = asyncio.create_task(self.watch())
-        with (
-            watched_health(self.url, lambda: list(seen.running)) as health,
-            tqdm(total=count, desc="fuzzing", unit="body", disable=None) as bar,
-        ):
-            for part in (range(settled), range(settled, count)):
-                await self.all(iter(part), connections, bar)
-                if self.alive() and (problem := await unrest(self.url, QUIET_SECONDS)):
-                    seen.general.append(problem)
-                memory.append(await self.memory(count))
-        watch.cancel()
+        # In a thread, so that the fuzzer's own work does not count.
+        health = asyncio.create_task(asyncio.to_thread(ask_health, self.url, end))
+        try:
+            with tqdm(total=count, desc="fuzzing", unit="body", disable=None) as bar:
+                for part in (range(settled), range(settled, count)):
+                    await self.all(iter(part), connections, bar)
+                    if self.alive() and (problem := await unrest(self.url, QUIET_SECONDS)):
+                        seen.general.append(problem)
+                    memory.append(await self.memory(count))
+        finally:
+            end.set()
         before, after = memory
         growth = after / before if before and after else None
         if growth is not None and growth > GROWTH:
             seen.general.append(f"memory grew to {growth:.3f} of what it was")
-        if self.alive() and await self.reference() != reference:
+        if not self.alive():
+            seen.general.append("the server ended")
+        elif await self.reference() != reference:
             seen.general.append("the reference request has another output than before")
-        if self.alive() and self.restarts() != restarts:
-            seen.general.append(f"the engine was restarted {self.restarts()} times")
+        elif metrics(self.url)[RESTARTS] != restarts:
+            seen.general.append("the engine was restarted")
         seconds = time.monotonic() - start
         return {
             "seed": self.bodies.seed, "bodies": count, "seconds": seconds,
             "bodies_per_second": count / seconds, "codes": dict(sorted(seen.codes.items())),
-            "kinds": dict(seen.kinds), "health": health.report(), "memory_settled": before,
+            "kinds": dict(seen.kinds), "health": await health, "memory_settled": before,
             "memory_after": after, "memory_growth": growth, "wrong_count": seen.wrong,
             "general": seen.general,
             "classes": {k: {"count": len(v), "indices": v} for k, v in seen.classes.items()},
@@ -161,7 +163,6 @@ class Fuzzer:
         """Send one body and judge what comes back; None where no whole answer came."""
         seen, start = self.seen, time.monotonic()
         seen.kinds[case.kind] += 1
-        seen.running.add(case.index)
         try:
             async with asyncio.timeout(HANG_SECONDS):
                 answer = await connection.post(case.path, case.raw, case.leaves)
@@ -171,8 +172,6 @@ class Fuzzer:
             seen.codes["late" if late else "none"] += 1
             seen.note(case, f"no answer in {HANG_SECONDS:g} s" if late else f"no answer: {error}")
             return None
-        finally:
-            seen.running.remove(case.index)
         if not answer.whole:
             seen.codes["left"] += 1
             return None
@@ -185,20 +184,6 @@ class Fuzzer:
             await asyncio.sleep(0.5)  # the engine starts; what is sent now tells nothing
         return answer
 
-    async def watch(self) -> None:
-        """Note when the engine's process is another, and what ran then."""
-        if self.server is None:
-            return
-        engine = self.server.engine()
-        while self.alive():
-            await asyncio.sleep(LOOK_SECONDS)
-            now = self.server.engine()
-            if now != engine and now is not None:
-                running = sorted(self.seen.running)
-                self.seen.general.append(f"the engine ended; these bodies ran: {running}")
-                engine = now
-        self.seen.general.append(f"the server ended: {self.server.lines[-3:]}")
-
     def alive(self) -> bool:
         """Whether the server's process runs."""
         return self.server is None or self.server.process.poll() is None
@@ -209,10 +194,6 @@ class Fuzzer:
             return None
         await asyncio.sleep(TRIMMED_SECONDS)
         return self.server.memory()
-
-    def restarts(self) -> float:
-        """Return how often the engine was started again."""
-        return metrics(self.url)["outrider_engine_restarts_total"]
 
     async def reference(self) -> str | None:
         """The text of a request that always has the same; None where it gets none."""
@@ -229,9 +210,23 @@ class Fuzzer:
         case = self.bodies.case(index)
         async with Connection(self.url) as connection:
             answer = await self.send(connection, case)
-        found = {"status": answer.status, "answer": shown(answer)} if answer else {}
+        got = {"status": answer.status, "answer": shown(answer)} if answer else {}
         problems = [fault["fault"] for fault in self.seen.kept]
-        return described(case) | found | {"wrong": problems, "wrong_count": self.seen.wrong}
+        return described(case) | got | {"wrong": problems, "wrong_count": self.seen.wrong}
+
+
+def ask_health(url: str, end: threading.Event) -> dict[str, Any]:
+    """Ask a server how it is until ``end`` is set; return latencies in seconds, and failures."""
+    seconds, failed = [], 0
+    while not end.wait(HEALTH_SECONDS):
+        start = time.monotonic()
+        try:
+            urlopen(f"{url}/health", timeout=HANG_SECONDS).close()
+        except OSError:
+            failed += 1
+        seconds.append(time.monotonic() - start)
+    most = max(seconds, default=0.0)
+    return {"asked": len(seconds), "failed": failed, **percentiles(seconds), "max": most}
 
 
 def published(url: str) -> dict[str, Any]:
@@ -239,16 +234,6 @@ def published(url: str) -> dict[str, Any]:
     with urlopen(f"{url}/openapi.json") as answer:
         document: dict[str, Any] = json.load(answer)
     return document
-
-
-def summary(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a report without bodies, and without most indices."""
-    short = {key: value for key, value in report.items() if key != "faults"}
-    for part in short.get("classes", {}).values():
-        part["indices"] = part["indices"][:SHOWN_INDICES]
-    if "health" in short:
-        short["health"] = {k: v for k, v in short["health"].items() if k != "worst"}
-    return short
 
 
 def main(
@@ -260,21 +245,19 @@ def main(
     json_: JsonFile = None,
 ) -> None:
     """Send random bodies to a server of MODEL, or at an address; exit code 1 after a fault."""
-    with ExitStack() as stack:
-        server = None
-        if not model.startswith("http://"):
-            server = stack.enter_context(Served(model, *OPTIONS))
+    server = None if model.startswith("http://") else Served(model, *OPTIONS)
+    with server or nullcontext():
         url = server.url if server else model
         fuzzer = Fuzzer(url, server, Bodies(published(url), seed))
         sent = fuzzer.run(bodies, connections) if only is None else fuzzer.only(only)
         report = asyncio.run(sent)
-        if server is not None:
-            report["exit_code"] = server.stop()
-    wrong = bool(report["wrong_count"]) or report.get("exit_code", 0) != 0
+        report["exit_code"] = server.stop() if server else 0
+    wrong = bool(report["wrong_count"] or report["exit_code"])
     file = json_ or ("fuzz.json" if wrong and only is None else None)
     write_json(report, file)
     if file != "-":
-        write_json(summary(report), "-")
+        printed = {key: report[key] for key in report if key not in ("classes", "faults")}
+        write_json(printed, "-")
     if wrong and file is not None:
         print(f"the faults and their bodies are in {file}.", file=sys.stderr)
     raise typer.Exit(wrong)

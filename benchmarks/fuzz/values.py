@@ -66,25 +66,23 @@ SCHEMAS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def deep_list(depth: int) -> str:
-    """Lists that nest so deep."""
-    return raw("[" * depth + "]" * depth)
-
-
-def deep_object(depth: int) -> str:
-    """Objects that nest so deep."""
-    return raw('{"a":' * depth + "1" + "}" * depth)
-
-
-def deep_schema(depth: int) -> str:
-    """A JSON schema whose objects nest so deep."""
-    level = '{"type":"object","properties":{"a":'
-    return raw(level * depth + '{"type":"string"}' + "}}" * depth)
+NESTED = {
+    "list": ("[", "", "]"), "object": ('{"a":', "1", "}"),
+    "schema": ('{"type":"object","properties":{"a":', '{"type":"string"}', "}}"),
+}  # fmt: skip
+"""What begins, fills and ends a value that nests."""
+DEPTHS = (2, 10, 63, 65, 190, 210, 950, 5000)
 
 
 def number(draw: random.Random) -> Any:
     """A number, mostly at a boundary."""
     return draw.choice(NUMBERS)
+
+
+def deep(kind: str, depth: int) -> str:
+    """Return a value of ``NESTED`` that nests so deep."""
+    start, inner, end = NESTED[kind]
+    return raw(start * depth + inner + end * depth)
 
 
 def text(draw: random.Random) -> str:
@@ -107,12 +105,6 @@ def long(draw: random.Random) -> Any:
     return [member] * count
 
 
-def deep(draw: random.Random) -> Any:
-    """A value that nests."""
-    make = draw.choice((deep_list, deep_object, deep_schema))
-    return make(draw.choice((2, 10, 63, 65, 190, 210, 950, 5000)))
-
-
 def mixed(draw: random.Random) -> Any:
     """A small list or object of anything."""
     members = [hostile(draw) for _ in range(draw.randint(0, 4))]
@@ -123,20 +115,21 @@ def mixed(draw: random.Random) -> Any:
 
 def schema(draw: random.Random) -> Any:
     """A JSON schema that is wrong, without end, or impossible."""
-    return draw.choice(SCHEMAS) if draw.random() < 0.9 else deep_schema(draw.choice((30, 66, 300)))
+    return draw.choice([*SCHEMAS, *(deep("schema", depth) for depth in (30, 66, 300))])
 
 
-KINDS: tuple[tuple[int, Callable[[random.Random], Any]], ...] = (
-    (40, number), (30, text), (10, mixed), (4, deep), (1, long), (5, schema),
-    (3, lambda draw: None), (3, lambda draw: []), (2, lambda draw: {}), (2, lambda draw: [[]]),
+KINDS: tuple[tuple[Callable[[random.Random], Any], int], ...] = (
+    (number, 40), (text, 30), (mixed, 10), (long, 1), (schema, 5),
+    (lambda draw: deep(draw.choice([*NESTED]), draw.choice(DEPTHS)), 4),
+    (lambda draw: draw.choice((None, [], {}, [[]])), 10),
 )  # fmt: skip
-WEIGHTS = [weight for weight, _ in KINDS]
-MAKERS = [make for _, make in KINDS]
+"""Makers of values, and their weights."""
 
 
 def hostile(draw: random.Random) -> Any:
     """Any of these."""
-    return draw.choices(MAKERS, WEIGHTS)[0](draw)
+    makers, weights = zip(*KINDS, strict=True)
+    return draw.choices(makers, weights)[0](draw)
 
 
 def dumps(value: Any) -> bytes:

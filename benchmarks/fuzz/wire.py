@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -40,6 +39,17 @@ class Answer:
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
 
+def request(
+    host: str, path: str, body: bytes = b"", method: str = "POST", **headers: object
+) -> bytes:
+    """Return the bytes of a request; in the names of headers an underscore stands for a dash."""
+    fields = {"Host": host, "Content_Type": "application/json", **headers}
+    if "Transfer_Encoding" not in fields:
+        fields.setdefault("Content_Length", len(body))
+    lines = [f"{name.replace('_', '-')}: {value}" for name, value in fields.items()]
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "\r\n"]).encode("latin-1") + body
+
+
 class Connection:
     """One connection to a server, opened when it is first used and whenever it has ended."""
 
@@ -66,25 +76,14 @@ class Connection:
         self.streams[1].write(data)
         await self.streams[1].drain()
 
-    async def send_head(
-        self, method: str, path: str, headers: Mapping[str, object], times: int = 1
-    ) -> None:
-        """Write a request's head, or several."""
-        fields = {"Host": self.url.netloc, "Content-Type": "application/json", **headers}
-        lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items()), "\r\n"]
-        await self.send("\r\n".join(lines).encode("latin-1") * times)
-
-    async def post(
-        self, path: str, body: bytes, leaves: int | None = None, **headers: str
-    ) -> Answer:
+    async def post(self, path: str, body: bytes, leaves: int | None = None) -> Answer:
         """Send a body and return the answer, cut off after ``leaves`` bytes where that is given.
 
         Raises:
             NoAnswer: the connection ended first.
             OSError: there is no connection.
         """
-        await self.send_head("POST", path, {**headers, "Content-Length": len(body)})
-        await self.send(body)
+        await self.send(request(self.url.netloc, path, body))
         return await self.answer(leaves)
 
     async def answer(self, leaves: int | None = None) -> Answer:

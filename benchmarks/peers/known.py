@@ -91,12 +91,13 @@ class Peer:
 
     def conversions(self, checkpoint: Path) -> Path:
         """Where its conversions lie: elsewhere when the weights change, or what converts them."""
-        about = [str(checkpoint.resolve())]
+        about = [str(checkpoint.resolve()), *(self.converter or ())]
         for file in sorted(checkpoint.glob("*.safetensors")):
             stat = file.stat()
             about.append(f"{file.name} {stat.st_size} {stat.st_mtime_ns}")
-        if self.converter is not None:
-            about += [*self.converter, *install.recipe(self.name)]
+        for environment in install.ENVIRONMENTS.get(self.name, ()):
+            about += environment.recipe
+        if self.converter:
             for script in (FOLDER / "runners").glob(f"{self.converter[-1].rpartition('.')[2]}.py"):
                 about.append(script.read_text(encoding="utf-8"))
         key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
@@ -109,10 +110,9 @@ class Peer:
         reads from the checkpoint itself, it holds in ``dtype``.
         """
         if self.converter is None:
-            plain = {"float32": 32.0, "bfloat16": 16.0}.get(dtype)
-            if plain is None and self.name == OWN:
-                return bits_per_weight(checkpoint, Recipe.parse(dtype))
-            return plain
+            few = self.name == OWN and dtype in ("int8", "int4")
+            own = bits_per_weight(checkpoint, Recipe.parse(dtype)) if few else None
+            return {"float32": 32.0, "bfloat16": 16.0}.get(dtype, own)
         size = (self.conversions(checkpoint) / dtype / self.weights).stat().st_size
         return 8 * size / number_of_weights(checkpoint)
 
@@ -129,10 +129,9 @@ def number_of_weights(checkpoint: Path) -> int:
 
 def weights_read(checkpoint: Path) -> int:
     """How many of them a step of one token reads: all but an embedding that is no head as well."""
-    total = number_of_weights(checkpoint)
     config = read_config(checkpoint)
     looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return total - int(looked_up)
+    return number_of_weights(checkpoint) - int(looked_up)
 
 
 def peers() -> dict[str, Peer]:

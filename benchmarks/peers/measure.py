@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from outrider.bench.machine import available_cores
 from outrider.bench.offline import turned
@@ -88,32 +87,18 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A peer in one dtype and mode: what one process serves."""
+class Setting:
+    """A peer in one dtype, mode and load: what one process of it runs.
+
+    ``k`` is the draft length, 0 where nothing is drafted.
+    """
 
     peer: str
     dtype: str
     mode: str
-
-
-@dataclass(frozen=True)
-class Setting:
-    """An engine under a load, with its draft length (0 where it drafts nothing) and threads."""
-
-    engine: Engine
     load: Load
     k: int
     threads: int
-
-
-@dataclass(frozen=True)
-class Process:
-    """What one process of a peer is started for."""
-
-    engine: Engine
-    k: int
-    threads: int
-    loads: tuple[Load, ...]
 
 
 @dataclass
@@ -165,11 +150,11 @@ class Bench:
         sides: the peers; Outrider must be among them, as conversions are checked against it.
         options: how to measure.
 
-    ``search`` has every setting tried, ``rounds`` a trial a round for those that were best,
-    ``skipped`` what was not measured and why (None: all of it), ``bits`` the bits per weight by
-    peer and dtype (None: unknown), ``conversions`` the peers whose conversion was checked, and
-    whether that was now, ``bandwidth`` how many bytes a second memory was read at, before each
-    round of a dtype and load.
+    ``search`` has every setting tried, ``failures`` why others failed, ``rounds`` a trial a round
+    for those that were best, ``skipped`` what was not measured and why (None: all of it), ``bits``
+    the bits per weight by peer and dtype (None: unknown), ``conversions`` the peers whose
+    conversion was checked, and whether that was now, ``bandwidth`` how many bytes a second memory
+    was read at, before each round of a dtype and load.
     """
 
     def __init__(self, pair: Pair, sides: list[Peer], options: Options) -> None:
@@ -177,41 +162,27 @@ class Bench:
         self.sides = {peer.name: peer for peer in sides}
         self.threads = options.threads or tuple(dict.fromkeys((available_cores(), 1)))
         self.search: dict[Setting, Trial] = {}
+        self.failures: dict[Setting, str] = {}
         self.rounds: dict[Setting, list[Trial]] = {}
         self.skipped: list[dict[str, str | None]] = []
         self.versions: dict[str, str] = {}
         self.bits: dict[tuple[str, str], float | None] = {}
         self.conversions: dict[str, bool] = {}
         self.bandwidth: dict[tuple[str, Load], list[float | None]] = defaultdict(list)
-        # The rounds have a process for every load, so that the memory of a load is its own.
-        self.pool: Pool[Process] = Pool(self._open, self._need)
+        # A process has one load, so that the memory of a load is its own.
+        self.pool: Pool[Setting] = Pool(self._open, self._need)
 
     def run(self, progress: Callable[[str], None] = say) -> None:
         """Measure all dtypes, one after the other; ``progress`` is told what is going on."""
         try:
-            usable = [p for p in self.sides.values() if self._usable(p)]
+            usable = [peer for peer in self.sides.values() if self._usable(peer)]
             for dtype in self.options.dtypes:
-                self._run(dtype, usable, progress)
+                for peer in usable:
+                    progress(f"{dtype}: looking for the best settings of {peer.name}")
+                    self._search(peer, dtype)
+                for load in self.options.loads:
+                    self._run_rounds(dtype, load, progress)
         finally:
-            self.pool.close()
-
-    def _run(self, dtype: str, peers: list[Peer], progress: Callable[[str], None]) -> None:
-        for peer in peers:
-            if dtype not in peer.dtypes:
-                self._skip("it has no such weights", peer.name, dtype)
-                continue
-            for mode in peer.modes(dtype):
-                if not mode.startswith("draft") or self.pair.drafter is not None:
-                    progress(f"{dtype}: looking for the best settings of {peer.name}, {mode}")
-                    self._search(Engine(peer.name, dtype, mode), peer)
-        for load in self.options.loads:
-            chosen = self._finalists(dtype, load)
-            for number in range(self.options.rounds):
-                progress(f"{dtype}, {load.name}: round {number + 1} of {self.options.rounds}")
-                self.bandwidth[dtype, load].append(read_bandwidth())
-                # Nobody always runs after the same other.
-                failed = {s for s in turned(chosen, number) if not self._measure(s)}
-                chosen = [setting for setting in chosen if setting not in failed]
             self.pool.close()
 
     def _usable(self, peer: Peer) -> bool:
@@ -235,116 +206,104 @@ class Bench:
         else:
             outputs = []
             for name in (OWN, peer.name):
-                setting = Setting(Engine(name, "float32", "plain"), DECODE, 0, available_cores())
-                trial = self._trial(setting, (DECODE,), CHECKED_TOKENS, temperature=0.0)
-                outputs.append(trial.outputs)
+                setting = Setting(name, "float32", "plain", DECODE, 0, available_cores())
+                outputs.append(self._trial(setting, CHECKED_TOKENS, temperature=0.0).outputs)
                 self.pool.close()
-            parted = first_difference(*outputs)
-            note.write_text(json.dumps({"parted": parted}), encoding="utf-8")
-        parted = json.loads(note.read_text(encoding="utf-8"))["parted"]
-        parting = f"its greedy float32 ids part from Outrider's at token {parted}"
-        return None if parted is None else f"{parting}: the conversion is wrong"
+            parted = {"parted": first_difference(*outputs)}
+            note.write_text(json.dumps(parted), encoding="utf-8")
+        at = json.loads(note.read_text(encoding="utf-8"))["parted"]
+        parting = f"its greedy float32 ids part from Outrider's at token {at}"
+        return None if at is None else f"{parting}: the conversion is wrong"
 
-    def _search(self, engine: Engine, peer: Peer) -> None:
-        """Run shortly every K with all threads, then the best with fewer; skip a load with none."""
-        loads = tuple(load for load in self.options.loads if self._takes(engine, peer, load))
+    def _search(self, peer: Peer, dtype: str) -> None:
+        """Run shortly every K with all threads, then the best with fewer; skip a mode with none."""
+        if dtype not in peer.dtypes:
+            self._skip("it has no such weights", peer.name, dtype)
+            return
+        modes = [m for m in peer.modes(dtype) if self.pair.drafter or not m.startswith("draft")]
         first, *fewer = self.threads if peer.threads else (available_cores(),)
-        reasons: dict[Load, str] = {}
-
-        def run(setting: Setting) -> None:
-            # A setting that fails, even by a crash, must not cost the others of its mode.
-            try:
-                trial = self._trial(setting, loads, self._tokens(setting.load, True), 1)
-                self.search[setting] = trial
-            except OutriderError as error:
-                reasons[setting.load] = str(error)
-                which = f"{engine.peer} {engine.dtype} {engine.mode} {setting.load.name}"
-                say(f"{which}, {setting.threads} threads: {error}")
-                self.pool.close()
-
-        for k in (0,) if engine.mode == "plain" else self.options.lengths:
-            for load in (load for load in loads if load not in reasons):
-                run(Setting(engine, load, k, first))
-        for load in loads:
-            tried = [s for s in self.search if (s.engine, s.load) == (engine, load)]
-            if not tried:
-                self._skip(reasons[load], engine.peer, engine.dtype, engine.mode, load.name)
-                continue
-            best = max(tried, key=lambda s: self.search[s].speed)
-            for threads in fewer:
-                run(replace(best, threads=threads))
-        self.pool.close()
-
-    def _takes(self, engine: Engine, peer: Peer, load: Load) -> bool:
-        """True if that load is one for this engine; a peer that has no batches says so."""
-        if load.kind == "batch" and not peer.batches:
-            if engine.mode == "plain":
+        for load in self.options.loads:
+            if load.kind == "batch" and not peer.batches:
                 reason = "it is measured with one request at a time"
-                self._skip(reason, peer.name, engine.dtype, None, load.name)
-            return False
-        return load.kind != "prefill" or engine.mode == "plain"
+                self._skip(reason, peer.name, dtype, None, load.name)
+                continue
+            for mode in ["plain"] if load.kind == "prefill" else modes:
+                lengths = (0,) if mode == "plain" else self.options.lengths
+                settings = [Setting(peer.name, dtype, mode, load, k, first) for k in lengths]
+                tried = [setting for setting in settings if self._try(setting)]
+                if not tried:
+                    reason = self.failures[settings[0]]
+                    self._skip(reason, peer.name, dtype, mode, load.name)
+                    continue
+                best = max(tried, key=lambda s: self.search[s].speed)
+                for threads in fewer:
+                    self._try(replace(best, threads=threads))
 
-    def _tokens(self, load: Load, search: bool) -> int:
-        """Output tokens of a prompt: few in the search where many prompts run at once."""
-        if load.kind == "prefill":
-            return 1
-        few = search and load.kind == "batch"
-        return min(self.options.max_tokens, SEARCHED_TOKENS) if few else self.options.max_tokens
+    def _try(self, setting: Setting) -> bool:
+        """Run a setting shortly; return False where it failed, even by a crash."""
+        most = self.options.max_tokens
+        tokens = min(most, SEARCHED_TOKENS) if setting.load.kind == "batch" else most
+        try:
+            self.search[setting] = self._trial(setting, tokens, 1)
+        except OutriderError as error:
+            self.failures[setting] = str(error)
+            say(f"{setting}: {error}")
+        self.pool.close()
+        return setting in self.search
+
+    def _run_rounds(self, dtype: str, load: Load, progress: Callable[[str], None]) -> None:
+        """Run each side's best settings by turns; one that fails is left out from then on."""
+        chosen = self._finalists(dtype, load)
+        for number in range(self.options.rounds):
+            progress(f"{dtype}, {load.name}: round {number + 1} of {self.options.rounds}")
+            self.bandwidth[dtype, load].append(read_bandwidth())
+            for setting in turned(chosen, number):  # nobody always runs after the same other
+                try:
+                    trial = self._trial(setting, self.options.max_tokens)
+                    self.rounds.setdefault(setting, []).append(trial)
+                except OutriderError as error:
+                    self._skip(str(error), setting.peer, dtype, setting.mode, load.name)
+                    self.pool.drop(setting)
+                    chosen.remove(setting)
+        self.pool.close()
 
     def _finalists(self, dtype: str, load: Load) -> list[Setting]:
         """Each side's best plain setting, and the best of its speculative ones."""
-        tried = {
-            setting: trial.speed for setting, trial in self.search.items()
-            if (setting.engine.dtype, setting.load) == (dtype, load)
-        }  # fmt: skip
         chosen = []
         for name in self.sides:
             for plain in (True, False):
-                mine = [s for s in tried if s.engine.peer == name and (s.k == 0) == plain]
-                chosen += [max(mine, key=lambda s: tried[s])] if mine else []
+                mine = [
+                    s for s in self.search
+                    if (s.peer, s.dtype, s.load, s.k == 0) == (name, dtype, load, plain)
+                ]  # fmt: skip
+                chosen += [max(mine, key=lambda s: self.search[s].speed)] if mine else []
         return chosen
-
-    def _measure(self, setting: Setting) -> bool:
-        """Run one trial of a round; return False, and say why, for a setting that failed."""
-        engine, load = setting.engine, setting.load
-        try:
-            trial = self._trial(setting, (load,), self._tokens(load, False))
-        except OutriderError as error:
-            self._skip(str(error), engine.peer, engine.dtype, engine.mode, load.name)
-            self.pool.drop(Process(engine, setting.k, setting.threads, (load,)))
-            return False
-        self.rounds.setdefault(setting, []).append(trial)
-        return True
 
     def _trial(
         self,
         setting: Setting,
-        loads: tuple[Load, ...],
         max_tokens: int,
         calls: int | None = None,
         temperature: float | None = None,
     ) -> Trial:
-        """Run a setting, after an untimed run wherever it was not run last.
+        """Run a setting, after an untimed run in a new process.
 
-        ``loads`` are those that its session is opened for; ``calls`` limits the prompts run one by
-        one.
+        ``calls`` limits the prompts run one by one.
         """
-        process = Process(setting.engine, setting.k, setting.threads, loads)
-        session = self.pool.get(process)
         batches = self._batches(setting.load)
-        if temperature is None:
-            temperature = self.options.temperature
-        if session.load != setting.load.name:
-            session.run(batches[0], min(max_tokens, WARM_TOKENS), temperature, 0)
-            session.load = setting.load.name
+        count = 1 if setting.load.kind == "prefill" else max_tokens
+        heat = self.options.temperature if temperature is None else temperature
+        new = setting not in self.pool.sessions
+        session = self.pool.get(setting)
+        if new:
+            session.run(batches[0], min(count, WARM_TOKENS), heat, 0)
         answers = [
-            session.run(prompts, max_tokens, temperature, i)
-            for i, prompts in enumerate(batches[:calls])
+            session.run(prompts, count, heat, i) for i, prompts in enumerate(batches[:calls])
         ]
         trial = Trial(setting.load, answers)
-        wrong = [len(ids) for ids in trial.outputs if len(ids) != max_tokens]
+        wrong = [len(ids) for ids in trial.outputs if len(ids) != count]
         if wrong:
-            raise PeerError(f"it gave {wrong[0]} tokens, not {max_tokens}")
+            raise PeerError(f"it gave {wrong[0]} tokens, not {count}")
         return trial
 
     def _batches(self, load: Load) -> list[list[list[int]]]:
@@ -355,38 +314,35 @@ class Bench:
             return [self.pair.prompts[: load.size]]
         return [[prompt] for prompt in self.pair.prompts[: self.pair.single]]
 
-    def _open(self, process: Process) -> Session:
-        engine = process.engine
-        peer = self.sides[engine.peer]
+    def _open(self, setting: Setting) -> Session:
+        peer, dtype = self.sides[setting.peer], setting.dtype
         target, drafter = self.pair.target, self.pair.drafter
-        mode, _, coarse = engine.mode.partition(" ")
-        drafter_dtype = coarse or engine.dtype
-        calls = [prompts for load in process.loads for prompts in self._batches(load)]
+        mode, _, coarse = setting.mode.partition(" ")
+        calls = self._batches(setting.load)
+        longest = max(len(prompt) for prompts in calls for prompt in prompts)
         spec = {
-            "target": str(peer.convert(target, engine.dtype)),
-            "drafter": str(peer.convert(drafter, drafter_dtype)) if drafter else None,
-            "dtype": engine.dtype,
-            "drafter_dtype": drafter_dtype,
+            "target": str(peer.convert(target, dtype)),
+            "drafter": str(peer.convert(drafter, coarse or dtype)) if drafter else None,
+            "dtype": dtype,
+            "drafter_dtype": coarse or dtype,
             "mode": mode,
-            "k": process.k,
-            "threads": process.threads,
-            "context": max(len(prompt) for prompts in calls for prompt in prompts)
-            + max(self.options.max_tokens, CHECKED_TOKENS),
+            "k": setting.k,
+            "threads": setting.threads,
+            "context": longest + max(self.options.max_tokens, CHECKED_TOKENS),
             "parallel": max(map(len, calls)),
         }
-        bits = peer.bits_per_weight(target, engine.dtype)
-        self.bits[engine.peer, engine.dtype] = bits
-        log = home() / "logs" / f"{engine.peer}-{engine.dtype}-{engine.mode}.log"
+        self.bits[peer.name, dtype] = peer.bits_per_weight(target, dtype)
+        log = home() / "logs" / f"{peer.name}-{dtype}-{setting.mode}.log"
         session = Session(peer.command, spec, log, peer.variables())
-        self.versions[engine.peer] = session.version
+        self.versions[peer.name] = session.version
         return session
 
-    def _need(self, process: Process) -> int:
-        """Bytes that an engine will take, guessed from its checkpoints' size in bfloat16."""
-        folders = [self.pair.target, *([self.pair.drafter] if self.pair.drafter else [])]
-        files = [file for folder in folders for file in Path(folder).glob("*.safetensors")]
+    def _need(self, setting: Setting) -> int:
+        """Bytes that a process will take, guessed from its checkpoints' size in bfloat16."""
+        folders = filter(None, (self.pair.target, self.pair.drafter))
+        files = [file for folder in folders for file in folder.glob("*.safetensors")]
         weights = sum(file.stat().st_size for file in files)
-        return weights * (3 if process.engine.dtype == "float32" else 2) + (1 << 30)
+        return weights * (3 if setting.dtype == "float32" else 2) + (1 << 30)
 
     def _skip(
         self,

@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import save_file
 
 from outrider import pocket
-from outrider.bench.workload import CODE, Workload
 from outrider.drafters.registry import find_drafter
 from outrider.errors import ConfigError
 from outrider.llm import LLM
@@ -87,30 +86,31 @@ class Recipe:
         embeddings do not make the model repeat its last token.
         """
         draw = np.random.Generator(np.random.Philox(self.seed))
+        ones = torch.ones(self.hidden, dtype=torch.bfloat16)
+        wide, narrow = self.hidden**-0.5, self.intermediate**-0.5
+        lanes, kv = self.heads * self.head, self.kv_heads * self.head
 
         def normal(rows: int, columns: int, deviation: float) -> torch.Tensor:
             values = draw.standard_normal((rows, columns), dtype=np.float32)
             return torch.from_numpy(values).mul_(deviation).to(torch.bfloat16)
 
-        def ones() -> torch.Tensor:
-            return torch.ones(self.hidden, dtype=torch.bfloat16)
-
-        wide, narrow = self.hidden**-0.5, self.intermediate**-0.5
-        lanes, kv = self.heads * self.head, self.kv_heads * self.head
         yield "model.embed_tokens.weight", normal(self.vocabulary, self.hidden, 3 * wide)
         for i in range(self.layers):
-            at, scale = f"model.layers.{i}.", 3.0 if i < self.drafted else 3.0 * self.later
-            yield f"{at}input_layernorm.weight", ones()
-            yield f"{at}self_attn.q_proj.weight", normal(lanes, self.hidden, 2.5 * wide)
-            yield f"{at}self_attn.k_proj.weight", normal(kv, self.hidden, wide)
-            yield f"{at}self_attn.v_proj.weight", normal(kv, self.hidden, wide)
-            yield f"{at}self_attn.o_proj.weight", normal(self.hidden, lanes, scale * lanes**-0.5)
-            yield f"{at}post_attention_layernorm.weight", ones()
-            yield f"{at}mlp.gate_proj.weight", normal(self.intermediate, self.hidden, wide)
-            yield f"{at}mlp.up_proj.weight", normal(self.intermediate, self.hidden, wide)
-            down = normal(self.hidden, self.intermediate, scale * narrow)
-            yield f"{at}mlp.down_proj.weight", down
-        yield "model.norm.weight", ones()
+            scale = 3.0 if i < self.drafted else 3.0 * self.later
+            matrices = {
+                "self_attn.q_proj": (lanes, self.hidden, 2.5 * wide),
+                "self_attn.k_proj": (kv, self.hidden, wide),
+                "self_attn.v_proj": (kv, self.hidden, wide),
+                "self_attn.o_proj": (self.hidden, lanes, scale * lanes**-0.5),
+                "mlp.gate_proj": (self.intermediate, self.hidden, wide),
+                "mlp.up_proj": (self.intermediate, self.hidden, wide),
+                "mlp.down_proj": (self.hidden, self.intermediate, scale * narrow),
+            }
+            for name, shape in matrices.items():
+                yield f"model.layers.{i}.{name}.weight", normal(*shape)
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                yield f"model.layers.{i}.{name}.weight", ones.clone()
+        yield "model.norm.weight", ones
         if not self.tied:
             yield "lm_head.weight", normal(self.vocabulary, self.hidden, 3 * wide)
 
@@ -173,18 +173,18 @@ def write_pair(recipe: Recipe, folder: Path) -> None:
     ):  # fmt: skip
         place.mkdir(parents=True)
         config = recipe.config(layers)
-        (place / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         ends = {name: config[name] for name in ("eos_token_id", "pad_token_id")}
-        (place / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
-        write_tokenizer(place, config["vocab_size"])
+        for name, content in (("config.json", config), ("generation_config.json", ends)):
+            (place / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        write_tokenizer(place, recipe.vocabulary)
         save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
 
 
 def prompts_of(recipe: Recipe) -> list[list[int]]:
     """Prompts of random ids that mean no special token."""
     draw = np.random.Generator(np.random.Philox(recipe.seed + 1))
-    ids = draw.integers(8, recipe.vocabulary, (PROMPTS, PROMPT_TOKENS))
-    return [[int(i) for i in row] for row in ids]
+    ids: list[list[int]] = draw.integers(8, recipe.vocabulary, (PROMPTS, PROMPT_TOKENS)).tolist()
+    return ids
 
 
 def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tokens: int) -> float:
@@ -230,22 +230,17 @@ def find_pair(which: str, count: int | None = None) -> Pair:
     Raises:
         OutriderError: there is no such checkpoint, or not so many prompts.
     """
-    if which in RECIPES:
-        recipe = RECIPES[which]
-        if not (recipe.folder / "planted.json").exists():
-            build(recipe)
-        agreement = json.loads((recipe.folder / "planted.json").read_text(encoding="utf-8"))
-        prompts, folder, drafter = prompts_of(recipe), recipe.folder, recipe.folder / "drafter"
-        return Pair(which, folder, drafter, prompts, _checked(count, 2), **agreement)
-    folder = find_folder(pocket.PATH if which == "pocket" else which)
-    read_config(folder)
-    found = find_drafter("auto", folder)
-    codec = TextCodec(folder)
-    items = Workload.of_prompts(CODE, pocket.prompts()).items
-    return Pair(which, folder, found.folder, [i.encode(codec) for i in items], _checked(count, 4))
-
-
-def _checked(count: int | None, usual: int) -> int:
     if count is not None and not 1 <= count <= PROMPTS:
         raise ConfigError(f"num_prompts is {count}; give 1 to {PROMPTS}.")
-    return count or usual
+    if recipe := RECIPES.get(which):
+        note = recipe.folder / "planted.json"
+        if not note.exists():
+            build(recipe)
+        agreement = json.loads(note.read_text(encoding="utf-8"))["agreement"]
+        drafter, prompts = recipe.folder / "drafter", prompts_of(recipe)
+        return Pair(which, recipe.folder, drafter, prompts, count or 2, agreement)
+    folder = find_folder(pocket.PATH if which == "pocket" else which)
+    read_config(folder)  # says best what is wrong with a folder that holds no model
+    codec = TextCodec(folder)
+    prompts = [codec.encode(prompt) for prompt in pocket.prompts()]
+    return Pair(which, folder, find_drafter("auto", folder).folder, prompts, count or 4)

@@ -9,14 +9,16 @@ a round.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import geometric_mean, median
 from typing import Any
 
 from outrider.bench.intervals import METHOD, median_interval, ranks
 from outrider.bench.machine import machine
 
+from ..common import ratio
 from .known import OWN, weights_read
-from .measure import Bench, Engine, Setting, Trial, first_difference
+from .measure import Bench, Setting, Trial, first_difference
 
 NOISY = 0.2
 """Cores used by others from which on a timed run counts as disturbed."""
@@ -40,20 +42,19 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
     decoding: the bytes of all weights that a token reads, times tokens/s, over the bandwidth that
     was measured before the same round; the median over rounds.
     """
-    engine = setting.engine
-    plain = plain_outputs(bench, engine.peer, setting)
+    plain = plain_outputs(bench, setting.peer, setting)
     ours = plain_outputs(bench, OWN, setting)
-    comparable = bench.options.temperature == 0 or engine.peer == OWN
+    comparable = bench.options.temperature == 0 or setting.peer == OWN
     outputs = [t.outputs for t in trials]
     parted = [first_difference(ours, o) for o in outputs] if ours and comparable else []
     speeds, others = [t.speed for t in trials], [t.others for t in trials]
     return {
-        "peer": engine.peer,
-        "version": bench.versions[engine.peer],
-        "dtype": engine.dtype,
-        "bits_per_weight": bench.bits[engine.peer, engine.dtype],
+        "peer": setting.peer,
+        "version": bench.versions[setting.peer],
+        "dtype": setting.dtype,
+        "bits_per_weight": bench.bits[setting.peer, setting.dtype],
         "load": setting.load.name,
-        "mode": engine.mode,
+        "mode": setting.mode,
         "num_speculative_tokens": setting.k,
         "threads": setting.threads,
         "tokens_per_second": median(speeds),
@@ -74,29 +75,23 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
 
 def memory_share(bench: Bench, setting: Setting, speeds: Sequence[float]) -> float | None:
     """How much of the measured bandwidth plain decoding uses; None where something is unknown."""
-    engine, load = setting.engine, setting.load
-    bits = bench.bits[engine.peer, engine.dtype]
+    load = setting.load
+    bits = bench.bits[setting.peer, setting.dtype]
     if bits is None or setting.k or load.kind != "decode":
         return None
     size = weights_read(bench.pair.target) * bits / 8
-    measured = bench.bandwidth[engine.dtype, load]
+    measured = bench.bandwidth[setting.dtype, load]
     shares = [size * v / b for v, b in zip(speeds, measured, strict=False) if b is not None]
     return median(shares) if shares else None
 
 
 def plain_outputs(bench: Bench, peer: str, like: Setting) -> list[list[int]] | None:
     """A peer's plain outputs in its first round, None if there are none."""
-    wanted = Engine(peer, like.engine.dtype, "plain")
+    wanted = replace(like, peer=peer, mode="plain", k=0, threads=0)
     for setting, trials in bench.rounds.items():
-        if (setting.engine, setting.load) == (wanted, like.load) and trials:
+        if replace(setting, threads=0) == wanted:
             return trials[0].outputs
     return None
-
-
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """Ours / theirs by round: median and interval."""
-    values = [a / b for a, b in zip(ours, theirs, strict=False)]
-    return {"ratio": median(values), "interval": median_interval(values)}
 
 
 def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,20 +100,22 @@ def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ``plain`` is our plain speed / theirs, ``best`` our fastest mode / their fastest, plain decoding
     among the modes; null where either side lacks it.
     """
-    found = []
+    entries: list[dict[str, Any]] = []
     keys = dict.fromkeys((r["dtype"], r["load"], r["peer"]) for r in runs if r["peer"] != OWN)
     for dtype, load, peer in keys:
         here = [r for r in runs if (r["dtype"], r["load"]) == (dtype, load)]
-        entry: dict[str, Any] = {"dtype": dtype, "load": load, "peer": peer}
-        for name in ("plain", "best"):
-            sides = [fastest(here, who, name == "plain") for who in (OWN, peer)]
-            entry[name] = None
-            if None not in sides:
-                speeds = [side["tokens_per_second_by_round"] for side in sides if side]
-                modes = [side["mode"] for side in sides if side]
-                entry[name] = {**ratio(*speeds), "ours": modes[0], "theirs": modes[1]}
-        found.append(entry)
-    return found
+        sides = {name: compared(here, peer, name == "plain") for name in ("plain", "best")}
+        entries.append({"dtype": dtype, "load": load, "peer": peer, **sides})
+    return entries
+
+
+def compared(runs: list[dict[str, Any]], peer: str, plain: bool) -> dict[str, Any] | None:
+    """Ours / theirs, of plain runs or of the fastest; None where a side has none."""
+    ours, theirs = (fastest(runs, who, plain) for who in (OWN, peer))
+    if ours is None or theirs is None:
+        return None
+    speeds = "tokens_per_second_by_round"
+    return {**ratio(ours[speeds], theirs[speeds]), "ours": ours["mode"], "theirs": theirs["mode"]}
 
 
 def fastest(runs: list[dict[str, Any]], peer: str, plain: bool) -> dict[str, Any] | None:
@@ -132,17 +129,17 @@ def bars(ratios: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     ``geometric_mean`` is over the two ratios; null unless both are there.
     """
-    found = []
+    entries = []
     for dtype, load in dict.fromkeys((r["dtype"], r["load"]) for r in ratios):
         entry: dict[str, Any] = {"dtype": dtype, "load": load}
         for name in ("plain", "best"):
-            known = [r for r in ratios if (r["dtype"], r["load"]) == (dtype, load) and r[name]]
-            worst = min(known, key=lambda r: r[name]["ratio"], default=None)
+            here = [r for r in ratios if (r["dtype"], r["load"]) == (dtype, load) and r[name]]
+            worst = min(here, key=lambda r: r[name]["ratio"], default=None)
             entry[name] = worst and {"peer": worst["peer"], **worst[name]}
         both = [entry[name]["ratio"] for name in ("plain", "best") if entry[name]]
         entry["geometric_mean"] = geometric_mean(both) if len(both) == 2 else None
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def pair_figures(bench: Bench) -> dict[str, Any]:
@@ -152,7 +149,7 @@ def pair_figures(bench: Bench) -> dict[str, Any]:
     did not (then ``skipped`` has it), ``now`` false where a run before this one found that out.
     """
     pair = bench.pair
-    runs = [run_figures(bench, s, trials) for s, trials in bench.rounds.items() if trials]
+    runs = [run_figures(bench, s, trials) for s, trials in bench.rounds.items()]
     ratios = comparisons(runs)
     return {
         "name": pair.name,
@@ -169,10 +166,10 @@ def pair_figures(bench: Bench) -> dict[str, Any]:
         ],
         "search": [
             {
-                "peer": s.engine.peer,
-                "dtype": s.engine.dtype,
+                "peer": s.peer,
+                "dtype": s.dtype,
                 "load": s.load.name,
-                "mode": s.engine.mode,
+                "mode": s.mode,
                 "num_speculative_tokens": s.k,
                 "threads": s.threads,
                 "tokens_per_second": trial.speed,

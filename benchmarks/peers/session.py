@@ -115,8 +115,6 @@ class Session:
         kept = {key: value for key, value in os.environ.items() if key not in DROPPED}
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
-        self.peak_memory = 0
-        self.load = ""  # what it ran last, for whoever drives it
         with log.open("w", encoding="utf-8") as out:
             try:
                 self.process = subprocess.Popen(
@@ -148,8 +146,9 @@ class Session:
         wall = time.perf_counter() - wall
         own = used(self.process.pid) + time.process_time() - own
         others = max(0.0, (busy() - everybody - own) / wall)
-        self.peak_memory = answer["peak_memory"]
-        return Answer(answer["ids"], answer["first"], answer["seconds"], self.peak_memory, others)
+        return Answer(
+            answer["ids"], answer["first"], answer["seconds"], answer["peak_memory"], others
+        )
 
     def _ask(self, message: dict[str, Any], limit: float) -> dict[str, Any]:
         """Send a line and wait at most ``limit`` seconds for the answer."""
@@ -157,19 +156,17 @@ class Session:
         assert self.process.stdout is not None
         start, late = time.monotonic(), threading.Timer(limit, self._kill)
         late.start()
-        try:
+        line = b""
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
-        finally:
-            late.cancel()
+        late.cancel()
         if not line:
-            what = f"it ended with code {self.process.wait()}"
+            reason = f"it ended with code {self.process.wait()}"
             if time.monotonic() - start >= limit:
-                what = f"no answer within {limit:.0f} s"
-            raise PeerError(f"{what}; its log: {self.log}")
+                reason = f"no answer within {limit:.0f} s"
+            raise PeerError(f"{reason}; its log: {self.log}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise PeerError(answer["error"])
@@ -182,14 +179,13 @@ class Session:
 
     def close(self) -> None:
         """End the process and wait for it; what it had started too."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(CLOSE_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+            self.process.communicate(timeout=CLOSE_SECONDS)  # closes its stdin
         self._kill()
         self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 class Pool(Generic[K]):
@@ -197,7 +193,7 @@ class Pool(Generic[K]):
 
     Args:
         open_: makes the session of a key.
-        need: bytes that it will take, as far as nothing better is known.
+        need: bytes that it will take.
     """
 
     def __init__(
@@ -208,25 +204,20 @@ class Pool(Generic[K]):
     ) -> None:
         self.open, self.need, self.available = open_, need, available
         self.sessions: dict[K, Session] = {}
-        self.peaks: dict[K, int] = {}
 
     def get(self, key: K) -> Session:
         """Return the session of a key, opened if need be."""
-        session = self.sessions.pop(key, None)
-        if session is None:
-            needed = self.peaks.get(key) or self.need(key)
-            while self.sessions and self.available() < needed:
+        if key not in self.sessions:
+            while self.sessions and self.available() < self.need(key):
                 self.drop(next(iter(self.sessions)))
-            session = self.open(key)
-        self.sessions[key] = session  # the last one used stands last
-        return session
+            self.sessions[key] = self.open(key)
+        self.sessions[key] = self.sessions.pop(key)  # the last one used stands last
+        return self.sessions[key]
 
     def drop(self, key: K) -> None:
         """Close that session, if it is open."""
-        session = self.sessions.pop(key, None)
-        if session is not None:
-            self.peaks[key] = session.peak_memory
-            session.close()
+        if key in self.sessions:
+            self.sessions.pop(key).close()
 
     def close(self) -> None:
         """Close all."""

@@ -344,8 +344,6 @@ def test_a_runner_that_cannot_says_why(served: Callable[[str], Session]) -> None
 
 def test_sessions_used_longest_ago_make_room() -> None:
     class Stub:
-        peak_memory = 40
-
         def close(self) -> None:
             closed.append(self)
 
@@ -436,10 +434,13 @@ def test_an_environment_is_ready_with_these_very_pins(home: Path) -> None:
 def test_setting_up_goes_on_when_a_peer_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails() -> None:
-        install.call(sys.executable, "-c", "print('no wheel'); exit(1)", log=install.home() / "log")
+    class Failing(install.Environment):
+        def install(self) -> None:
+            command = "print('no wheel'); exit(1)"
+            install.call(sys.executable, "-c", command, log=install.home() / "log")
 
-    monkeypatch.setattr(install, "INSTALLERS", {"bad": fails, "good": lambda: None})
+    chosen = {"bad": (Failing("bad", ()),), "good": ()}
+    monkeypatch.setattr(install, "ENVIRONMENTS", chosen)
     done = benchmark("install")
     said = done.stderr
     assert done.exit_code == 1

@@ -82,7 +82,7 @@ def test_bodies_are_of_every_kind_and_reach_what_python_cannot_write(
     whole = b"".join(case.raw for case in cases)
     for token in (b"NaN", b"1e999", b"9" * 4000, b"[" * 900, b"2147483648", b'"stream": true'):
         assert token in whole
-    assert values.dumps({"a": values.raw("1e999"), "b": values.deep_object(2)}) == (
+    assert values.dumps({"a": values.raw("1e999"), "b": values.deep("object", 2)}) == (
         b'{"a": 1e999, "b": {"a":{"a":1}}}'
     )
 

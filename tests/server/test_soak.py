@@ -1,6 +1,7 @@
 """What the soak test compares; the soak itself is a command of its own."""
 
-from benchmarks.soak import SLOWDOWN, Item, Seen, check_texts, grown, percentiles, slowdown
+from benchmarks.common import percentiles
+from benchmarks.soak import SLOWDOWN, Item, Seen, check_texts, grown, slowdown
 
 
 def test_growth_is_of_what_has_settled() -> None:

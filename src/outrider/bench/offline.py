@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +15,9 @@ from ..llm import LLM
 from ..models.families import find_folder, read_config
 from ..params import StructuredOutputsParams
 from ..text.codec import TextCodec
-from ..types import Counts, Request, SamplingParams
+from ..types import Request, SamplingParams
 from .machine import available_cores, peak_memory, reset_peak_memory
-from .record import Sample, run
+from .record import Pass, run_all
 from .replay import Planted, Replay, find_size
 from .workload import BUNDLED, Workload
 
@@ -98,29 +98,12 @@ class Cell:
 class Timing:
     """One cell in one round.
 
-    ``speed`` is decode speed, (N-1)/(T(N)-T(1)), and ``end_to_end`` counts from the call on, the
-    prompts' time included: tokens a second both. ``latency`` is what a sequence waits for a token,
-    s; ``utilisation`` CPU time over wall time and cores; ``peak_memory`` the most bytes resident.
+    ``utilisation`` is CPU time over wall time and cores; ``peak_memory`` the most bytes resident.
     """
 
-    speed: float
-    end_to_end: float
-    latency: float
+    run: Pass
     utilisation: float
     peak_memory: int
-
-
-@dataclass
-class Runs:
-    """What one cell did: a timing a round, and of each prompt the first round's sample.
-
-    ``outputs`` are each prompt's different outputs over the rounds: one, if all is well.
-    """
-
-    timings: list[Timing] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    outputs: list[set[tuple[int, ...]]] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
 
 
 def drafter_names(options: Options) -> dict[str, str]:
@@ -135,14 +118,13 @@ def drafter_names(options: Options) -> dict[str, str]:
             if drafter != "ngram":
                 Planted.parse(drafter)
         return dict(zip(chosen, chosen, strict=True))
-    given = options.drafters or ("auto", "ngram")
     names: dict[str, str] = {}
-    for drafter in given:
+    for drafter in options.drafters or ("auto", "ngram"):
         if drafter.startswith("planted:"):
             raise ConfigError(f"drafter {drafter!r} needs a replay target; give --replay as well.")
-        found = find_drafter(drafter, find_folder(options.model))
-        if found.name != PLAIN:
-            names[found.name if drafter == "auto" else drafter] = drafter
+        name = find_drafter(drafter, find_folder(options.model)).name
+        if name != PLAIN:
+            names[name if drafter == "auto" else drafter] = drafter
     return names
 
 
@@ -152,15 +134,14 @@ def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
     Raises:
         ConfigError: an item has none.
     """
-    found = []
     for i, item in enumerate(workload.items, 1):
         if item.answer is None:
             raise ConfigError(
                 f"prompt {i} of workload {workload.name!r} has no recorded answer, which a replay "
                 f"target needs; give it one, or take one of {', '.join(BUNDLED)}."
             )
-        found.append(codec.backend.encode(item.answer, add_special_tokens=False).ids)
-    return found
+    answers = [item.answer or "" for item in workload.items]
+    return [codec.backend.encode(text, add_special_tokens=False).ids for text in answers]
 
 
 def turned(items: Sequence[T], by: int) -> list[T]:
@@ -188,8 +169,7 @@ class Bench:
 
     def __init__(self, options: Options, workload: Workload) -> None:
         self.options, self.workload = options, workload
-        names = {PLAIN: PLAIN, **drafter_names(options)}
-        count = len(workload.items)
+        names, count = {PLAIN: PLAIN, **drafter_names(options)}, len(workload.items)
         for size in options.batch_sizes:
             if count % size:
                 raise ConfigError(
@@ -248,19 +228,17 @@ class Bench:
 
     def params(self, temperature: float) -> list[SamplingParams]:
         """Each prompt's parameters; its seed is its index."""
-        found = []
-        for i, (item, limit) in enumerate(zip(self.workload.items, self.limits, strict=True)):
-            form = None if item.schema is None else StructuredOutputsParams(json=item.schema)
-            found.append(
-                SamplingParams(
-                    temperature=temperature,
-                    seed=i,
-                    max_tokens=limit,
-                    ignore_eos=form is None,
-                    structured_outputs=form,
-                )
+        forms = [
+            None if item.schema is None else StructuredOutputsParams(json=item.schema)
+            for item in self.workload.items
+        ]
+        return [
+            SamplingParams(
+                temperature=temperature, seed=i, max_tokens=limit, ignore_eos=form is None,
+                structured_outputs=form,
             )
-        return found
+            for i, (form, limit) in enumerate(zip(forms, self.limits, strict=True))
+        ]  # fmt: skip
 
     def order(self, number: int) -> Iterator[Cell]:
         """The cells in the order of round ``number``: turned on by one place a round.
@@ -271,49 +249,29 @@ class Bench:
         for conditions in turned(self.conditions, number):
             yield from turned([c for c in self.cells if c.conditions == conditions], number)
 
-    def run(self, progress: Callable[[int, int], None]) -> dict[Cell, Runs]:
+    def run(self, progress: Callable[[int, int], None]) -> dict[Cell, list[Timing]]:
         """Warm up, then run every round; ``progress`` is told (cells done, cells in all)."""
-        found = {cell: Runs() for cell in self.cells}
-        schedule = [(cell, Runs()) for cell in self.cells]
-        for number in range(self.options.rounds):
-            schedule += [(cell, found[cell]) for cell in self.order(number)]
+        timings: dict[Cell, list[Timing]] = {cell: [] for cell in self.cells}
+        schedule = [cell for number in range(self.options.rounds) for cell in self.order(number)]
+        count = len(self.cells)
         gc.collect()
         gc.freeze()  # what is loaded need not be searched before every measurement
         try:
-            for done, (cell, runs) in enumerate(schedule, 1):
-                self._measure(cell, runs)
-                progress(done, len(schedule))
+            for done, cell in enumerate([*self.cells, *schedule], 1):
+                timing = self._measure(cell)
+                timings[cell] += [timing] if done > count else []
+                progress(done, count + len(schedule))
         finally:
             gc.unfreeze()
-        return found
+        return timings
 
-    def _measure(self, cell: Cell, runs: Runs) -> None:
-        """Run all prompts once and add what came of it to ``runs``."""
-        llm, size = self.engines[cell.drafter], cell.batch_size
+    def _measure(self, cell: Cell) -> Timing:
+        """Run all prompts once."""
+        llm = self.engines[cell.drafter]
         set_draft_length(llm, cell.length or max(self.options.lengths))
-        params = self.params(cell.temperature)
         gc.collect()
         reset_peak_memory()
         cpu, wall = time.process_time(), time.perf_counter()
-        batches = [
-            run(llm, self.prompts[i : i + size], params[i : i + size])
-            for i in range(0, len(self.prompts), size)
-        ]
+        done = run_all(llm, self.prompts, self.params(cell.temperature), cell.batch_size)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        samples = [s for b in batches for s in b.samples]
-        decoded = sum(b.decode_tokens for b in batches)
-        runs.timings.append(
-            Timing(
-                speed=decoded / sum(b.decode_seconds for b in batches),
-                end_to_end=sum(b.tokens for b in batches) / sum(b.end - b.start for b in batches),
-                latency=sum(s.last - s.first for s in samples) / decoded,
-                utilisation=cpu / (wall * available_cores()),
-                peak_memory=peak_memory(),
-            )
-        )
-        if not runs.samples:
-            runs.samples = samples
-            runs.outputs = [set() for _ in samples]
-        for sample, outputs in zip(samples, runs.outputs, strict=True):
-            outputs.add(tuple(sample.token_ids))
-            runs.counts.add(sample.counts)
+        return Timing(done, cpu / (wall * available_cores()), peak_memory())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise, product
 from math import ceil
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import ConfigError
 from .report import heading
@@ -17,20 +16,15 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
 except ModuleNotFoundError:
     raise ConfigError("a plot needs matplotlib; run: pip install 'outrider[plot]'") from None
 
 Run = dict[str, Any]
-Style = dict[str, Any]
-"""What a line looks like: colour (the drafter), marker and line (the temperature)."""
 COLUMNS = 3
 PANEL = (4.4, 3.6)
-STYLES: tuple[tuple[str, Literal["-", "--", ":", "-."]], ...] = (
-    ("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."),
-)  # fmt: skip
-SPREAD = 0.4
-"""The share of the space between two K over which the lines' points are spread."""
+STYLES = ("o-", "s--", "^:", "D-.")
+"""Marker and line, by temperature; the colour is the drafter's."""
 LONGEST_NAME = 32
 LETTERS_PER_INCH = 12
 """At 10 points, at least."""
@@ -76,85 +70,59 @@ def draw(report: dict[str, Any], file: Path) -> None:
         ConfigError: the file cannot be written.
     """
     runs = [run for run in report["runs"] if run["num_speculative_tokens"]]
-    drafters, temperatures, sizes = (
-        list(dict.fromkeys(run[key] for run in runs))
-        for key in ("drafter", "temperature", "batch_size")
-    )
-    styles: dict[tuple[str, float], Style] = {}
-    for (i, drafter), (j, temperature) in product(enumerate(drafters), enumerate(temperatures)):
-        marker, line = STYLES[j % len(STYLES)]
-        styles[drafter, temperature] = {
-            "color": colormaps["tab10"](i % 10), "marker": marker, "linestyle": line,
-            "markersize": 4, "linewidth": 1.2,
-        }  # fmt: skip
+    sizes = list(dict.fromkeys(run["batch_size"] for run in runs))
+    lines = list(dict.fromkeys((run["drafter"], run["temperature"]) for run in runs))
     rows, columns = ceil((len(sizes) + 1) / COLUMNS), min(len(sizes) + 1, COLUMNS)
     confidence = report["intervals"]["confidence"]
     bars = f", bars: their {confidence:.1%} confidence intervals" if confidence else ""
     title = [*heading(report), f"speedup: medians of {report['rounds']} rounds{bars}"]
     figure = new_figure(PANEL[0] * columns, PANEL[1] * rows + 1.2, "\n".join(title))
-    first: Axes | None = None
-    for i, size in enumerate(sizes):
-        first = figure.add_subplot(rows, columns, i + 1, sharey=first)
-        _speedups(first, [run for run in runs if run["batch_size"] == size], styles)
-        first.set_title(f"speedup, batch size {size}")
-        first.set_ylim(bottom=0)
+    panels = [figure.add_subplot(rows, columns, i + 1) for i in range(len(sizes) + 1)]
+    for panel, size in zip(panels, sizes, strict=False):
+        panel.sharey(panels[0])
+        panel.axhline(1, color="0.6", linewidth=1, zorder=0)
+        for drafter, temperature in lines:
+            points = _line(runs, drafter, temperature, size)
+            places = [run["num_speculative_tokens"] for run in points]
+            style = _style(lines, drafter, temperature)
+            panel.errorbar(places, *whiskers(points, "speedup"), capsize=3, **style)
+        _describe(panel, f"speedup, batch size {size}", "draft length K, tokens", "times plain")
     # Acceptance does not depend on the batch: the first size speaks for all.
-    panel = figure.add_subplot(rows, columns, len(sizes) + 1)
-    _acceptance(panel, [run for run in runs if run["batch_size"] == sizes[0]], styles)
-    handles = [
-        Line2D([], [], color=styles[name, temperatures[0]]["color"], label=_shortened(name))
-        for name in drafters
-    ]
-    for temperature in temperatures:
-        style = {**styles[drafters[0], temperature], "color": "0.3"}
-        handles.append(Line2D([], [], label=f"T = {temperature:g}", **style))
-    handles.append(Line2D([], [], color="0.6", linewidth=1, label="plain"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns)
+    for drafter, temperature in lines:
+        survival = _line(runs, drafter, temperature, sizes[0])[-1]["acceptance_by_position"] or []
+        places = [*range(1, len(survival) + 1)]
+        panels[-1].plot(places, survival, **_style(lines, drafter, temperature))
+    _describe(
+        panels[-1], "acceptance by position, largest K", "position in the draft, tokens",
+        "share of drafts accepted up to it",
+    )  # fmt: skip
+    figure.legend(handles=panels[-1].lines, loc="outside lower center", ncols=columns)
     save(figure, file)
 
 
-def _shortened(name: str) -> str:
-    """Return a name, or its end if it is long."""
-    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
+def _line(runs: Sequence[Run], drafter: str, temperature: float, size: int) -> list[Run]:
+    """Return the runs of a line, by K."""
+    key = drafter, temperature, size
+    keys = ("drafter", "temperature", "batch_size")
+    points = [run for run in runs if tuple(run[name] for name in keys) == key]
+    return sorted(points, key=lambda run: run["num_speculative_tokens"])
 
 
-def _lines(runs: Sequence[Run]) -> list[tuple[tuple[str, float], list[Run]]]:
-    """Return the runs of each (drafter, temperature), by K."""
-
-    def line(run: Run) -> tuple[str, float]:
-        return run["drafter"], run["temperature"]
-
-    ordered = sorted(runs, key=lambda run: (*line(run), run["num_speculative_tokens"]))
-    return [(key, list(group)) for key, group in groupby(ordered, line)]
-
-
-def _speedups(panel: Axes, runs: Sequence[Run], styles: dict[tuple[str, float], Style]) -> None:
-    """Draw speedup over K with error bars, a little apart so that no bar hides another."""
-    lines = _lines(runs)
-    lengths = sorted({run["num_speculative_tokens"] for run in runs})
-    space = min((b - a for a, b in pairwise(lengths)), default=1)
-    for i, (key, points) in enumerate(lines):
-        shift = SPREAD * space * (i - (len(lines) - 1) / 2) / len(lines)
-        places = [run["num_speculative_tokens"] + shift for run in points]
-        panel.errorbar(places, *whiskers(points, "speedup"), capsize=3, **styles[key])
-    panel.axhline(1, color="0.6", linewidth=1, zorder=0)
-    panel.set_xticks(lengths)
-    panel.set_xlim(lengths[0] - space / 2, lengths[-1] + space / 2)
-    panel.set_xlabel("draft length K, tokens")
-    panel.set_ylabel("decode speed, times plain")
-    panel.grid(axis="y", color="0.92")
+def _style(lines: list[tuple[str, float]], drafter: str, temperature: float) -> dict[str, Any]:
+    """Return what a line looks like, and its label."""
+    drafters, temperatures = (list(dict.fromkeys(part)) for part in zip(*lines, strict=True))
+    name = drafter if len(drafter) <= LONGEST_NAME else f"…{drafter[1 - LONGEST_NAME :]}"
+    form = STYLES[temperatures.index(temperature) % len(STYLES)]
+    return {
+        "color": colormaps["tab10"](drafters.index(drafter) % 10), "marker": form[0],
+        "linestyle": form[1:], "markersize": 4, "linewidth": 1.2,
+        "label": f"{name}, T = {temperature:g}",
+    }  # fmt: skip
 
 
-def _acceptance(panel: Axes, runs: Sequence[Run], styles: dict[tuple[str, float], Style]) -> None:
-    """Draw survival over positions, each drafter at its largest K."""
-    longest = max(run["num_speculative_tokens"] for run in runs)
-    for key, points in _lines(runs):
-        survival = points[-1]["acceptance_by_position"] or []
-        panel.plot(range(1, len(survival) + 1), survival, **styles[key])
-    panel.set_ylim(0, 1.03)
-    panel.set_xticks(range(1, longest + 1))
-    panel.set_xlim(0.5, longest + 0.5)
-    panel.set_xlabel("position in the draft, tokens")
-    panel.set_ylabel("share of drafts accepted up to it")
-    panel.set_title(f"acceptance by position, K = {longest}")
+def _describe(panel: Axes, title: str, across: str, up: str) -> None:
+    """Name a panel and its axes, which begin at 0 and have whole numbers across."""
+    panel.set(title=title, xlabel=across, ylabel=up)
+    panel.set_ylim(bottom=0)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.grid(axis="y", color="0.92")

@@ -7,10 +7,11 @@ text is, so that means over windows have intervals: paired, since each window is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 import torch
@@ -93,9 +94,8 @@ def loss(found: torch.Tensor, window: Sequence[int]) -> float:
 
 def interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """The mean of the values, and its interval of ``CONFIDENCE``."""
-    tensor = torch.tensor(values, dtype=torch.float64)
-    wide = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * float(tensor.std()) / len(values) ** 0.5
-    mean = float(tensor.mean())
+    mean = fmean(values)
+    wide = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * stdev(values) / len(values) ** 0.5
     return mean, (mean - wide, mean + wide)
 
 
@@ -105,18 +105,22 @@ def figures(name: str, bits: float, tally: Tally, exact: Sequence[float]) -> dic
     nats, bounds = interval(more)
     divergence, divergences = interval(tally.divergences)
     agreement, agreements = interval(tally.agreements)
-    ratio = torch.tensor([nats, *bounds], dtype=torch.float64).expm1().tolist()
     return {
         "quantization": name,
         "bits_per_weight": bits,
-        "perplexity": float(torch.tensor(interval(tally.losses)[0]).exp()),
-        "perplexity_loss": ratio[0],
-        "perplexity_loss_interval": ratio[1:],
+        "perplexity": perplexity(tally.losses),
+        "perplexity_loss": math.expm1(nats),
+        "perplexity_loss_interval": [math.expm1(bound) for bound in bounds],
         "agreement": agreement,
         "agreement_interval": list(agreements),
         "divergence": divergence,
         "divergence_interval": list(divergences),
     }
+
+
+def perplexity(losses: Sequence[float]) -> float:
+    """The exponential of the mean loss."""
+    return math.exp(fmean(losses))
 
 
 def quality(
@@ -172,7 +176,7 @@ def quality(
         "model": str(model),
         "dtype": str(reference.dtype).removeprefix("torch."),
         "bits_per_weight": bits_per_weight(folder, None),
-        "perplexity": float(torch.tensor(interval(exact)[0]).exp()),
+        "perplexity": perplexity(exact),
         "windows": len(read),
         "window": length,
         "intervals": {"confidence": CONFIDENCE, "method": METHOD},

@@ -245,6 +245,10 @@ class ReplayStore:
         self.inner.release(key)
 
 
+COPIED = ("dtype", "device", "trees", "truncates", "paged", "hidden_layers", "hidden_size")
+"""What a replay model has of the model that it runs."""
+
+
 class ReplayModel(Model):
     """Runs another model and says what was planted for the prompt.
 
@@ -260,12 +264,9 @@ class ReplayModel(Model):
         # Without the other's windows: planted laws go by the whole prompt.
         own = {field.name: getattr(model.shape, field.name) for field in fields(Shape)}
         self.shape = Shape(**own)
-        self.dtype, self.device = model.dtype, model.device
-        self.trees, self.truncates = model.trees, model.truncates
-        self.paged = model.paged
-        self.hidden_layers, self.hidden_size = model.hidden_layers, model.hidden_size
-        self._model = model
-        self._tracks = tracks
+        for name in COPIED:
+            setattr(self, name, getattr(model, name))
+        self._model, self._tracks = model, tracks
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page takes."""
@@ -398,28 +399,24 @@ class Replay:
         with TemporaryDirectory() as place:
             target, small = Path(place) / "target", Path(place) / "small"
             self._write(self._size, target)
-            for pattern in ("tokenizer*", "*.jinja"):
-                for file in self._source.glob(pattern):
-                    shutil.copy(file, target)
-            known = drafter if lookup else "none"
+            for file in (*self._source.glob("tokenizer*"), *self._source.glob("*.jinja")):
+                shutil.copy(file, target)
+            inner = drafter if lookup else "none"
             if planted and planted.size:
                 self._write(planted.size, small)
-                known = str(small)
-            inputs = InputProcessor(target, known, options)
+                inner = str(small)
+            inputs = InputProcessor(target, inner, options)
+            spec: DrafterSpec = inputs.spec
+            if planted:
+                tracks = {
+                    key: planted_track(track, self._seed, planted.agreement)
+                    for key, track in self.tracks.items()
+                }
+                small_model = spec if isinstance(spec, ModelSpec) else None
+                spec = ReplayedSpec(small_model, tracks) if small_model else PlantedSpec(tracks)
             model = ReplayModel(load_target(inputs.folder, inputs.config), self.tracks)
-            spec = self._spec(inputs.spec, planted)
             engine = build_engine(inputs.folder, spec, inputs.config, inputs.backend, model=model)
         return LLM.from_engine(inputs, engine)
-
-    def _spec(self, spec: DrafterSpec, planted: Planted | None) -> DrafterSpec:
-        """Return what drafts as ``planted`` says, with the checkpoint of ``spec`` if it has one."""
-        if planted is None:
-            return spec
-        tracks = {
-            key: planted_track(track, self._seed, planted.agreement)
-            for key, track in self.tracks.items()
-        }
-        return ReplayedSpec(spec, tracks) if isinstance(spec, ModelSpec) else PlantedSpec(tracks)
 
     def _write(self, size: str, folder: Path) -> None:
         shape, form = self._shape, find_size(size)

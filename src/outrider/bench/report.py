@@ -15,9 +15,10 @@ from statistics import median
 from typing import Any
 
 from ..audit.ties import Difference, compare
+from ..types import Counts
 from .intervals import METHOD, median_interval, ranks
 from .machine import machine
-from .offline import PLAIN, Bench, Cell, Runs
+from .offline import PLAIN, Bench, Cell, Timing
 from .repeats import fresh_acceptance_length, repeats
 
 
@@ -34,20 +35,21 @@ def setting(bench: Bench) -> dict[str, Any]:
     }
 
 
-def differences(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> list[tuple[int, Difference]]:
+def differences(
+    bench: Bench, cell: Cell, timings: list[Timing], plain: list[Timing]
+) -> list[tuple[int, Difference]]:
     """Every difference to plain decoding's first outputs: (prompt, what it is)."""
     params = bench.params(cell.temperature)
-    found = []
-    for i, outputs in enumerate(runs.outputs):
-        expected = plain.samples[i].token_ids
-        for output in sorted(outputs):
+    parted = []
+    for i, expected in enumerate(plain[0].run.outputs):
+        for output in sorted({tuple(timing.run.outputs[i]) for timing in timings}):
             difference = compare(bench.plain, bench.prompts[i], params[i], expected, output, seed=i)
             if difference is not None:
-                found.append((i, difference))
-    return found
+                parted.append((i, difference))
+    return parted
 
 
-def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]:
+def figures(bench: Bench, cell: Cell, timings: list[Timing], plain: list[Timing]) -> dict[str, Any]:
     """One entry of ``runs``.
 
     ``tokens_per_second`` is decode speed, (N-1)/(T(N)-T(1)) over all prompts of a round, and
@@ -63,14 +65,16 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
     ``acceptance_length_without_repeats`` and ``repeated_share`` (of output tokens): see
     ``bench/repeats.py``.
     """
-    timings, counts, drafts = runs.timings, runs.counts, cell.drafter != PLAIN
-    lengths = [len(p) + len(s.token_ids) for p, s in zip(bench.prompts, runs.samples, strict=True)]
-    paired = list(zip(timings, plain.timings, strict=True))
-    speeds = [t.speed for t in timings]
-    latencies = [1000 * t.latency for t in timings]
+    drafts = cell.drafter != PLAIN
+    runs, samples, counts = [t.run for t in timings], timings[0].run.samples, Counts()
+    for run in runs:
+        counts.add(run.counts)
+    lengths = [len(p) + len(s.token_ids) for p, s in zip(bench.prompts, samples, strict=True)]
+    paired = list(zip(runs, (t.run for t in plain), strict=True))
+    speeds, latencies = [run.speed for run in runs], [1000 * run.latency for run in runs]
     speedups = [mine.speed / theirs.speed for mine, theirs in paired]
-    parted = differences(bench, cell, runs, plain)
-    texts = [(p, s.token_ids, s.origins) for p, s in zip(bench.prompts, runs.samples, strict=True)]
+    parted = differences(bench, cell, timings, plain)
+    texts = [(p, s.token_ids, s.origins) for p, s in zip(bench.prompts, samples, strict=True)]
     again = [r for prompt, output, _ in texts for r in repeats(prompt, output)]
     return {
         "drafter": cell.drafter,
@@ -79,7 +83,7 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
         "temperature": cell.temperature,
         "batch_size": cell.batch_size,
         "sequence_length": round(sum(lengths) / len(lengths)),
-        "num_samples": len(runs.samples),
+        "num_samples": len(samples),
         "tokens_per_second": median(speeds),
         "latency_per_token_ms": median(latencies),
         "speedup": median(speedups) if drafts else 1.0,
@@ -90,7 +94,7 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
         "utilisation": median(t.utilisation for t in timings),
         "outputs_identical": all(d.is_tie for _, d in parted),
         "numerical_ties": len({i for i, d in parted if d.is_tie}),
-        "end_to_end_tokens_per_second": median(t.end_to_end for t in timings),
+        "end_to_end_tokens_per_second": median(run.end_to_end for run in runs),
         "end_to_end_speedup": median(m.end_to_end / p.end_to_end for m, p in paired),
         "workload": bench.workload.name,
         "structured_outputs": any(item.schema is not None for item in bench.workload.items),
@@ -109,10 +113,10 @@ def figures(bench: Bench, cell: Cell, runs: Runs, plain: Runs) -> dict[str, Any]
     }
 
 
-def report(bench: Bench, found: dict[Cell, Runs]) -> dict[str, Any]:
+def report(bench: Bench, timings: dict[Cell, list[Timing]]) -> dict[str, Any]:
     """The whole report: ``machine``, and ``runs`` in the order of the cells."""
-    plain = {cell.conditions: runs for cell, runs in found.items() if cell.drafter == PLAIN}
-    runs = [figures(bench, cell, runs, plain[cell.conditions]) for cell, runs in found.items()]
+    plain = {cell.conditions: each for cell, each in timings.items() if cell.drafter == PLAIN}
+    runs = [figures(bench, cell, each, plain[cell.conditions]) for cell, each in timings.items()]
     rounds = bench.options.rounds
     intervals = {"confidence": ranks(rounds)[1], "method": METHOD}
     return {"machine": setting(bench), "rounds": rounds, "intervals": intervals, "runs": runs}

@@ -101,36 +101,25 @@ def load_workload(which: str) -> Workload:
             f"workload {which} cannot be read ({error.strerror}); give a file that is there, or "
             f"one of {', '.join(NAMES)}."
         ) from None
-    entries = _lines(text, which) if path.suffix == ".jsonl" else _list(text, which)
+    whole = path.suffix == ".json"
+    # Not splitlines(), which also ends a line at U+2028.
+    lines = [text] if whole else text.split("\n")
+    entries: list[tuple[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        where = f"workload {which}" if whole else f"workload {which}, line {number}"
+        try:
+            entries += [(where, json.loads(line))] if whole or line.strip() else []
+        except ValueError as error:  # names line and column
+            raise ConfigError(f"{where}: not JSON ({error}); correct it there.") from None
+    if whole:
+        ((where, members),) = entries
+        if not isinstance(members, list):
+            raise ConfigError(f"{where}, line 1: no list; put the items between [ and ].")
+        entries = [(f"{where}, item {i}", member) for i, member in enumerate(members, 1)]
     if not entries:
         raise ConfigError(f"workload {which} is empty; give it one prompt at least.")
     name = which if which in BUNDLED else path.stem
     return Workload(name, tuple(_item(entry, where) for where, entry in entries))
-
-
-def _lines(text: str, which: str) -> list[tuple[str, Any]]:
-    """Every line's value and where it stands; empty lines are passed over."""
-    found = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"workload {which}, line {number}"
-        try:
-            found.append((where, json.loads(line)))
-        except ValueError as error:
-            raise ConfigError(f"{where}: not JSON ({error}); write one item a line.") from None
-    return found
-
-
-def _list(text: str, which: str) -> list[tuple[str, Any]]:
-    """The members of the list that ``text`` is, and where they stand."""
-    try:
-        members = json.loads(text)
-    except ValueError as error:  # names line and column
-        raise ConfigError(f"workload {which}: not JSON ({error}); correct it there.") from None
-    if not isinstance(members, list):
-        raise ConfigError(f"workload {which}, line 1: no list; put the items between [ and ].")
-    return [(f"workload {which}, item {i}", member) for i, member in enumerate(members, 1)]
 
 
 def _item(entry: Any, where: str) -> Item:
@@ -157,11 +146,13 @@ def _item(entry: Any, where: str) -> Item:
 
 def _are_messages(value: Any) -> bool:
     """True for a list of roles and texts, one at least."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(
-        isinstance(m, dict)
-        and set(m) == {"role", "content"}
-        and all(isinstance(text, str) for text in m.values())
-        for m in value
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(m, dict)
+            and set(m) == {"role", "content"}
+            and all(isinstance(text, str) for text in m.values())
+            for m in value
+        )
     )

@@ -36,7 +36,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..bench.offline import Bench as Engines
-    from ..bench.offline import Cell, Runs
+    from ..bench.offline import Cell, Timing
     from ..bench.workload import Workload
 
 NARROWEST = 160
@@ -57,7 +57,7 @@ def chosen(which: str) -> Workload:
     return Workload.of_prompts(CODE, pocket.prompts()) if which == CODE else load_workload(which)
 
 
-def measure(bench: Engines) -> dict[Cell, Runs]:
+def measure(bench: Engines) -> dict[Cell, list[Timing]]:
     """Run everything, with a bar on stderr when that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
