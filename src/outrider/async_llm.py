@@ -68,7 +68,7 @@ class AsyncLLM:
         model, drafter, options: as ``LLM`` takes them.
 
     Raises:
-        ConfigError, ModelError: see ``LLM``. What only the engine finds out, ``start`` raises.
+        ConfigError, ModelError: see ``LLM``. ``start`` raises errors that only the engine finds.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class AsyncLLM:
         """Return an ``AsyncLLM`` from vLLM's ``AsyncEngineArgs``, or an object or mapping like it.
 
         Of an object the attributes that are set and that ``LLM`` knows are taken; a mapping's and
-        ``options`` must all be known.
+        ``options`` must all be options of ``LLM``.
         """
         args = engine_args or {}
         return cls(**{**(args if isinstance(args, dict) else of_engine_args(args)), **options})
@@ -145,7 +145,7 @@ class AsyncLLM:
             prompt: a text, token ids, or ``{"prompt_token_ids": ids}``.
             sampling_params: None takes the defaults.
             request_id: unique among those under way; made up unless given.
-            speculation: how to draft; None takes the engine's way.
+            speculation: drafter and draft length; None takes the engine's.
             priority: of waiting requests the lowest go first; needs
                 ``scheduling_policy="priority"`` unless it is 0.
 
@@ -154,9 +154,10 @@ class AsyncLLM:
             WorkerError: the engine died under it.
             GenerationError: the request failed on the way; the error holds its output.
         """
-        state = self.request(
-            prompt, sampling_params, request_id, speculation=speculation, priority=priority
-        )
+        state = self.inputs.request(
+            prompt, sampling_params or SamplingParams(), request_id, speculation=speculation,
+            priority=priority,
+        )  # fmt: skip
         async with aclosing(self.run(state)) as steps:
             async for _ in steps:
                 if state.error is not None:
@@ -176,32 +177,14 @@ class AsyncLLM:
 
         ``error`` of an event says why the request failed.
         """
-        state = self.request(
-            prompt, sampling_params, request_id, speculation=speculation, priority=priority
-        )
+        state = self.inputs.request(
+            prompt, sampling_params or SamplingParams(), request_id, speculation=speculation,
+            priority=priority,
+        )  # fmt: skip
         async with aclosing(self.run(state)) as steps:
             async for events in steps:
                 for event in events:
                     yield event
-
-    def request(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        **options: Any,
-    ) -> RequestState:
-        """Return the state of a new request for ``run``.
-
-        Args:
-            prompt, sampling_params, request_id: as for ``generate``.
-            options: see ``InputProcessor.request``.
-
-        Raises:
-            RequestError: the prompt or an option does not fit the model.
-        """
-        params = sampling_params or SamplingParams()
-        return self.inputs.request(prompt, params, request_id, **options)
 
     async def run(
         self, state: RequestState, body: str | None = None
@@ -211,7 +194,7 @@ class AsyncLLM:
         Leaving the iterator aborts the request.
 
         Args:
-            state: of the request.
+            state: of the request, from ``inputs.request``.
             body: the fingerprint of the call that the request belongs to; its own unless given.
 
         Raises:
@@ -224,7 +207,7 @@ class AsyncLLM:
         self.suspects.check(body)
         queue = self._queues[request.id] = _Queue(request.params.n)
         try:
-            if self._worker is not None:  # one that has just died says so later
+            if self._worker is not None:  # the death of one is reported later
                 self._worker.send(Add(request), ("add", request.id))
                 self._engaged[request.id] = body
             while queue.running or not queue.items.empty():
@@ -259,7 +242,7 @@ class AsyncLLM:
             await self._changed.wait()
 
     async def set_speculation(self, state: SpeculationState) -> None:
-        """Draft in another way from the next step on.
+        """Set the default drafter and draft length from the next step on.
 
         Raises:
             ConfigError: there is no such drafter, or the length is out of range.
@@ -267,7 +250,7 @@ class AsyncLLM:
         ready = await self.start()
         check_choice(state, ready.drafters, ready.max_draft)
         self.speculation = state
-        self._set(state)
+        self._send_speculation(state)
 
     @property
     def live(self) -> int:
@@ -285,12 +268,12 @@ class AsyncLLM:
         return None if why is None else WorkerError(f"{why}; it is restarted if that goes on.")
 
     def shutdown(self) -> None:
-        """End the worker at once, whatever it does; requests under way fail."""
+        """Kill the worker at once; running requests fail."""
         self._closing = True
         if self._worker is not None:
             self._worker.kill()
         self._end_streams("the engine was shut down")
-        self._tell()
+        self._notify()
 
     def _spawn(self) -> None:
         """Start a worker; again later where the system cannot do it now."""
@@ -319,7 +302,7 @@ class AsyncLLM:
             self._watch.begin()
 
     def _tick(self) -> None:
-        """Every second: kill a worker that hangs."""
+        """Kill a worker that hangs; runs every second."""
         if self._closing or self.failure is not None or self._loop is None:
             return
         self._loop.call_later(TICK_SECONDS, self._tick)
@@ -331,13 +314,13 @@ class AsyncLLM:
             self._worker.kill()
 
     def _abort(self, id: str) -> None:
-        """Have the worker drop a request, unless it never got it."""
+        """Send the worker an abort, unless the request was never sent."""
         if self._worker is None or self._worker.withdraw(("add", id)):
             self._engaged.pop(id, None)
         else:
             self._worker.send(Abort(id), ("abort", id))
 
-    def _set(self, state: SpeculationState) -> None:
+    def _send_speculation(self, state: SpeculationState) -> None:
         if self._worker is not None:
             self._worker.send(state, "speculation")
 
@@ -356,10 +339,10 @@ class AsyncLLM:
             case Aborted(id, gauges):
                 self.gauges = gauges
                 self._engaged.pop(id, None)
-                self._tell()
+                self._notify()
             case Refused(id, error):
                 self._engaged.pop(id, None)
-                self._tell()
+                self._notify()
                 if id in self._queues:
                     self._queues[id].items.put_nowait(error)
             case Ready():
@@ -367,11 +350,11 @@ class AsyncLLM:
                 if self.speculation is None:
                     self.speculation = message.speculation
                 elif self.speculation != message.speculation:
-                    self._set(self.speculation)  # what was set outlives a worker
-                self._tell()
+                    self._send_speculation(self.speculation)  # the setting outlives a worker
+                self._notify()
             case Failed(error):
                 self.failure = error
-                self._tell()
+                self._notify()
             case Logged(level, text):
                 logger.log(level, "%s", text)
             case Broken(why, traceback):
@@ -397,11 +380,11 @@ class AsyncLLM:
                     logger.exception("an observer of the engine failed; more of it is not logged")
 
     def _died(self, worker: WorkerProcess, code: int | None) -> None:
-        """The worker is gone: end its requests, and start another unless that does not help."""
+        """End the requests of a worker that is gone, and start another unless that is hopeless."""
         if worker is not self._worker:
             return
-        held = {i: b for i, b in self._engaged.items() if not worker.withdraw(("add", i))}
-        ready, hung, bodies = self.ready is not None, self._watch.hung, {*held.values()}
+        bodies = {b for i, b in self._engaged.items() if not worker.withdraw(("add", i))}
+        ready, hung = self.ready is not None, self._watch.hung
         self.ready, self.gauges, self._worker = None, Gauges(), None
         self._engaged.clear()
         if self._closing or self.failure is not None:
@@ -423,17 +406,17 @@ class AsyncLLM:
         self._loop.call_later(self._deaths.pause, self._spawn)
 
     def _fail(self, why: str) -> None:
-        """Give up."""
+        """Give up for good, with the reason."""
         self.failure = WorkerError(why)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        """Wake whoever waits for the worker's state to change."""
+    def _notify(self) -> None:
+        """Wake the tasks that wait for a change of the worker."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def _end_streams(self, why: str) -> None:
-        """End the requests that are not done; the others have all they need."""
+        """Fail the requests that are not done; the others have all their events."""
         for queue in self._queues.values():
             if queue.running:
                 queue.items.put_nowait(WorkerError(f"{why}; send it again."))

@@ -26,8 +26,8 @@ def free_memory() -> int:
     free = os.sysconf("SC_AVPHYS_PAGES") * page
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
-        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
-        free = int(found.group(1)) * 1024 if found else free
+        match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
+        free = int(match.group(1)) * 1024 if match else free
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
         free = min(free, max(0, int(limit.read_text()) - int(used.read_text())))
@@ -45,10 +45,10 @@ def parse_memory(value: int | float | str | None) -> int | None:
     if value is None:
         return None
     if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmg]i?)?b?\s*", value.lower())
-        if found:
-            number, unit = float(found.group(1)), found.group(2) or ""
-            if not unit and "." in found.group(1) and 0 < number <= 1:
+        match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmg]i?)?b?\s*", value.lower())
+        if match:
+            number, unit = float(match.group(1)), match.group(2) or ""
+            if not unit and "." in match.group(1) and 0 < number <= 1:
                 return parse_memory(number)
             if 0 < int(number * UNITS[unit]) <= LARGEST_MEMORY:
                 return int(number * UNITS[unit])
@@ -89,15 +89,15 @@ class Recipe:
         Raises:
             ConfigError: the text is no recipe.
         """
-        given = text if isinstance(text, str) else ""
-        found = re.fullmatch(r"int([48])(?:-(?:g(32|64|128)|(channel)))?(-zp)?", given)
-        if found is None:
+        name = text if isinstance(text, str) else ""
+        match = re.fullmatch(r"int([48])(?:-(?:g(32|64|128)|(channel)))?(-zp)?", name)
+        if match is None:
             raise ConfigError(
                 f"quantization is {shown(text)}; give int4 or int8, behind it the group (-g32, "
                 "-g64, -g128 or -channel) and -zp for zero points where wanted, as in int4-g64-zp. "
                 "A checkpoint whose weights are quantised already needs none."
             )
-        bits, group, channel, zeros = found.groups()
+        bits, group, channel, zeros = match.groups()
         size = None if channel else int(group) if group else USUAL_GROUP[int(bits)]
         return Recipe(int(bits), size, zeros is not None)
 
@@ -110,7 +110,7 @@ class Recipe:
         return self if self.bits == 8 else Recipe(8, USUAL_GROUP[8])
 
     def bits_per_weight(self, inputs: int) -> float:
-        """Return the bits of a weight in a matrix of so many ``inputs``, with scales and zeros."""
+        """Return the bits of a weight in a matrix of ``inputs`` columns, with scales and zeros."""
         groups = 1 if self.group is None else -(-inputs // self.group)
         return self.bits + groups * (16 + self.bits * self.zeros) / inputs
 
@@ -121,7 +121,7 @@ class Recipe:
 
 
 NO_RECIPES = ("none", "auto")
-"""What a drafter's quantization may be besides a recipe's text."""
+"""Values of a drafter's quantization besides recipes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,7 @@ class EngineConfig:
             Recipe.parse(self.drafter_quantization)
 
     def window_of(self, drafter: str) -> int | None:
-        """Return how many last tokens a drafter of that name looks at; None is not limited here."""
+        """Return the number of last tokens that a drafter of that name sees; None is no limit."""
         if self.drafter_window is None and self.preset is not None:
             return PRESETS[self.preset].get(drafter)
         return self.drafter_window
@@ -249,27 +249,27 @@ class EngineConfig:
 
 
 def _lookup(name: str, help: str) -> Option:
-    return Option(name, "number", None, help, LOOKUP[name].least, LOOKUP[name].most)
+    return Option(name, int, None, help, LOOKUP[name].least, LOOKUP[name].most)
 
 
 ENGINE_OPTIONS = (
     Option(
-        "drafter", "text", "auto",
+        "drafter", str, "auto",
         "auto, ngram, none, or a checkpoint's folder or file. auto is the checkpoint in the "
         "sub-folder or sibling drafter, else ngram; none for a model whose state cannot go back.",
     ),
     _lookup("prompt_lookup_min", "Shortest n-gram of drafter ngram, in tokens; 2 unless given."),
     _lookup("prompt_lookup_max", "Longest n-gram of drafter ngram, in tokens; 4 unless given."),
     Option(
-        "speculative_config", "text", None,
+        "speculative_config", str, None,
         "vLLM's JSON object, instead of drafter and num_speculative_tokens.",
     ),
     Option(
-        "tokenizer", "text", None,
+        "tokenizer", str, None,
         "Folder of a tokenizer, instead of the checkpoint's own.",
     ),
     Option(
-        "gpu_memory_utilization", "share", None,
+        "gpu_memory_utilization", float, None,
         "vLLM's name for memory as a share.", high=1,
     ),
     *options_of(EngineConfig),
@@ -278,7 +278,7 @@ ENGINE_OPTIONS = (
 
 
 class EngineOptions(TypedDict, total=False):
-    """The keyword arguments of ``LLM`` and ``AsyncLLM`` beside model and drafter."""
+    """The keyword arguments of ``LLM`` and ``AsyncLLM`` besides model and drafter."""
 
     num_speculative_tokens: int
     prompt_lookup_min: int | None

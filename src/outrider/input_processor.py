@@ -1,4 +1,4 @@
-"""From prompts and options to requests, for ``LLM``, ``AsyncLLM`` and the server alike."""
+"""Makes requests from prompts and options, for ``LLM``, ``AsyncLLM`` and the server alike."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class InputProcessor:
         self.max_model_len = self.config.model_length(shape.context)
         self.spec = find_drafter(drafter, self.folder)
         lookup = self.spec if isinstance(self.spec, NgramSpec) else NgramSpec()
-        lookup = replace(lookup, **sizes)  # refuses a wrong size, whoever drafts
+        lookup = replace(lookup, **sizes)  # refuses a wrong size for any drafter
         if isinstance(self.spec, NgramSpec):
             self.spec = lookup
         self.tokenizer = self.folder if tokenizer is None else find_folder(tokenizer)
@@ -85,9 +85,9 @@ class InputProcessor:
 
         Args:
             prompt: a text, token ids, or ``{"prompt_token_ids": ids}``.
-            params: how to sample.
+            params: sampling options.
             id: unique among those under way; made up unless given.
-            speculation: how to draft; None takes the engine's way.
+            speculation: drafter and draft length; None takes the engine's.
             priority: of waiting requests the lowest go first.
             cache_salt: only requests with the same one share cached prefixes.
             text: the prompt's, where ``prompt`` is token ids and the text is known.
@@ -105,7 +105,11 @@ class InputProcessor:
         if not isinstance(ids, Seq) or not set(map(type, ids)) <= {int}:
             raise RequestError("a prompt is a text or a list of token ids; this one is neither.")
         speculation = speculation or DEFAULT_SPECULATION
-        self._check_ids(ids, speculation)
+        if not ids:
+            raise RequestError("the prompt has no tokens; give at least one.")
+        self.room_after(ids)
+        check_vocabulary("the prompt", ids, self.vocab_size)
+        check_vocabulary("prediction", speculation.prediction, self.vocab_size)
         self.check_max_tokens(params.max_tokens)
         self.check_priority(priority)
         if self.codec is None and (params.stop or params.bad_words):
@@ -125,18 +129,6 @@ class InputProcessor:
             return params.seed
         base = self.config.seed
         return fresh_seed() if base is None else request_seed(base, number)
-
-    def _check_ids(self, ids: Seq[int], speculation: Speculation) -> None:
-        """Refuse token ids that the model cannot continue.
-
-        Raises:
-            RequestError: the prompt is empty or too long, or has ids outside the vocabulary.
-        """
-        if not ids:
-            raise RequestError("the prompt has no tokens; give at least one.")
-        self.room_after(ids)
-        check_vocabulary("the prompt", ids, self.vocab_size)
-        check_vocabulary("prediction", speculation.prediction, self.vocab_size)
 
     def room_after(self, ids: Seq[int]) -> int:
         """Return how many tokens may follow a prompt.
@@ -158,7 +150,7 @@ class InputProcessor:
         Raises:
             RequestError: ``number`` is too large.
         """
-        # A context smaller than the default clips it, since nobody chose the default.
+        # A context smaller than the default clips it, since the user did not choose the default.
         if (number or 0) > max(self.max_model_len, DEFAULT_MAX_TOKENS):
             raise RequestError(
                 f"{name} is {shown(number)}, but the context of this model is "

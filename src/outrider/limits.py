@@ -40,7 +40,7 @@ class Number(NamedTuple):
     optional: bool = False
 
     def holds(self, value: object) -> bool:
-        """True if ``value`` is one of these numbers. True, False and NaN are no numbers."""
+        """Return True if ``value`` is one of these numbers. True, False and NaN are no numbers."""
         if value is None:
             return self.optional
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):

@@ -71,7 +71,7 @@ class LLM:
         return self.engine.speculator.state
 
     def set_speculation(self, state: SpeculationState) -> None:
-        """Draft in another way from the next step on.
+        """Set the default drafter and draft length from the next step on.
 
         Raises:
             ConfigError: there is no such drafter, or the length is out of range.
@@ -90,7 +90,8 @@ class LLM:
         Args:
             prompts: a text, token ids, ``{"prompt_token_ids": ids}``, or a list of these.
             sampling_params: one for all, or one each; None takes the defaults.
-            speculation: how to draft, one for all, or one each; None takes the engine's way.
+            speculation: drafter and draft length, one for all, or one each; None takes
+                the engine's.
 
         Raises:
             RequestError: a prompt cannot be served; nothing has been started then.

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from .errors import ConfigError, shown
 from .limits import LARGEST_INT, Number, check_number
 
 PREFIX = "OUTRIDER_"
-Kind = Literal["text", "number", "share", "switch"]
-KINDS: dict[Kind, type] = {"text": str, "number": int, "share": float, "switch": bool}
-BY_TYPE: dict[str, Kind] = {"str": "text", "int": "number", "bool": "switch", "float": "share"}
-"""The kind of a field by its annotation; of a union the first listed here counts."""
+TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "float": float}
+"""The type of an option by its field's annotation; of a union the first listed here counts."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +20,15 @@ class Option:
 
     Args:
         name: with underscores; the flag has hyphens, the variable is in capitals.
-        kind: of its value.
+        type: str, int, float or bool.
         default: None means unset.
         help: one sentence.
-        low, high: the range of a number or a share.
+        low, high: the range of an int or a float.
         zero: 0 is allowed too, and turns the option off.
     """
 
     name: str
-    kind: Kind
+    type: type[str] | type[int] | type[float] | type[bool]
     default: Any
     help: str
     low: float = 0
@@ -50,11 +48,11 @@ class Option:
     @property
     def expected(self) -> str:
         """The allowed values, in words."""
-        if self.kind == "text":
+        if self.type is str:
             return "a text"
-        if self.kind == "switch":
+        if self.type is bool:
             return "true or false"
-        words = "a whole number" if self.kind == "number" else "a number"
+        words = "a whole number" if self.type is int else "a number"
         return f"{words} from {self.low:,} to {self.high:,}" + (", or 0" if self.zero else "")
 
 
@@ -69,11 +67,11 @@ def options_of(owner: type) -> Iterator[Option]:
     """Yield an ``Option`` for each field of a dataclass that ``option`` made with a help text."""
     for each in fields(owner):
         help, number = each.metadata["help"], each.metadata["number"]
-        kind = next(kind for name, kind in BY_TYPE.items() if name in str(each.type).split(" | "))
+        of_type = next(type for name, type in TYPES.items() if name in str(each.type).split(" | "))
         if help and number is not None:
-            yield Option(each.name, kind, each.default, help, number.least, number.most)
+            yield Option(each.name, of_type, each.default, help, number.least, number.most)
         elif help:
-            yield Option(each.name, kind, each.default, help)
+            yield Option(each.name, of_type, each.default, help)
 
 
 def check_fields(owner: Any) -> None:

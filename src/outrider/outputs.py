@@ -1,4 +1,4 @@
-"""From events to outputs: text, the states of requests under way, and what callers get."""
+"""Turns events into outputs: text, the states of running requests, and public results."""
 
 from __future__ import annotations
 
@@ -91,6 +91,14 @@ class SampleState:
     stop_reason: int | str | None = None
     drafts: list[Drafted] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> SampleState:
+        """Return the part of a sample that the events of one step make."""
+        part = cls()
+        for event in events:
+            part.take(event)
+        return part
 
     def take(self, event: Event) -> None:
         """Add one event."""

@@ -49,10 +49,10 @@ class _Named:
     """Refuses options that do not exist, naming the nearest that does."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         for name in options:
-            if name not in known:
-                raise no_option(cls.__name__, name, known)
+            if name not in names:
+                raise no_option(cls.__name__, name, names)
         return super().__new__(cls)
 
 
@@ -67,7 +67,7 @@ class StructuredOutputsParams(_Named):
         grammar: a context-free grammar, in Lark's notation or as GBNF (llama.cpp's EBNF).
 
     Raises:
-        ConfigError: none or several are given, or one is not what it should be.
+        ConfigError: there is none or there are several, or the one is malformed.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -76,10 +76,10 @@ class StructuredOutputsParams(_Named):
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
-        if len(given) != 1:
+        forms = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        if len(forms) != 1:
             raise ConfigError(
-                f"StructuredOutputsParams has {', '.join(given) or 'nothing'}; "
+                f"StructuredOutputsParams has {', '.join(forms) or 'nothing'}; "
                 "give exactly one of json, regex, choice, grammar."
             )
         schema = self.json
@@ -104,10 +104,10 @@ class StructuredOutputsParams(_Named):
                 object.__setattr__(self, "json", json.dumps(schema))
             except (TypeError, ValueError, RecursionError) as error:
                 refuse(self, "json", schema, f"it cannot be written as JSON ({error})")
-        size = max(len(str(getattr(self, name))) for name in given)
+        size = max(len(str(getattr(self, name))) for name in forms)
         if size > LARGEST_GRAMMAR:
             raise ConfigError(
-                f"StructuredOutputsParams: {given[0]} has {size} characters; "
+                f"StructuredOutputsParams: {forms[0]} has {size} characters; "
                 f"give at most {LARGEST_GRAMMAR}."
             )
 
@@ -139,10 +139,10 @@ class SamplingParams(_Named):
         include_stop_str_in_output: the stop string, or the text of the stop token, is part of it.
         ignore_eos: go on after EOS.
         skip_special_tokens: special tokens are left out of the text.
-        logprobs: log probabilities of so many most likely tokens beside the sampled one, 0 to 20;
+        logprobs: log probabilities of so many most likely tokens besides the sampled one, 0 to 20;
             None for none at all.
         prompt_logprobs: likewise for the tokens of the prompt.
-        structured_outputs: what form the output must have, see ``StructuredOutputsParams``.
+        structured_outputs: the form of the output, see ``StructuredOutputsParams``.
         logits_processors: functions of ids and logits, see ``LogitsProcessor``.
 
     Raises:
@@ -195,15 +195,15 @@ class SamplingParams(_Named):
             refuse(self, "logit_bias", bias, BIAS.remedy)
         if len(bias) > MOST_IDS:
             raise ConfigError(f"logit_bias has {len(bias)} ids; give at most {MOST_IDS}.")
-        known = {}
+        biases = {}
         for id, value in bias.items():
             # JSON's keys are strings.
             written = isinstance(id, str) and id.isdecimal() and len(id) <= LONGEST_NUMBER
             number = int(id) if written else id
             if not (TOKEN_ID.holds(number) and BIAS.holds(value)):
                 refuse(self, "logit_bias", {id: value}, BIAS.remedy)
-            known[number] = float(value)
-        object.__setattr__(self, "logit_bias", known)
+            biases[number] = float(value)
+        object.__setattr__(self, "logit_bias", biases)
 
     def _check_words(self) -> None:
         for name in ("stop", "bad_words"):

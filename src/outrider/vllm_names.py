@@ -9,6 +9,7 @@ from typing import Any
 
 from .config import ENGINE_OPTIONS
 from .errors import ConfigError, no_option, shown
+from .limits import Number, check_number
 
 OPTIONS = tuple(option.name for option in ENGINE_OPTIONS)
 DEPRECATED = {
@@ -18,6 +19,7 @@ DEPRECATED = {
 }
 """Names that vLLM has removed; they work with a warning."""
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "lora_request")
+SHARE = Number(0, 1, "give a number above 0 and at most 1", whole=False, above=True, optional=True)
 IGNORED = ("use_v2_block_manager",)
 SPECULATIVE = {
     **{n: n for n in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")},
@@ -53,8 +55,9 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in IGNORED:
             warnings.warn(f"{name} has no meaning any more and is ignored.", FutureWarning, 3)
         elif name == "gpu_memory_utilization":
+            check_number(name, value, SHARE)
             if value is not None:
-                translated["memory"] = _share(value)
+                translated["memory"] = float(value)
         elif name == "speculative_config":
             translated |= _speculative(value)
         elif name == "tensor_parallel_size":
@@ -82,19 +85,6 @@ def of_engine_args(args: object) -> dict[str, Any]:
     """Return the options that an object with vLLM's names (``AsyncEngineArgs``) sets."""
     names = {"model", *OPTIONS, *DEPRECATED, *LORA}
     return {n: v for n, v in vars(args).items() if n in names and v not in (None, False)}
-
-
-def _share(value: object) -> float:
-    """Return ``gpu_memory_utilization`` as a share.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ConfigError(
-            f"gpu_memory_utilization is {shown(value)}; give a number above 0 and at most 1."
-        )
-    return float(value)
 
 
 def _speculative(config: object) -> dict[str, Any]:

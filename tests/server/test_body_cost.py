@@ -24,9 +24,9 @@ from outrider.server.admission import Queue
 from outrider.server.app import create_app
 from outrider.server.bodies import MOST_BRACKETS, parse, read
 from outrider.server.build import build
-from outrider.server.errors import LONGEST_SENTENCE, ServerError, body, sentence
+from outrider.server.errors import LONGEST_SENTENCE, Refusal, body, sentence
 from outrider.server.options import resolve
-from outrider.server.protocol import ChatRequest, CompletionRequest, Refusal
+from outrider.server.protocol import ChatRequest, CompletionRequest
 from outrider.server.room import ALWAYS, Held, Room
 from outrider.text.codec import TextCodec
 
@@ -203,16 +203,16 @@ def test_an_error_says_which_kind_was_meant_and_stays_short() -> None:
 def test_a_queue_counts_what_enters_at_once() -> None:
     queue = Queue(4, 100)
     first = queue.enter(9)  # the queue is not full, so that it takes a whole call
-    with pytest.raises(ServerError, match="9 sequences wait already, and the queue holds 4"):
+    with pytest.raises(Refusal, match="9 sequences wait already, and the queue holds 4"):
         queue.enter(1)
     first.give_back(7, 0)
     second = queue.enter(2)
     first.add_tokens(300)
-    with pytest.raises(ServerError, match="300 prompt tokens"):
+    with pytest.raises(Refusal, match="300 prompt tokens"):
         second.add_tokens(1)
-    first.leave()
+    first.close()
     first.give_back(5, 5)  # nothing is given back twice
-    second.leave()
+    second.close()
     assert (queue.sequences, queue.tokens) == (0, 0)
 
 
@@ -229,7 +229,7 @@ def test_texts_have_a_place_in_the_queue(tiny_llama: Path) -> None:
             for path, body in calls.items():
                 lease = queue.enter(1)
                 assert (await client.post(path, json=body)).status_code == 429
-                lease.leave()
+                lease.close()
                 for _ in range(2):  # a place is given back
                     assert (await client.post(path, json=body)).status_code == 200
 
@@ -242,14 +242,14 @@ def test_bodies_wait_for_room() -> None:
         first, second, short = Held(room), Held(room), Held(room)
         await first.add(12 + ALWAYS)  # alone a body may have more
         await short.add(ALWAYS)  # and a short one never waits
-        short.release()
+        short.close()
         waiting = asyncio.ensure_future(second.add(1 + ALWAYS))
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        first.release()
+        first.close()
         await asyncio.wait_for(waiting, 10)
-        second.release()
-        second.release()
+        second.close()
+        second.close()
         assert room.held == 0
 
     asyncio.run(work())

@@ -104,7 +104,7 @@ class Caller:
     def __init__(
         self, llm: AsyncLLM, tokens: int, prompt: str = "ab", body: str = "", id: str | None = None
     ) -> None:
-        state = llm.request(prompt, SamplingParams(max_tokens=tokens), id)
+        state = llm.inputs.request(prompt, SamplingParams(max_tokens=tokens), id)
         self.id = state.request.id
         self.task = asyncio.create_task(self._collect(llm, state, body))
 

@@ -18,6 +18,7 @@ from ..bench.intervals import shown
 from ..errors import OutriderError
 from .common import (
     LEAST_ROUNDS,
+    WIDE,
     DrafterQuantization,
     DrafterWindow,
     Dtype,
@@ -30,6 +31,8 @@ from .common import (
     model_folder,
     numbers,
     png,
+    report_console,
+    shares,
     status,
     write_json,
 )
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     from ..bench.offline import Cell, Timing
     from ..bench.workload import Workload
 
-NARROWEST = 160
 DEFINITIONS = (
     "tokens/s: decode speed, (N-1)/(T(N)-T(1)) · speedup: to plain in the same round · both are "
     "medians of {rounds} rounds, in brackets their {confidence:.1%} confidence intervals (order "
@@ -49,12 +51,12 @@ DEFINITIONS = (
 )
 
 
-def chosen(which: str) -> Workload:
-    """The workload of that name or file; code is the pocket pair's held-out prompts."""
+def named_workload(name: str) -> Workload:
+    """Return the workload of that name or file; code is the pocket pair's held-out prompts."""
     from .. import pocket
     from ..bench.workload import CODE, Workload, load_workload
 
-    return Workload.of_prompts(CODE, pocket.prompts()) if which == CODE else load_workload(which)
+    return Workload.of_prompts(CODE, pocket.prompts()) if name == CODE else load_workload(name)
 
 
 def measure(bench: Engines) -> dict[Cell, list[Timing]]:
@@ -62,20 +64,15 @@ def measure(bench: Engines) -> dict[Cell, list[Timing]]:
     console = Console(stderr=True)
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = not console.is_terminal
-    # Drawn between cells only: a thread that draws would run into what is being timed.
+    # Drawn between cells only: a drawing thread would disturb the timing.
     bar = Progress(*columns, console=console, transient=True, disable=hidden, auto_refresh=False)
     with bar:
         task = bar.add_task("")
         return bench.run(lambda n, total: bar.update(task, completed=n, total=total, refresh=True))
 
 
-def shares(survival: list[float]) -> str:
-    """Survival in figures."""
-    return " ".join(f"{share:.2f}" for share in survival)
-
-
 def identical(run: dict[str, Any]) -> str:
-    """Whether outputs were the plain ones, as the table says it."""
+    """Return the table's answer to whether outputs were the plain ones."""
     if not run["outputs_identical"]:
         return "[bold red]NO[/bold red]"
     ties = run["numerical_ties"]
@@ -83,7 +80,7 @@ def identical(run: dict[str, Any]) -> str:
 
 
 def table(report: dict[str, Any], width: int) -> Table:
-    """The runs for people; the best of each temperature and batch size stands out."""
+    """Return the runs as a table; the best of each temperature and batch size is bold."""
     from ..bench.offline import PLAIN
     from ..bench.report import best, heading
 
@@ -91,21 +88,21 @@ def table(report: dict[str, Any], width: int) -> Table:
     title = escape("\n".join(heading(report)))
     confidence = report["intervals"]["confidence"]
     definitions = DEFINITIONS.format(rounds=report["rounds"], confidence=confidence)
-    made = Table(
+    grid = Table(
         title=title, caption=definitions, caption_justify="left", box=box.SIMPLE, show_edge=False,
         pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for name in ("T", "batch", "drafter", "K"):
-        made.add_column(name, overflow="fold")
+        grid.add_column(name, overflow="fold")
     for name in ("tokens/s", "", "speedup", "", "end\nto end", "rate", "length"):
-        made.add_column(name, justify="right")
-    made.add_column("survival")
-    made.add_column("identical")
+        grid.add_column(name, justify="right")
+    grid.add_column("survival")
+    grid.add_column("identical")
     for i, run in enumerate(runs):
         ends = i + 1 == len(runs) or runs[i + 1]["drafter"] == PLAIN
         drafted = run["acceptance_length"] is not None
         survival = run["acceptance_by_position"] or []
-        made.add_row(
+        grid.add_row(
             f"{run['temperature']:g}",
             str(run["batch_size"]),
             escape(run["drafter"]),
@@ -117,16 +114,16 @@ def table(report: dict[str, Any], width: int) -> Table:
             f"{run['end_to_end_tokens_per_second']:.1f}",
             f"{run['acceptance_rate']:.2f}" if drafted else "",
             f"{run['acceptance_length']:.2f}" if drafted else "",
-            f"{bars(survival)} {shares(survival) if width >= NARROWEST else ''}".strip(),
+            f"{bars(survival)} {shares(survival) if width >= WIDE else ''}".strip(),
             identical(run),
             style="bold green" if run is best(runs, run) else None,
             end_section=ends,
         )
-    return made
+    return grid
 
 
 def greedy_line(runs: Sequence[dict[str, Any]]) -> str | None:
-    """How far greedy acceptance is owed to loops, in a line; None without greedy runs."""
+    """Return a line on greedy acceptance with and without loops; None without greedy runs."""
     greedy = [r for r in runs if r["temperature"] == 0 and r["acceptance_length"] is not None]
     greedy = [r for r in greedy if r["batch_size"] == greedy[0]["batch_size"]]
     if not greedy:
@@ -148,9 +145,7 @@ def greedy_line(runs: Sequence[dict[str, Any]]) -> str | None:
 
 def show(report: dict[str, Any], on_stderr: bool) -> None:
     """Print the table, on stderr where the JSON has stdout."""
-    console = Console(stderr=on_stderr, highlight=False)
-    if not console.is_terminal:
-        console = Console(stderr=on_stderr, highlight=False, width=NARROWEST)
+    console = report_console(on_stderr)
     console.print(table(report, console.width))
     line = greedy_line(report["runs"])
     if line:
@@ -158,7 +153,7 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
 
 
 def refuse_options(ctx: typer.Context) -> None:
-    """Options before a sub-command belong to nothing: say so rather than pass over them."""
+    """Refuse options that stand before a sub-command: they belong to no command."""
     for param in ctx.command.params:
         source = ctx.get_parameter_source(param.name or "")
         if source is not None and source.name == "COMMANDLINE":
@@ -235,14 +230,14 @@ def bench(
     lengths = numbers(num_speculative_tokens, int, "--num-speculative-tokens")
     temperatures = numbers(temperature, float, "--temperature")
     batch_sizes = numbers(batch_size, int, "--batch-size")
-    drafters = [d for given in drafter or [] for d in given.split(",") if d]
+    drafters = [d for listed in drafter or [] for d in listed.split(",") if d]
     with status("loading the models"):
         from ..bench.offline import Bench, Options
         from ..bench.report import report as make_report
 
         if plot:
             from ..bench.plot import draw
-        asked = chosen(workload or ("edit" if replay else "code")).first(num_prompts)
+        items = named_workload(workload or ("edit" if replay else "code")).first(num_prompts)
         options = Options(
             model=model_folder(model), replay=replay,
             target=f"replay-{replay}" if replay else model or "pocket",
@@ -252,12 +247,12 @@ def bench(
             drafter_quantization=drafter_quantization, drafter_window=drafter_window,
             preset=preset,
         )  # fmt: skip
-        engines = Bench(options, asked)
+        engines = Bench(options, items)
         if plot and len(engines.engines) == 1:
             raise typer.BadParameter("--plot has nothing to show without a drafter; give one.")
-    found = measure(engines)
+    runs = measure(engines)
     with status("comparing outputs"):
-        report = make_report(engines, found)
+        report = make_report(engines, runs)
     write_json(report, json_)
     show(report, on_stderr=json_ == "-")
     if plot:

@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from rich.console import Console
 from typer.core import TyperGroup
 
 from ..config import ENGINE_OPTIONS
 from ..errors import ConfigError, NumericalError, OutriderError, RequestError
-from ..options import KINDS, Kind, Option
+from ..options import Option
 
 if TYPE_CHECKING:
     from ..llm import LLM
 
 Command = TypeVar("Command", bound=Callable[..., None])
 FAILED, BAD_USAGE = 1, 2
-INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell tells of SIGINT and SIGPIPE
+WIDE = 160
+INTERRUPTED, BROKEN_PIPE = 130, 141  # a shell's codes for SIGINT and SIGPIPE
 
 # A terminal would obey control characters: all but newline and tab are shown as signs instead.
 SIGNS = {
@@ -48,14 +50,13 @@ Model = Annotated[
 def flag(option: Option) -> Any:
     """Return the flag of an option; its help ends with the default."""
     shown = "" if option.default in (None, False) else rf" \[{option.default}]"
-    names = [option.flag] if option.kind != "switch" else []
+    names = [option.flag] if option.type is not bool else []
     return typer.Option(*names, help=option.help + shown, show_default=False, show_envvar=False)
 
 
-def parameter(name: str, kind: Kind, info: Any) -> inspect.Parameter:
+def parameter(name: str, of_type: Any, info: Any) -> inspect.Parameter:
     """Return the parameter of a flag, None where it is not given."""
-    of_kind: Any = KINDS[kind]
-    annotation = Annotated[of_kind | None, info]
+    annotation = Annotated[of_type | None, info]
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, default=None, annotation=annotation)
 
@@ -80,7 +81,7 @@ def with_parameters(parameters: Iterable[inspect.Parameter]) -> Callable[[Comman
 def with_engine_options(*names: str) -> Callable[[Command], Command]:
     """Give a command the engine options of these names, all of them where there are none."""
     chosen = [o for o in ENGINE_OPTIONS if o.name in names or not names]
-    return with_parameters([parameter(o.name, o.kind, flag(o)) for o in chosen])
+    return with_parameters([parameter(o.name, o.type, flag(o)) for o in chosen])
 
 
 BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
@@ -183,15 +184,15 @@ class Commands(TyperGroup):
 
 
 def write(text: str) -> None:
-    """Put ``text`` on stdout at once and byte for byte, whatever the locale."""
+    """Write ``text`` to stdout at once, in UTF-8 under any locale."""
     typer.echo(text.encode("utf-8", "replace"), nl=False)
 
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Show on stderr what is under way; silent when that is no terminal.
+    """Show on stderr what the command does; nothing when that is no terminal.
 
-    A still line, since a spinner's thread would run into what is being timed.
+    A still line, since a spinner's thread would disturb the timing.
     """
     shown = sys.stderr.isatty()
     if shown:
@@ -204,7 +205,7 @@ def status(text: str) -> Iterator[None]:
 
 
 def open_llm(model: str | Path, **options: Any) -> LLM:
-    """Load a model; options that are None are left out."""
+    """Return a loaded model; options that are None take their defaults."""
     with status("loading the model"):
         from ..llm import LLM
 
@@ -223,6 +224,19 @@ def program() -> str:
     if shutil.which("outrider"):
         return "outrider"
     return sys.argv[0] if Path(sys.argv[0]).name == "outrider" else "python -m outrider"
+
+
+def report_console(on_stderr: bool) -> Console:
+    """Return the console of a table, wide where that is no terminal."""
+    console = Console(stderr=on_stderr, highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(stderr=on_stderr, highlight=False, width=WIDE)
+
+
+def shares(survival: list[float]) -> str:
+    """Return survival by position in figures."""
+    return " ".join(f"{share:.2f}" for share in survival)
 
 
 def bars(survival: list[float]) -> str:

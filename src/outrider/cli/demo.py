@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..errors import OutriderError
 from ..types import Counts, Origin, SamplingParams
-from .common import SIGNS, Model, bars, model_folder, open_llm, program, status
+from .common import SIGNS, Model, bars, model_folder, open_llm, program, shares, status
 
 if TYPE_CHECKING:
     from ..audit.ties import Difference
@@ -66,9 +66,9 @@ def decode(engines: tuple[LLM, LLM], prompt: str, seed: int) -> Pair:
     plain, speculative = ([b.samples[0] for b in side] for side in batches)
     expected = plain[0].token_ids
     outputs = {tuple(s.token_ids) for s in [*plain, *speculative]}
-    found = [compare(engines[0], ids, params, expected, o, seed=seed) for o in sorted(outputs)]
+    compared = [compare(engines[0], ids, params, expected, o, seed=seed) for o in sorted(outputs)]
     slow, fast = ([b.decode_tokens / b.decode_seconds for b in side] for side in batches)
-    parted = [d for d in found if d is not None]
+    parted = [d for d in compared if d is not None]
     return Pair(prompt, plain[0], speculative[0], slow, fast, parted)
 
 
@@ -85,7 +85,7 @@ def verdict(differences: Sequence[Difference]) -> str:
 
 
 def show(console: Console, title: str, pair: Pair) -> None:
-    """Print a prompt's end and what came after it, both ways."""
+    """Print the end of a prompt and its two outputs."""
     console.print(Rule(title, style="dim"))
     start = "".join(pair.prompt.splitlines(keepends=True)[-PROMPT_LINES:])
     left = Text.assemble((start, "dim"), pair.plain.text.translate(SIGNS))
@@ -108,7 +108,7 @@ def show(console: Console, title: str, pair: Pair) -> None:
 
 
 def summary(console: Console, pairs: list[Pair]) -> None:
-    """Print what it comes to: speeds as bars, the answer, and where to go from here."""
+    """Print the result of all prompts: speeds as bars, the answer, and where to go from here."""
     plain = median(median(p.plain_speeds) for p in pairs)
     fast = median(median(p.speculative_speeds) for p in pairs)
     speedup = median(p.speedup for p in pairs)
@@ -127,10 +127,9 @@ def summary(console: Console, pairs: list[Pair]) -> None:
         f"speed, (N-1)/(T(N)-T(1)), {REPEATS} runs of each by turns, T = {TEMPERATURE})[/dim]"
     )
     if length is not None:
-        shares = " ".join(f"{share:.2f}" for share in survival)
         console.print(
             f"acceptance length: [bold]{length:.2f}[/bold] [dim](1 + accepted / drafts), accepted "
-            f"up to each position:[/dim] {bars(survival)} {shares}"
+            f"up to each position:[/dim] {bars(survival)} {shares(survival)}"
         )
     call = program()
     console.print("\nTry next:")

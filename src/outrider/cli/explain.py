@@ -36,17 +36,17 @@ GLOSSARY = (
 )
 
 
-def introduction(found: Explanation) -> str:
-    """Return what happens in a step, for a newcomer."""
-    if found.drafter == "none":
+def introduction(step: Explanation) -> str:
+    """Return the explanation of a step for a newcomer."""
+    if step.drafter == "none":
         return "Without a drafter, a step is one pass of the target for one token."
-    k = found.num_speculative_tokens
-    proposes = PROPOSES.get(found.drafter, f"{found.drafter}, proposes up to {{k}} tokens")
+    k = step.num_speculative_tokens
+    proposes = PROPOSES.get(step.drafter, f"{step.drafter}, proposes up to {{k}} tokens")
     law = "its law (the probabilities of the next token)"
-    if not found.temperature:
+    if not step.temperature:
         draw = "At temperature 0 no noise is drawn: the likeliest token wins."
     else:
-        who = "both draw with the same" if found.drafter == "model" else "it draws with"
+        who = "both draw with the same" if step.drafter == "model" else "it draws with"
         draw = (
             f"At each position {who} random noise g: the highest log probability + g wins, which "
             "is an exact draw from the law."
@@ -74,7 +74,7 @@ def shown(position: Position) -> list[Candidate]:
 
 
 def laws(position: Position) -> Table:
-    """Laws, noise and scores of a position, a token a line."""
+    """Return probabilities, noise and scores of a position, a token a line."""
     from ..audit.explain import label
 
     rows = shown(position)
@@ -82,11 +82,11 @@ def laws(position: Position) -> Table:
     noisy = any(c.noise is not None for c in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("  token", no_wrap=True, min_width=TOKEN + 2)
-    wanted = {
+    columns = {
         "p": True, "q": drafts, "noise g": noisy, "log p + g": noisy,
         "log q + g": noisy and drafts,
     }  # fmt: skip
-    for name in (name for name, there in wanted.items() if there):
+    for name in (name for name, there in columns.items() if there):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("choice of", no_wrap=True)
     for c in rows:
@@ -105,24 +105,24 @@ def laws(position: Position) -> Table:
         if position.outcome == "rejected" and by_target:
             style = STYLES["bonus"]
         cells = [f"  {shortened(label(c))}"]
-        cells += [figures[name] for name, there in wanted.items() if there]
+        cells += [figures[name] for name, there in columns.items() if there]
         table.add_row(*(Text(cell, style) for cell in [*cells, choice]))
     return table
 
 
-def show(console: Console, found: Explanation) -> None:
+def show(console: Console, explanation: Explanation) -> None:
     """Print the step for people."""
     from ..audit.explain import label
 
-    console.print(Text(introduction(found)))
+    console.print(Text(introduction(explanation)))
     console.print()
-    noise = f"temperature {found.temperature:g}, seed {found.seed}"
-    console.print(Text(f"Step {found.step} ({noise}). {found.chosen}"))
+    noise = f"temperature {explanation.temperature:g}, seed {explanation.seed}"
+    console.print(Text(f"Step {explanation.step} ({noise}). {explanation.chosen}"))
     console.print("\nThe text before:", style="dim")
-    lines = found.text_before.translate(SIGNS).split("\n")
+    lines = explanation.text_before.translate(SIGNS).split("\n")
     for line in lines[-BEFORE:]:
         console.print(Text(f"  | {line}", "dim"), overflow="ellipsis", no_wrap=True)
-    for position in found.positions:
+    for position in explanation.positions:
         token = position.draft or position.target
         outcome = position.outcome
         whose = "draft" if position.draft else "target"
@@ -138,11 +138,11 @@ def show(console: Console, found: Explanation) -> None:
             console.print(laws(position))
     console.print()
     out = Text("Output: ", "bold")
-    for i, each in enumerate(found.output):
+    for i, each in enumerate(explanation.output):
         out.append(" · " if i else "")
         out.append(f"{label(each)} {each.origin}", STYLES[each.origin])
     console.print(out)
-    console.print(Text(found.summary, "bold"))
+    console.print(Text(explanation.summary, "bold"))
     console.print()
     words = (f"{word}: {meaning}" for word, meaning in GLOSSARY)
     console.print(Text("; ".join(words) + ".", "dim"))
@@ -175,12 +175,12 @@ def explain(
     from ..audit.explain import explain as take_apart
 
     with status("decoding up to the step"):
-        found = take_apart(llm, text, temperature, seed, step)
+        explanation = take_apart(llm, text, temperature, seed, step)
     if json_:
-        write(json.dumps(found.as_dict()) + "\n")
+        write(json.dumps(explanation.as_dict()) + "\n")
         return
     console = Console(highlight=False)
     with console.capture() as printed:
-        show(console, found)
+        show(console, explanation)
     lines = printed.get().splitlines()
     write("".join(f"{line.rstrip(' ')}\n" for line in lines))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from ..errors import NumericalError
 from ..types import Event, Origin, SamplingParams
-from .common import SIGNS, Model, bars, model_folder, open_llm, with_engine_options, write
+from .common import SIGNS, Model, bars, model_folder, open_llm, shares, with_engine_options, write
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -44,43 +43,43 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         raise typer.BadParameter(f"{file or 'stdin'} cannot be read: {error.strerror}.") from None
 
 
-def text_or_file(given: str | None) -> str | None:
+def text_or_file(value: str | None) -> str | None:
     """Return the text itself, or the content of the file of that name."""
     # No schema, expression or grammar of more than a line is the name of a file.
-    if given is None or "\n" in given or not Path(given[:LONGEST_NAME]).is_file():
-        return given
+    if value is None or "\n" in value or not Path(value[:LONGEST_NAME]).is_file():
+        return value
     try:
-        return Path(given).read_text(encoding="utf-8")
+        return Path(value).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        raise typer.BadParameter(f"{given} cannot be read as UTF-8 text.") from None
+        raise typer.BadParameter(f"{value} cannot be read as UTF-8 text.") from None
 
 
 def read_form(
     schema: str | None, regex: str | None, grammar: str | None, choice: list[str] | None
 ) -> dict[str, Any] | None:
     """Return the form of the output for ``SamplingParams``, None for any."""
-    given = {
+    forms = {
         "json": text_or_file(schema),
         "regex": regex,
         "grammar": text_or_file(grammar),
         "choice": choice or None,
     }
-    form = {name: value for name, value in given.items() if value is not None}
+    form = {name: value for name, value in forms.items() if value is not None}
     if len(form) > 1:
         raise typer.BadParameter("give one of --json-schema, --regex, --grammar and --choice.")
     return form or None
 
 
-def read_bias(given: list[str] | None) -> dict[int, float] | None:
+def read_bias(texts: list[str] | None) -> dict[int, float] | None:
     """Return the biases of token ids, from "ID=BIAS"."""
-    found = {}
-    for text in given or []:
+    biases = {}
+    for text in texts or []:
         name, _, value = text.partition("=")
         try:
-            found[int(name)] = float(value)
+            biases[int(name)] = float(value)
         except ValueError:
             raise typer.BadParameter(f"--logit-bias is {text!r}; give ID=BIAS, as 42=-3.") from None
-    return found or None
+    return biases or None
 
 
 @dataclass
@@ -106,24 +105,18 @@ class Screen:
 
     def take(self, event: Event) -> None:
         """Show an event, or keep it until the samples before it are done."""
-        piece = self._dress(event)
-        if event.sample_index == self.current:
-            if piece:
-                write(piece)
-        else:
-            self.waiting.setdefault(event.sample_index, []).append(piece)
+        self.waiting.setdefault(event.sample_index, []).append(self._dress(event))
         if event.finish_reason is not None:
             self.finished.add(event.sample_index)
-        while self.current in self.finished and self.current < self.n:
-            self._next()
+        self._show()
 
-    def _next(self) -> None:
-        """End the current sample and show what has come of the next one so far."""
-        self.current += 1
-        if self.terminal or self.current < self.n:
-            write("\n")
-        if self.current < self.n:
-            write("".join(self.waiting.pop(self.current, [])))
+    def _show(self) -> None:
+        """Write the text of the current sample, and of those after it once it has ended."""
+        write("".join(self.waiting.pop(self.current, [])))
+        while self.current in self.finished:
+            self.current += 1
+            separator = "\n" if self.terminal or self.current < self.n else ""
+            write(separator + "".join(self.waiting.pop(self.current, [])))
 
     def _dress(self, event: Event) -> str:
         if not self.terminal:
@@ -132,24 +125,27 @@ class Screen:
         return f"{colour}{text}{RESET}" if colour and text else text
 
 
-def figures(state: RequestState, budget: object) -> Iterable[tuple[str, str, str]]:
-    """Yield (name, figure, definition) of everything that ``--stats`` shows."""
+def figures(state: RequestState, budget: object) -> list[tuple[str, str, str]]:
+    """Return (name, figure, definition) of everything that ``--stats`` shows."""
     metrics = state.output().metrics
-    rate, length = metrics.acceptance_rate, metrics.acceptance_length
-    yield "tokens", str(sum(len(sample.token_ids) for sample in state.samples)), ""
-    speed = f"{metrics.tokens_per_second:.1f}"
-    yield "tokens/s", speed, "tokens / time from the call to the last token"
-    yield "TTFT", f"{1000 * metrics.ttft:.0f} ms", "time to the first token"
-    yield "steps", str(metrics.steps), "decode steps"
-    yield "drafted", str(metrics.drafted), "draft tokens verified"
-    yield "accepted", str(metrics.accepted), ""
-    if rate is not None and length is not None:
-        survival = metrics.acceptance_by_position
-        shares = " ".join(f"{share:.2f}" for share in survival)
-        yield "acceptance rate", f"{rate:.2f}", "accepted / drafted"
-        yield "acceptance length", f"{length:.2f}", "1 + accepted / drafts"
-        yield "survival", f"{bars(survival)}  {shares}", "share accepted up to each position"
-    yield "budget", str(budget), ""
+    survival = metrics.acceptance_by_position
+    rows = [
+        ("tokens", str(sum(len(sample.token_ids) for sample in state.samples)), ""),
+        ("tokens/s", f"{metrics.tokens_per_second:.1f}",
+         "tokens / time from the call to the last token"),
+        ("TTFT", f"{1000 * metrics.ttft:.0f} ms", "time to the first token"),
+        ("steps", str(metrics.steps), "decode steps"),
+        ("drafted", str(metrics.drafted), "draft tokens verified"),
+        ("accepted", str(metrics.accepted), ""),
+    ]  # fmt: skip
+    if metrics.acceptance_rate is not None:
+        rows += [
+            ("acceptance rate", f"{metrics.acceptance_rate:.2f}", "accepted / drafted"),
+            ("acceptance length", f"{metrics.acceptance_length:.2f}", "1 + accepted / drafts"),
+            ("survival", f"{bars(survival)}  {shares(survival)}",
+             "share accepted up to each position"),
+        ]  # fmt: skip
+    return [*rows, ("budget", str(budget), "")]
 
 
 def show_stats(state: RequestState, budget: object) -> None:
@@ -171,7 +167,7 @@ def as_json(output: RequestOutput) -> dict[str, Any]:
 
 
 def stream(llm: LLM, prompt: str, params: SamplingParams) -> RequestState:
-    """Generate onto stdout; return the request's state at its end."""
+    """Print the output as it is generated; return the request's state at its end."""
     screen = Screen.of_stdout(params.n)
     (state,) = llm.start(prompt, params)
     for event in llm.run([state]):

@@ -1,4 +1,4 @@
-"""``outrider bench quality``: what quantised weights cost in what is said."""
+"""``outrider bench quality``: what quantised weights cost in quality."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
 from ..bench.intervals import shown
-from .common import Dtype, JsonFile, model_folder, status, write_json
+from .common import Dtype, JsonFile, model_folder, report_console, status, write_json
 
 DEFINITIONS = (
     "bits: of a weight as stored, scales and what is not quantised too · loss: perplexity over the "
     "reference's, less 1 · agreement: positions with the same most likely next token · KL: "
-    "divergence from the reference's law, nats · in brackets 95 % intervals over windows"
+    "divergence from the reference's distribution, nats · in brackets 95 % intervals over windows"
 )
 
 
 def table(report: dict[str, Any]) -> Table:
-    """The report for people."""
+    """Return the report as a table."""
     title = (
         f"{report['model']} · {report['dtype']}: {report['bits_per_weight']:.2f} bits, perplexity "
         f"{report['perplexity']:.4f} · {report['windows']} windows of {report['window']} tokens"
     )
-    made = Table(
+    grid = Table(
         title=escape(title), caption=DEFINITIONS, caption_justify="left", box=box.SIMPLE,
         show_edge=False, pad_edge=False, padding=(0, 2, 0, 0),
     )  # fmt: skip
-    made.add_column("quantization", overflow="fold")
+    grid.add_column("quantization", overflow="fold")
     for name in ("bits", "perplexity", "loss", "", "agreement", "", "KL", ""):
-        made.add_column(name, justify="right")
+        grid.add_column(name, justify="right")
     for run in report["runs"]:
         lost = [100 * bound for bound in run["perplexity_loss_interval"]]
-        made.add_row(
+        grid.add_row(
             escape(run["quantization"]),
             f"{run['bits_per_weight']:.3f}",
             f"{run['perplexity']:.4f}",
@@ -48,22 +47,22 @@ def table(report: dict[str, Any]) -> Table:
             f"{run['divergence']:.5f}",
             escape(shown(run["divergence_interval"], ".5f")),
         )
-    return made
+    return grid
 
 
 def read_texts(files: list[Path] | None) -> list[str]:
-    """The files' texts; modules held out from the pocket pair's training where there are none."""
+    """Return the files' texts; without files, modules held out from the pocket pair's training."""
     from .. import pocket
 
     if not files:
         return pocket.held_out()
-    found = []
+    contents = []
     for file in files:
         try:
-            found.append(file.read_text(encoding="utf-8"))
+            contents.append(file.read_text(encoding="utf-8"))
         except UnicodeDecodeError:
             raise typer.BadParameter(f"--text {file} is no UTF-8 text.") from None
-    return found
+    return contents
 
 
 def quality(
@@ -111,7 +110,4 @@ def quality(
         report = measure(model_folder(model), texts, recipes, windows, dtype, progress)
     report["model"] = "pocket" if model is None else model
     write_json(report, json_)
-    console = Console(stderr=json_ == "-", highlight=False)
-    if not console.is_terminal:
-        console = Console(stderr=json_ == "-", highlight=False, width=160)
-    console.print(table(report))
+    report_console(on_stderr=json_ == "-").print(table(report))

@@ -17,10 +17,10 @@ from ..vllm_names import DEPRECATED
 from .common import exit_code, flag, model_folder, parameter, with_parameters, write
 
 PARAMETERS = (
-    *(parameter(option.name, option.kind, flag(option)) for option in OPTIONS),
+    *(parameter(option.name, option.type, flag(option)) for option in OPTIONS),
     *(
         parameter(
-            old, BY_NAME[current].kind,
+            old, BY_NAME[current].type,
             typer.Option("--" + old.replace("_", "-"), hidden=True, show_envvar=False),
         )
         for old, current in DEPRECATED.items()
@@ -38,7 +38,7 @@ File = Annotated[
 ]
 
 
-def chosen(
+def resolved(
     model: str | None, config: str | None, flags: dict[str, Any]
 ) -> tuple[str | None, dict[str, Chosen]]:
     """Return the model and the options in force."""
@@ -57,20 +57,20 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
 
     guard()
     with warnings.catch_warnings(record=True) as early:
-        name, found = chosen(model, config, flags)
+        name, options = resolved(model, config, flags)
     from ..server.build import build, choice
     from ..server.log import FORMATS, LEVELS, announce, configure, logger
     from ..server.run import Server
 
-    log = {name: found[name].value for name in ("log_format", "log_level")}
+    log = {name: options[name].value for name in ("log_format", "log_level")}
     configure(choice(log, "log_format", FORMATS), choice(log, "log_level", LEVELS))
     for one in early:
         warnings.showwarning(one.message, one.category, one.filename, one.lineno)
     as_json = log["log_format"] == "json"
     say = announce if as_json else partial(typer.echo, err=True)
     try:
-        llm, settings = build(model_folder(name), Path(name).name if name else "pocket", found)
-        error = Server(llm, settings, settings.host, found["port"].value, say).run()
+        llm, settings = build(model_folder(name), Path(name).name if name else "pocket", options)
+        error = Server(llm, settings, settings.host, options["port"].value, say).run()
         if error is not None:
             raise error
     except OutriderError as error:
@@ -88,8 +88,8 @@ def config(
     **flags: Any,
 ) -> None:
     """Show the options that a server would have, and where each comes from."""
-    name, found = chosen(model, config, flags)
-    rows = {"model": Chosen(name, "argument" if model else "default"), **found}
+    name, options = resolved(model, config, flags)
+    rows = {"model": Chosen(name, "argument" if model else "default"), **options}
     shown = {n: "***" if n in SECRET and c.value else c.value for n, c in rows.items()}
     if json_:
         listed = {n: {"value": shown[n], "source": c.source} for n, c in rows.items()}

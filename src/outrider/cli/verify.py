@@ -25,7 +25,7 @@ LARGEST_SEED = 2**64 - 1
 
 
 def tested(check: Check, draws: int) -> str:
-    """Return what a check tested, in words."""
+    """Return the scope of a check in words."""
     if check.name != "laws":
         runs = f", {len(check.runs)} ways to run" if check.runs else ""
         return f"{check.tested} tokens{runs}"
@@ -34,13 +34,13 @@ def tested(check: Check, draws: int) -> str:
 
 def table(report: Report) -> Table:
     """Return the checks, a line each."""
-    made = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("demanded", "tested", "ties", "verdict"):
-        made.add_column(name)
+        grid.add_column(name)
     for check in report.checks:
         verdict = "[green]pass[/green]" if check.passed else "[bold red]VIOLATION[/bold red]"
-        made.add_row(check.claim, tested(check, report.draws), str(len(check.ties)), verdict)
-    return made
+        grid.add_row(check.claim, tested(check, report.draws), str(len(check.ties)), verdict)
+    return grid
 
 
 def show(report: Report) -> None:
@@ -49,11 +49,11 @@ def show(report: Report) -> None:
     console.print(f"[bold]{report.verdict}[/bold]\n")
     console.print(table(report))
     for check in report.checks:
-        for kind, found in (("violation", check.violations), ("tie", check.ties)):
-            for text in found[:SHOWN]:
+        for kind, texts in (("violation", check.violations), ("tie", check.ties)):
+            for text in texts[:SHOWN]:
                 console.print(f"{kind}: {escape(text)}")
-            if len(found) > SHOWN:
-                console.print(f"... and {len(found) - SHOWN} more of the kind")
+            if len(texts) > SHOWN:
+                console.print(f"... and {len(texts) - SHOWN} more of the kind")
     runs = [run for check in report.checks for run in check.runs]
     for name, drafted, accepted in runs:
         console.print(f"[dim]{name}: {accepted} of {drafted} draft tokens accepted[/dim]")

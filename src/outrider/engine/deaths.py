@@ -6,7 +6,7 @@ import time
 from collections import deque
 
 MOST, WITHIN_SECONDS = 3, 60.0
-"""So many deaths without a request in so short a time, and no worker is started again."""
+"""After ``MOST`` deaths without a request within that time no worker is started again."""
 MOST_DOUBLINGS = 10
 LONGEST_PAUSE = 30.0
 """Seconds before another start, at most: the pause doubles while deaths follow each other."""

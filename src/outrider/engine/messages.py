@@ -16,7 +16,7 @@ from .speculation import SpeculationState
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker builds its engine from, see ``build.build_engine``."""
+    """Everything that a worker builds its engine from, see ``build.build_engine``."""
 
     folder: Path
     tokenizer: Path
@@ -98,7 +98,7 @@ class Refused(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """The events of a step, which took so many ``seconds``."""
+    """The events of a step and its duration in seconds."""
 
     events: list[Event]
     gauges: Gauges

@@ -62,8 +62,8 @@ class WorkerProcess:
     Args:
         spec: what it runs.
         generation: how many workers there were before it.
-        take: is given every message, in a thread.
-        ended: is given the exit code, in that thread, when the process is gone.
+        take: gets every message, in a thread.
+        ended: gets the exit code, in that thread, when the process is gone.
 
     Raises:
         OSError: the system is out of processes, threads, files or memory.
@@ -110,7 +110,7 @@ class WorkerProcess:
         return self._process.pid or 0
 
     def send(self, command: Command, key: object) -> None:
-        """Have the writing thread send a command; see ``Outbox`` for the key."""
+        """Queue a command for the writing thread; see ``Outbox`` for the key."""
         self._outbox.put(pickle.dumps(command, pickle.HIGHEST_PROTOCOL), key)
 
     def withdraw(self, key: object) -> bool:

@@ -12,12 +12,12 @@ BEAT_SECONDS = 1.0
 START_SECONDS = 300
 """A new process may be silent that long: it imports torch and the caller's main module first."""
 SILENT_SECONDS = 30
-"""A beat needs a thread and the GIL for microseconds, and no busy engine withholds them so long."""
+"""A beat needs the GIL for microseconds; no busy engine holds it that long."""
 WORK_SECONDS = 600
 """A step or a command may always take that long: large models on slow disks do."""
 WORK_FACTOR = 20
 """A step may take that many times as long as the longest one before it."""
-TOLD_SHARE = 0.5
+WARN_SHARE = 0.5
 """The share of a limit from which on the frontend complains; at the limit it kills the worker."""
 
 
@@ -41,24 +41,6 @@ class Pulse:
             time.sleep(BEAT_SECONDS)
 
 
-class _Task:
-    """Seconds that a thread of the worker has spent on one piece of work."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.seconds = 0
-
-    def hear(self, number: int | None) -> None:
-        """Start again where the work is new."""
-        if number != self.number:
-            self.number, self.seconds = number, 0
-
-    def tick(self) -> None:
-        """Count a second of work."""
-        if self.number is not None:
-            self.seconds += 1
-
-
 class Watch:
     """Tells a hung worker from a busy one.
 
@@ -72,26 +54,28 @@ class Watch:
 
     def begin(self) -> None:
         """Forget the last worker, but not how long its steps took."""
-        self._heard, self._silent = False, 0
-        self._step, self._command = _Task(), _Task()
+        self._beat: Beat | None = None
+        self._silent = self._step = self._command = 0
 
     def hear(self, beat: Beat) -> None:
-        """Take a beat into account."""
-        self._heard, self._silent = True, 0
+        """Take a beat into account: new work starts its count again."""
+        last = self._beat or Beat()
+        self._step = self._step if beat.step == last.step else 0
+        self._command = self._command if beat.command == last.command else 0
         self._longest = max(self._longest, beat.longest)
-        self._step.hear(beat.step)
-        self._command.hear(beat.command)
+        self._beat, self._silent = beat, 0
 
     def tick(self) -> None:
         """Count a second."""
+        beat = self._beat or Beat()
         self._silent += 1
-        self._step.tick()
-        self._command.tick()
+        self._step += beat.step is not None
+        self._command += beat.command is not None
 
     def _waits(self) -> Iterator[tuple[int, float, str]]:
         """Yield seconds, their limit and a sentence for everything that can hang."""
-        silent, step, command = self._silent, self._step.seconds, self._command.seconds
-        least = SILENT_SECONDS if self._heard else START_SECONDS
+        silent, step, command = self._silent, self._step, self._command
+        least = START_SECONDS if self._beat is None else SILENT_SECONDS
         yield silent, least, f"the engine has not answered for {silent} s"
         longest = max(WORK_SECONDS, WORK_FACTOR * self._longest)
         yield step, longest, f"the engine has been in one step for {step} s"
@@ -101,9 +85,9 @@ class Watch:
     def complaint(self) -> str | None:
         """The reason why the worker seems to hang; None while it does not."""
         waits = self._waits()
-        return next((text for found, limit, text in waits if found >= TOLD_SHARE * limit), None)
+        return next((text for seconds, limit, text in waits if seconds >= WARN_SHARE * limit), None)
 
     @property
     def hung(self) -> bool:
         """True when the worker must be killed."""
-        return any(found >= limit for found, limit, _ in self._waits())
+        return any(seconds >= limit for seconds, limit, _ in self._waits())

@@ -1,4 +1,4 @@
-"""A stderr that neither blocks nor raises: a log must not stop a server whose log nobody reads."""
+"""A stderr that neither blocks nor raises: an unread log must not stop a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 
 MOST_WAITING = 1 << 20
-"""Characters that wait for a slow reader; what comes on top is dropped."""
+"""Characters that wait for a slow reader; further text is dropped."""
 END_SECONDS = 1.0
 """Time for the last lines when the process ends."""
 RETRY_SECONDS = 0.05
@@ -21,7 +21,7 @@ class Stderr(io.TextIOBase):
     """Text for a file descriptor, written by a thread of its own.
 
     Args:
-        fd: a file that may be full, closed or a pipe that nobody reads.
+        fd: a file that may be full, closed or a pipe without a reader.
     """
 
     encoding = "utf-8"
@@ -36,19 +36,19 @@ class Stderr(io.TextIOBase):
         threading.Thread(target=self._run, name="outrider-stderr", daemon=True).start()
 
     def writable(self) -> bool:
-        """True."""
+        """Return True: texts can be written."""
         return True
 
     def fileno(self) -> int:
-        """The file's descriptor."""
+        """Return the file's descriptor."""
         return self._fd
 
     def isatty(self) -> bool:
-        """True where it is a terminal."""
+        """Return True for a terminal."""
         return os.isatty(self._fd)
 
     def write(self, text: str) -> int:
-        """Have the thread write ``text``, or drop it where too much waits.
+        """Queue ``text`` for the thread, or drop it where too much waits.
 
         Raises:
             TypeError: it is no text; click finds out that way what a stream takes.
@@ -65,7 +65,7 @@ class Stderr(io.TextIOBase):
         return len(text)
 
     def drain(self, seconds: float = END_SECONDS) -> None:
-        """Wait until all is written, so long at most."""
+        """Wait until all is written, at most ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, seconds)
 
@@ -86,9 +86,9 @@ class Stderr(io.TextIOBase):
         while data:
             try:
                 data = data[os.write(self._fd, data) :]
-            except BlockingIOError:  # somebody else made the file non-blocking
+            except BlockingIOError:  # another process made the file non-blocking
                 time.sleep(RETRY_SECONDS)
-            except OSError:  # full, closed, or without a reader: nobody can be told
+            except OSError:  # full, closed, or without a reader: the text is lost
                 return
 
 
@@ -105,6 +105,6 @@ def guard() -> None:
 
 
 def _reserved() -> int:
-    """Descriptor 2, closed at the start: libraries write to it, so no socket may get it."""
+    """Return descriptor 2, opened on /dev/null: libraries write to it, so no socket may get it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
     return STDERR

@@ -176,7 +176,7 @@ class Worker:
                 self._step()
 
     def _warm_up(self) -> None:
-        """Decode a few tokens, so that the first request finds all warm."""
+        """Decode a few tokens, so that the first request meets warm caches."""
         self.engine.grammars.warm_up()
         params = SamplingParams(temperature=0, max_tokens=WARM_TOKENS, ignore_eos=True)
         shortest = min(self.engine.max_model_len - 1, 8)
@@ -238,7 +238,7 @@ class Worker:
             sequences = self.engine.prepare(request)
         except OutriderError as error:
             self.inbox.put(partial(self._refuse, adding, error))
-        except BaseException as error:  # a library's panic over one request ends nobody else
+        except BaseException as error:  # a library's panic over one request must not end the others
             why = f"the request cannot be prepared: {error}"[:MAX_REASON]
             self.inbox.put(partial(self._refuse, adding, RequestError(why)))
         else:

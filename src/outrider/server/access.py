@@ -1,4 +1,4 @@
-"""Around every call: its id, its line in the log, its span, and a count of what failed."""
+"""The outer layer of every call: its id, log line, span, and the count of failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,18 +19,14 @@ PROBES = frozenset({"/health", "/ready"})
 """Probes: not counted as calls or errors."""
 
 
-class Told(Protocol):
-    """The call under ``scope["state"]["call"]``, for its line in the log and its span."""
-
-    def facts(self) -> dict[str, Any]: ...
-
-
 class Access:
-    """Names every call, and tells of those that change something or fail.
+    """Gives every call an id, and logs those that change something or fail.
+
+    An ``ApiCall`` stands in ``scope["state"]["call"]``; its ``facts`` go into the log and the span.
 
     Args:
-        app: what stands behind.
-        failed: is told the status of every call that ends with an error.
+        app: the next layer.
+        failed: gets the status of every call that ends with an error.
         tracer: makes spans; None for none.
     """
 
@@ -47,8 +42,8 @@ class Access:
             await self.app(scope, receive, send)
             return
         headers, state = Headers(scope=scope), scope.setdefault("state", {})
-        given = headers.get(HEADER, "")
-        id = state["request_id"] = given if re.fullmatch(REQUEST_ID, given) else uuid.uuid4().hex
+        sent = headers.get(HEADER, "")
+        id = state["request_id"] = sent if re.fullmatch(REQUEST_ID, sent) else uuid.uuid4().hex
         begin, status = time.perf_counter(), 500
         traced = self.tracer if scope["method"] == "POST" else None
         clock = time.time_ns()
@@ -65,8 +60,7 @@ class Access:
         finally:
             if status >= 400:
                 self.failed(status)
-            call: Told | None = state.get("call")
-            facts = call.facts() if call is not None else {}
+            facts = state["call"].facts() if "call" in state else {}
             if traced is not None and state.get("trusted"):
                 route = getattr(scope.get("route"), "path", None)
                 traced.record(route, headers, clock, status, facts)

@@ -1,8 +1,8 @@
-"""The queue of a server: its calls enter before anything of them is computed, and count at once."""
+"""The queue of a server: calls enter it before any work on them begins."""
 
 from __future__ import annotations
 
-from .errors import ServerError
+from .errors import Refusal
 
 
 class Queue:
@@ -19,21 +19,21 @@ class Queue:
         self.tokens = 0
 
     def enter(self, sequences: int) -> Lease:
-        """Let so many sequences wait, and return their lease.
+        """Return the lease of ``sequences``, which wait from now on.
 
         Raises:
-            ServerError: 429, too many wait already.
+            Refusal: 429, too many wait already.
         """
         if self.sequences >= self.most_sequences:
-            raise ServerError(
-                429, f"{self.sequences} sequences wait already, and the queue holds "
-                f"{self.most_sequences}; try again later.", code="queue_full",
+            raise Refusal(
+                f"{self.sequences} sequences wait already, and the queue holds "
+                f"{self.most_sequences}; try again later.", status=429, code="queue_full",
             )  # fmt: skip
         return Lease(self, sequences)
 
 
 class Lease:
-    """The share that one call has in a queue; ``leave`` gives back all that is left of it."""
+    """The share that one call has in a queue; ``close`` gives back all that is left of it."""
 
     def __init__(self, queue: Queue, sequences: int) -> None:
         self._queue = queue
@@ -41,25 +41,25 @@ class Lease:
         self._take(sequences, 0)
 
     def add_tokens(self, tokens: int) -> None:
-        """Let the call's prompts wait, as soon as their length is known.
+        """Add the tokens of the call's prompts, once their length is known.
 
         Raises:
-            ServerError: 429, too many tokens wait already.
+            Refusal: 429, too many tokens wait already.
         """
         queue = self._queue
         if queue.tokens >= queue.most_tokens:
-            raise ServerError(
-                429, f"requests of {queue.tokens} prompt tokens wait already, and the "
-                f"limit is {queue.most_tokens}; try again later.", code="queue_full",
+            raise Refusal(
+                f"requests of {queue.tokens} prompt tokens wait already, and the "
+                f"limit is {queue.most_tokens}; try again later.", status=429, code="queue_full",
             )  # fmt: skip
         self._take(0, tokens)
 
     def give_back(self, sequences: int, tokens: int) -> None:
-        """Give back so many, which do not wait any more."""
+        """Give back sequences and tokens that do not wait any more."""
         self._take(-min(sequences, self._sequences), -min(tokens, self._tokens))
 
-    def leave(self) -> None:
-        """Give back all that is left."""
+    def close(self) -> None:
+        """Give back the rest."""
         self._take(-self._sequences, -self._tokens)
 
     def _take(self, sequences: int, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""One generation as clients see it: choices, usage, and what speculation did for it."""
+"""Parts of answers: usage, log probabilities, and figures of speculation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> d
     by_length: dict[str, list[int]] = {}
     for depth, stood in zip(depths, sample.accepted, strict=True):
         by_length.setdefault(str(depth), [0] * (depth + 1))[stood] += 1
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "mean_acceptance_length": 1 + accepted / steps if steps else None,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
         "acceptance_histogram": [counted[i] for i in range(longest + 1)],
@@ -76,10 +76,10 @@ def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> d
         "num_spec_tokens": longest,
     }
     if detail == "detailed":
-        found["per_step_accepted"] = sample.accepted
-        found["per_step_drafted"] = depths
-        found["per_step_draft_token_ids"] = [draft.tokens for draft in sample.drafts]
-    return found
+        figures["per_step_accepted"] = sample.accepted
+        figures["per_step_drafted"] = depths
+        figures["per_step_draft_token_ids"] = [draft.tokens for draft in sample.drafts]
+    return figures
 
 
 def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict
 
 
 def completion_logprobs(
-    found: Sequence[Logprobs | None],
+    logprobs: Sequence[Logprobs | None],
     ids: Sequence[int],
     offset: int,
     decode: Callable[[list[int]], str],
@@ -106,7 +106,7 @@ def completion_logprobs(
     The first token of a prompt has no log probability: ``decode`` gives its text.
     """
     tokens, values, tops, offsets = [], [], [], []
-    for one, id in zip(found, ids, strict=True):
+    for one, id in zip(logprobs, ids, strict=True):
         own = one[id] if one else None
         word = own.decoded_token or "" if own else decode([id])
         tokens.append(word)
@@ -119,28 +119,28 @@ def completion_logprobs(
     }  # fmt: skip
 
 
-def chat_logprobs(found: Sequence[Logprobs], ids: Sequence[int], top: int) -> dict[str, Any]:
+def chat_logprobs(logprobs: Sequence[Logprobs], ids: Sequence[int], top: int) -> dict[str, Any]:
     """Return log probabilities for ``/v1/chat/completions``, the ``top`` likeliest listed."""
     content = []
-    for one, id in zip(found, ids, strict=True):
+    for one, id in zip(logprobs, ids, strict=True):
         likeliest = sorted(one.values(), key=lambda p: p.rank)[:top]
         content.append({**_shown(one[id]), "top_logprobs": [_shown(p) for p in likeliest]})
     return {"content": content, "refusal": None}
 
 
-def _shown(found: Logprob) -> dict[str, Any]:
-    token = found.decoded_token or ""
-    return {"token": token, "logprob": found.logprob, "bytes": list(token.encode())}
+def _shown(entry: Logprob) -> dict[str, Any]:
+    token = entry.decoded_token or ""
+    return {"token": token, "logprob": entry.logprob, "bytes": list(token.encode())}
 
 
-def prompt_logprobs(found: list[Logprobs | None] | None) -> list[Any] | None:
+def prompt_logprobs(logprobs: list[Logprobs | None] | None) -> list[Any] | None:
     """Return ``prompt_logprobs`` in vLLM's form."""
-    if found is None:
+    if logprobs is None:
         return None
     return [
         one and {
             str(id): {"logprob": p.logprob, "rank": p.rank, "decoded_token": p.decoded_token}
             for id, p in one.items()
         }
-        for one in found
+        for one in logprobs
     ]  # fmt: skip

@@ -19,8 +19,8 @@ from ..types import Counts, Event
 from .admission import Lease
 from .answer import metrics, seed_of, usage
 from .bodies import LONG_BODY
-from .errors import ServerError
-from .protocol import Generation, Refusal
+from .errors import Refusal
+from .protocol import Generation
 from .service import Service
 from .settings import Settings
 
@@ -64,7 +64,7 @@ class ApiCall(ABC, Generic[Body]):
 
     @property
     def lists_much(self) -> bool:
-        """True when the answer lists so much beside its text that it takes long to make."""
+        """True when the answer lists so much besides its text that it takes long to make."""
         listed = sum(len(s.logprobs) for r in self.states for s in r.samples)
         return listed + sum(len(r.prompt_logprobs or ()) for r in self.states) > LONG_LIST
 
@@ -75,7 +75,7 @@ class ApiCall(ABC, Generic[Body]):
 
         Raises:
             OutriderError: a request cannot be served, or failed.
-            ServerError: 408, it took longer than allowed.
+            Refusal: 408, it took longer than allowed.
         """
         body = fingerprint(state.request for state in self.states)
         limits = (self.body.timeout, self.service.settings.request_timeout)
@@ -100,9 +100,9 @@ class ApiCall(ABC, Generic[Body]):
                         service.stats.add(state)
                         return
                     except TimeoutError:
-                        raise ServerError(
-                            408, f"the request took longer than {timeout:g} s; raise its timeout "
-                            "or ask for fewer tokens.", code="timeout",
+                        raise Refusal(
+                            f"the request took longer than {timeout:g} s; raise its timeout "
+                            "or ask for fewer tokens.", status=408, code="timeout",
                         ) from None  # fmt: skip
                     started = sum(event.start is not None for event in events)
                     if started:
@@ -111,17 +111,11 @@ class ApiCall(ABC, Generic[Body]):
                     if state.error is not None:
                         # Logits that are not finite are the model's fault, all else the options'.
                         code = 500 if state.error == NOT_FINITE else 400
-                        raise ServerError(code, f"the request failed: {state.error}")
+                        raise Refusal(f"the request failed: {state.error}", status=code)
                     yield events
         finally:
             self.lease.give_back(count, tokens)
             service.metrics.end(request.id)
-
-    async def whole(self) -> dict[str, Any]:
-        """Run the call, and return the whole answer, made in a thread where that takes long."""
-        async for _ in merged(self.runs()):
-            pass
-        return await self.service.texts.slow(self.build) if self.lists_much else self.build()
 
     @abstractmethod
     async def prepare(self) -> None:
@@ -179,30 +173,27 @@ class ApiCall(ABC, Generic[Body]):
         """Return OpenAI's ``usage`` of the call."""
         return usage(self.states)
 
-    @property
-    def usage_asked(self) -> bool:
-        """True where a stream ends with a chunk of usage; the others have one choice each."""
-        options = self.body.stream_options
-        return options is not None and options.include_usage
-
     def chunk(self, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
         """Return a part of a stream; the one that ends its last choice has figures."""
         chunk = {**self.head(kind), "choices": [choice]}
         options = self.body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = self.usage() if options.continuous_usage_stats else None
-        if not choice["finish_reason"]:
-            return chunk
-        self.shown_to_end += 1
-        last = self.shown_to_end == sum(len(r.samples) for r in self.states)
-        return chunk | self.figures() if last else chunk
+        if choice["finish_reason"]:
+            self.shown_to_end += 1
+            if self.shown_to_end == sum(len(r.samples) for r in self.states):
+                chunk |= self.figures()
+        return chunk
 
-    def last_chunk(self, kind: str) -> dict[str, Any]:
-        """Return the end of a stream with usage."""
-        return {**self.head(kind), "choices": [], **self.figures(), "usage": self.usage()}
+    def last_chunks(self, kind: str) -> list[dict[str, Any]]:
+        """Return the chunk of usage that ends a stream, if the call asks for one."""
+        options = self.body.stream_options
+        if options is None or not options.include_usage:
+            return []
+        return [{**self.head(kind), "choices": [], **self.figures(), "usage": self.usage()}]
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of the call's line in the log and of its span, None where unknown."""
+        """Return the fields of the call's line in the log and of its span; None where unknown."""
         body, samples = self.body, [s for r in self.states for s in r.samples]
         drafts = [draft for s in samples for draft in s.drafts]
         counts = Counts(
@@ -229,7 +220,7 @@ class ApiCall(ABC, Generic[Body]):
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield the items of streams as they come, each with its stream's number.
 
-    The streams run ahead of whoever takes their items.
+    The streams run ahead of the consumer.
     """
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
 

@@ -8,7 +8,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,20 +28,20 @@ from .. import __version__
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError, OutriderError
 from .access import Access
-from .api_call import ApiCall
+from .api_call import ApiCall, merged
 from .bodies import LONG_BODY, BodyRoute
 from .chat import Chat
 from .completions import Completion
-from .errors import RESPONSES, ServerError, body, error_body, install, response, to_refusal
+from .errors import RESPONSES, Refusal, body, error_body, install, response
 from .hosts import from_this_machine
 from .metrics import Metrics
 from .protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Refusal,
     SpeculationChange,
     TokenizeRequest,
+    to_refusal,
 )  # fmt: skip
 from .security import Gate
 from .service import Service
@@ -101,7 +100,7 @@ def _models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The model that is served, by each of its names."""
+        """List the served model under each of its names."""
         inputs = service.llm.inputs
         cards = [
             {
@@ -114,7 +113,7 @@ def _models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """One of them."""
+        """Return the model of one name."""
         service.check_model(name)
         return next(card for card in (await models())["data"] if card["id"] == name)
 
@@ -140,14 +139,13 @@ async def answered(call: ApiCall[Any], stream: bool, http: HttpRequest) -> Respo
         raise Refusal("stream_options needs stream: true.", "stream_options")
     try:
         await unless_gone(http, call.prepare())
-        http.state.held.release()  # the body; generating may take long
+        http.state.held.close()  # the body; generating may take long
         if not stream:
-            whole = await unless_gone(http, call.whole())
-            return await rendered(call, whole)
+            return await unless_gone(http, whole(call))
         chunks = call.chunks()
         first = await unless_gone(http, anext(chunks))
     except BaseException as error:
-        call.lease.leave()
+        call.lease.close()
         if isinstance(error, ConfigError):
             raise to_refusal(error) from None
         raise
@@ -159,7 +157,7 @@ async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T:
     """Return the result of ``work``, which is cancelled as soon as the client is gone.
 
     Raises:
-        ServerError: the client is gone.
+        Refusal: the client is gone.
     """
     task = asyncio.ensure_future(work)
 
@@ -172,7 +170,7 @@ async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T:
         done, _ = await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
-        raise ServerError(GONE, "the client went away.")
+        raise Refusal("the client went away.", status=GONE)
     finally:
         watcher.cancel()
         if not task.done():
@@ -181,11 +179,13 @@ async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T:
                 await task
 
 
-async def rendered(call: ApiCall[Any], whole: dict[str, Any]) -> Response:
-    """Return a whole answer as JSON, written in a thread where that takes long."""
+async def whole(call: ApiCall[Any]) -> Response:
+    """Run a call, and return the whole answer, made in a thread where that takes long."""
+    async for _ in merged(call.runs()):
+        pass
     if not call.lists_much:
-        return JSONResponse(whole)
-    text = await call.service.texts.slow(partial(to_json, whole))
+        return JSONResponse(call.build())
+    text = await call.service.texts.slow(lambda: to_json(call.build()))
     return Response(text, media_type="application/json")
 
 
@@ -198,8 +198,9 @@ async def events(
         async for chunk in rest:
             yield event(chunk)
     except OutriderError as error:
-        call.error = str(error_body(error)["error"]["code"])
-        yield event(error_body(error))
+        content = error_body(error)
+        call.error = str(content["error"]["code"])
+        yield event(content)
     except Exception as error:
         call.error = type(error).__name__
         logger.exception("a stream failed")
@@ -216,45 +217,39 @@ def event(content: dict[str, Any]) -> bytes:
 def _texts(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest, http: HttpRequest) -> Response:
-        """A text's or a conversation's token ids."""
+        """Return the token ids of a text or a conversation."""
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refusal("give either prompt or messages.", "prompt")
         check_tools(body.tools or [])
         long = http.state.body_bytes >= LONG_BODY
-        lease = service.queue.enter(1)
-        try:
+        with contextlib.closing(service.queue.enter(1)):
             encoding = (
                 service.texts.chat_ids(body.messages or [], body.tools or [], body, long)
                 if body.prompt is None
                 else service.texts.ids(body.prompt, body.add_special_tokens)
             )
             ids = await unless_gone(http, encoding)
-        finally:
-            lease.leave()
-        found: dict[str, Any] = {
+        content: dict[str, Any] = {
             "count": len(ids), "max_model_len": service.llm.inputs.max_model_len, "tokens": ids,
         }  # fmt: skip
         if body.return_token_strs:
-            found["token_strs"] = await service.texts.words(ids)
-        return JSONResponse(found)
+            content["token_strs"] = await service.texts.words(ids)
+        return JSONResponse(content)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
-        """The text of token ids."""
+        """Return the text of token ids."""
         service.check_model(body.model)
-        lease = service.queue.enter(1)
-        try:
+        with contextlib.closing(service.queue.enter(1)):
             return {"prompt": await service.texts.decode(body.tokens)}
-        finally:
-            lease.leave()
 
 
 def _health(app: FastAPI, service: Service) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
-        """Alive: the server works, or loads its engine; 503 while that hangs or cannot start."""
+        """Answer 200 while the server is alive or loads, 503 if the engine hangs or fails."""
         trouble = service.llm.trouble
         if trouble is not None:
             return response(503, error_body(trouble))
@@ -263,7 +258,7 @@ def _health(app: FastAPI, service: Service) -> None:
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
-        """Ready for traffic: the engine has decoded, and nobody has asked for the end."""
+        """Answer 200 when the engine has decoded and no shutdown has begun, else 503."""
         if service.draining:
             return response(503, body(503, "the server is shutting down."))
         if service.llm.trouble is not None:
@@ -274,38 +269,38 @@ def _health(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Return all metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
-        """For people."""
+        """Return counts and times of the last requests."""
         return service.stats.as_json()
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        """Outrider's version."""
+        """Return Outrider's version."""
         return {"version": __version__}
 
 
 def _speculation(app: FastAPI, service: Service) -> None:
     @app.get("/v1/speculation")
     async def get() -> dict[str, Any]:
-        """What is drafted, and by whom."""
+        """Return the drafters, their figures, and the default drafter and draft length."""
         return state(service)
 
     @app.post("/v1/speculation")
     async def post(body: SpeculationChange, http: HttpRequest) -> dict[str, Any]:
-        """Change it from the next step on: without keys from this machine only."""
+        """Set drafter and draft length from the next step on; needs an API key or this machine."""
         peer = http.client.host if http.client else None
         if not service.settings.api_keys and not from_this_machine(http.headers, peer):
-            raise Refusal("without API keys speculation is set from this machine only.", code=403)
+            raise Refusal("without API keys speculation is set from this machine only.", status=403)
         await change(service, body)
         return state(service)
 
 
 def _playground(app: FastAPI) -> None:
-    """The page at /, from the package; it loads nothing from elsewhere."""
+    """Serve the page at /, which loads nothing from elsewhere."""
     headers = {"Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'"}
 
     @app.get("/", include_in_schema=False)

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from ..errors import shown
-from .shapes import Refusal
+from .errors import Refusal
 
 LONG_BODY = 1 << 16
 """Bytes from which on a body is read in a thread."""
@@ -36,7 +36,7 @@ REASONS = {
     "out of range": "a number has too many digits",
     "unicode": "it is not UTF-8",
 }
-"""By a word of the parser's: a clearer one."""
+"""By a word of the parser's message: a clearer reason."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -54,8 +54,8 @@ def parse(raw: bytes) -> Any:
     try:
         return from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        said = str(error)
-        reason = next((text for word, text in REASONS.items() if word in said), said)
+        message = str(error)
+        reason = next((text for word, text in REASONS.items() if word in message), message)
         raise Refusal(f"the body is no JSON: {reason}.") from None
 
 
@@ -71,7 +71,7 @@ def _check_size(raw: bytes) -> None:
     brackets = fields = quotes = 0
     for start in range(0, len(bare), PIECE):
         parts = bare[start : start + PIECE].split(b'"')
-        more = _count(b"".join(parts[quotes % 2 :: 2]))  # what stands in no quotes
+        more = _count(b"".join(parts[quotes % 2 :: 2]))  # the text outside of quotes
         brackets, fields, quotes = brackets + more[0], fields + more[1], quotes + len(parts) - 1
         if not _fits(brackets, fields):
             raise Refusal(
@@ -96,14 +96,14 @@ def read(model: type[Model], raw: bytes) -> Model:
         Refusal: the body is no JSON object.
         RequestValidationError: a field is wrong.
     """
-    given = parse(raw)
-    if not isinstance(given, dict):
+    fields = parse(raw)
+    if not isinstance(fields, dict):
         raise Refusal("the body is no JSON object; send one.")
     try:
-        return model.model_validate(given)
+        return model.model_validate(fields)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-    raise RequestValidationError(found)
+        problems = error.errors(include_url=False, include_input=False)
+    raise RequestValidationError(problems)
 
 
 def check_type(header: str | None) -> None:
@@ -120,22 +120,22 @@ def check_type(header: str | None) -> None:
         raise Refusal(f"the body has {what}; send it as application/json.")
 
 
-class _Given(Request):
-    """A call whose body was read already."""
+class _ReadRequest(Request):
+    """A request whose body has been read."""
 
-    def __init__(self, scope: Scope, receive: Receive, made: BaseModel) -> None:
+    def __init__(self, scope: Scope, receive: Receive, model: BaseModel) -> None:
         super().__init__(scope, receive)
-        self._made = made
+        self._model = model
 
     async def body(self) -> bytes:
         return b"{}"
 
     async def json(self) -> Any:
-        return self._made
+        return self._model
 
 
 class BodyRoute(APIRoute):
-    """A path whose body is read here, and reaches its function as a model."""
+    """A route whose body is read here, and reaches its function as a model."""
 
     def get_route_handler(self) -> Handler:
         handler = super().get_route_handler()
@@ -144,12 +144,14 @@ class BodyRoute(APIRoute):
         model: Any = self.body_field.field_info.annotation
 
         async def handle(call: Request) -> Response:
-            return await handler(_Given(call.scope, call.receive, await _made(model, call)))
+            return await handler(
+                _ReadRequest(call.scope, call.receive, await _read_body(model, call))
+            )
 
         return handle
 
 
-async def _made(model: type[Model], call: Request) -> Model:
+async def _read_body(model: type[Model], call: Request) -> Model:
     """Return the fields of a call's body; the bytes are let go."""
     check_type(call.headers.get("content-type"))
     try:

@@ -1,4 +1,4 @@
-"""From options to a server."""
+"""Reads options; builds the engine and the settings of a server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty",
 )  # fmt: skip
-"""Keys of generation_config.json that are read, beside max_new_tokens."""
+"""Keys of generation_config.json that are read, besides max_new_tokens."""
 WHOLE = ("top_k", "max_tokens")
 SECONDS = {"ms": 0.001, "s": 1.0}
 
@@ -77,16 +77,16 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
     )
 
 
-def choice(values: Mapping[str, Any], name: str, known: Sequence[str]) -> Any:
-    """Return the option ``name``, which must be one of the ``known`` words.
+def choice(values: Mapping[str, Any], name: str, words: Sequence[str]) -> Any:
+    """Return the option ``name``, which must be one of ``words``.
 
     Raises:
         ConfigError: it is none of them.
     """
     value = values[name]
-    if value not in known:
+    if value not in words:
         raise ConfigError(
-            f"{name} is {short(repr(value))}; give {', '.join(known[:-1])} or {known[-1]}."
+            f"{name} is {short(repr(value))}; give {', '.join(words[:-1])} or {words[-1]}."
         )
     return value
 
@@ -110,10 +110,10 @@ def read_keys(listed: str | None, file: str | None) -> tuple[str, ...]:
     Raises:
         ConfigError: the file cannot be read, or there is no key where some were asked for.
     """
-    found = [key.strip() for key in (listed or "").split(",")]
+    parts = [key.strip() for key in (listed or "").split(",")]
     if file is not None:
-        found += read_text(Path(file), "api_key_file").split()
-    keys = tuple(dict.fromkeys(key for key in found if key))
+        parts += read_text(Path(file), "api_key_file").split()
+    keys = tuple(dict.fromkeys(key for key in parts if key))
     if not keys and (listed is not None or file is not None):
         raise ConfigError("api_key or api_key_file is given, but has no key; drop it or give one.")
     if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
@@ -127,14 +127,14 @@ def read_hosts(listed: str | None) -> tuple[str, ...]:
     Raises:
         ConfigError: one of them is no name.
     """
-    found = [name.strip() for name in (listed or "").split(",")]
-    for name in filter(None, found):
+    names = [name.strip() for name in (listed or "").split(",")]
+    for name in filter(None, names):
         if bare(name) is None:
             raise ConfigError(
                 f"allowed_hosts has {short(repr(name))}; give names as in llm.example.com, "
                 "or * for all."
             )
-    return tuple(str(bare(name)) for name in found if name)
+    return tuple(str(bare(name)) for name in names if name)
 
 
 def read_endpoint(url: str | None) -> str | None:
@@ -168,20 +168,20 @@ def read_defaults(source: str, folder: Path) -> dict[str, Any]:
         return {}
     text = read_text(file, "generation_config")
     try:
-        given = json.loads(text)
-        found = {n: given[n] for n in SAMPLING if given.get(n) is not None}
-        if given.get("max_new_tokens") is not None:
-            found["max_tokens"] = given["max_new_tokens"]
+        config = json.loads(text)
+        defaults = {n: config[n] for n in SAMPLING if config.get(n) is not None}
+        if config.get("max_new_tokens") is not None:
+            defaults["max_tokens"] = config["max_new_tokens"]
     except (ValueError, AttributeError, RecursionError):
         raise ConfigError(f"generation_config: {file} is no JSON object.") from None
-    fields = Fields(found, str(file))
+    fields = Fields(defaults, str(file))
     try:
-        for name in found:
+        for name in defaults:
             fields.whole(name, -1) if name in WHOLE else fields.number(name)
-        SamplingParams(**found)
+        SamplingParams(**defaults)
     except (ConfigError, ModelError) as error:
         raise ConfigError(f"generation_config: {error} Or give vllm for none.") from None
-    return found
+    return defaults
 
 
 def read_slo(text: str | None) -> Slo:
@@ -190,13 +190,13 @@ def read_slo(text: str | None) -> Slo:
     Raises:
         ConfigError: it reads otherwise.
     """
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for part in filter(None, (text or "").split(",")):
         match = re.fullmatch(r"\s*(ttft|tpot)=(\d{1,9}(?:\.\d{1,9})?)(ms|s)\s*", part)
         if match is None:
             raise ConfigError(f"slo is {short(repr(text))}; give it as in ttft=200ms,tpot=50ms.")
-        found[match[1]] = float(match[2]) * SECONDS[match[3]]
-    return Slo(**found)
+        limits[match[1]] = float(match[2]) * SECONDS[match[3]]
+    return Slo(**limits)
 
 
 def fingerprint(llm: AsyncLLM) -> str:

@@ -11,7 +11,8 @@ from ..outputs import RequestState, SampleState
 from ..types import Event, by_sample
 from .answer import chat_logprobs, prompt_logprobs, step_of
 from .api_call import ApiCall
-from .protocol import ChatRequest, Refusal
+from .errors import Refusal
+from .protocol import ChatRequest
 from .requests import RequestMaker
 from .service import Service
 from .tools import ToolCall, choice_of, constraint, read
@@ -20,7 +21,7 @@ CHUNK = "chat.completion.chunk"
 
 
 class Chat(ApiCall[ChatRequest]):
-    """One call: its messages, and the form of their answers."""
+    """A chat call: its messages, and the form of the answer."""
 
     prefix = "chatcmpl"
 
@@ -28,7 +29,7 @@ class Chat(ApiCall[ChatRequest]):
         super().__init__(service, body, http)
         self.choice = choice_of(body)
         self.sent = [0] * body.n  # characters of each sample that were shown
-        self.told: list[list[ToolCall]] = [[] for _ in range(body.n)]  # as far as shown
+        self.shown_calls: list[list[ToolCall]] = [[] for _ in range(body.n)]
         self.begun = [False] * body.n
 
     async def prepare(self) -> None:
@@ -43,7 +44,7 @@ class Chat(ApiCall[ChatRequest]):
         maker = await RequestMaker.make(self.service, body, self.salt, 1, **more)
         tools = (body.tools or []) if self.choice != "none" else []
         ids = await self.service.texts.chat_ids(body.messages, tools, body, self.long)
-        body.messages = []  # which may be long, and are not needed any more
+        body.messages = []  # they may be long, and are not needed any more
         ids = self.truncated(ids)
         self.states = [maker.start(ids)]
         self.lease.add_tokens(len(ids))
@@ -57,21 +58,17 @@ class Chat(ApiCall[ChatRequest]):
             message: dict[str, Any] = {"role": "assistant", "content": shown, "refusal": None}
             if calls:
                 message["tool_calls"] = [call.as_json() for call in calls]
-            choice = {
-                "index": i, "message": message, "logprobs": self._logprobs(sample, 0),
-                "finish_reason": self._reason(sample.finish_reason, calls),
-                "stop_reason": sample.stop_reason,
-            }  # fmt: skip
-            choices.append(self._extras(choice, sample, 0))
-        found: dict[str, Any] = {
+            reason = self._reason(sample.finish_reason, calls)
+            choices.append(self._choice({"index": i, "message": message}, sample, 0, reason))
+        answer: dict[str, Any] = {
             **self.head("chat.completion"), "choices": choices, "usage": self.usage(),
             **self.figures(),
         }  # fmt: skip
         if self.body.prompt_logprobs is not None:
-            found["prompt_logprobs"] = prompt_logprobs(state.prompt_logprobs)
+            answer["prompt_logprobs"] = prompt_logprobs(state.prompt_logprobs)
         if self.body.return_token_ids:
-            found["prompt_token_ids"] = list(state.request.prompt_token_ids)
-        return found
+            answer["prompt_token_ids"] = list(state.request.prompt_token_ids)
+        return answer
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         (state,) = self.states
@@ -82,35 +79,37 @@ class Chat(ApiCall[ChatRequest]):
             for i, new in by_sample(events).items():
                 if not self.begun[i]:
                     self.begun[i] = True
-                    first = {"role": "assistant", "content": ""}
-                    yield self.chunk(CHUNK, self._bare(i, first)) | more
+                    first = {
+                        "index": i, "delta": {"role": "assistant", "content": ""},
+                        "logprobs": None, "finish_reason": None, "stop_reason": None,
+                    }  # fmt: skip
+                    yield self.chunk(CHUNK, first) | more
                     more = {}
                 for choice in self._deltas(i, state, new):
                     yield self.chunk(CHUNK, choice)
-        if self.usage_asked:
-            yield self.last_chunk(CHUNK)
+        for chunk in self.last_chunks(CHUNK):
+            yield chunk
 
     def _deltas(self, i: int, state: RequestState, events: list[Event]) -> list[dict[str, Any]]:
         """Return the choices that one step adds to sample ``i``: one, or none."""
         sample, reason = state.samples[i], events[-1].finish_reason
         start = len(sample.token_ids) - sum(e.token_id is not None for e in events)
         content, calls = self._read(sample, reason is not None)
-        fresh = content[self.sent[i] :]
-        self.sent[i] += len(fresh)
-        delta: dict[str, Any] = {"content": fresh} if fresh else {}
-        news = self._news(self.told[i], calls)
+        new = content[self.sent[i] :]
+        self.sent[i] += len(new)
+        delta: dict[str, Any] = {"content": new} if new else {}
+        news = self._news(self.shown_calls[i], calls)
         if news:
             delta["tool_calls"] = news
-        found = self._bare(i, delta)
-        found["logprobs"] = self._logprobs(sample, start)
-        found["finish_reason"] = self._reason(reason, calls)
-        found["stop_reason"] = sample.stop_reason
-        if self.body.return_speculation:
-            found["speculation"] = step_of(events, self.service.llm.inputs.outputs.decode)
-        shown = self.body.logprobs or self.body.return_token_ids or self.body.return_speculation
-        if not (delta or reason or shown):
+        body = self.body
+        if not (
+            delta or reason or body.logprobs or body.return_token_ids or body.return_speculation
+        ):
             return []
-        return [self._extras(found, sample, start)]
+        choice: dict[str, Any] = {"index": i, "delta": delta}
+        if body.return_speculation:
+            choice["speculation"] = step_of(events, self.service.llm.inputs.outputs.decode)
+        return [self._choice(choice, sample, start, self._reason(reason, calls))]
 
     def _constraint(self) -> dict[str, Any]:
         """Return the form that calls of tools must have, where nothing else gives one.
@@ -134,16 +133,16 @@ class Chat(ApiCall[ChatRequest]):
         return read(sample.text, self.choice, self.service.settings.tool_form, whole)
 
     @staticmethod
-    def _news(told: list[ToolCall], calls: list[ToolCall]) -> list[dict[str, Any]]:
-        """Return what is new to the client: whole calls, or more of a call's arguments."""
+    def _news(shown: list[ToolCall], calls: list[ToolCall]) -> list[dict[str, Any]]:
+        """Return the deltas for the client: whole calls, or more of a call's arguments."""
         news = []
         for n, call in enumerate(calls):
-            if n == len(told):
-                told.append(call)
+            if n == len(shown):
+                shown.append(call)
                 news.append({"index": n, **call.as_json()})
-            elif len(call.arguments) > len(told[n].arguments):
-                more = call.arguments[len(told[n].arguments) :]
-                told[n] = call
+            elif len(call.arguments) > len(shown[n].arguments):
+                more = call.arguments[len(shown[n].arguments) :]
+                shown[n] = call
                 news.append({"index": n, "function": {"arguments": more}})
         return news
 
@@ -151,19 +150,16 @@ class Chat(ApiCall[ChatRequest]):
         called = calls and reason == "stop" and not self.choice.startswith("=")
         return "tool_calls" if called else reason
 
-    def _logprobs(self, sample: SampleState, start: int) -> dict[str, Any] | None:
-        if not self.body.logprobs:
-            return None
+    def _choice(
+        self, choice: dict[str, Any], sample: SampleState, start: int, reason: str | None
+    ) -> dict[str, Any]:
+        """Return a choice with the figures of the sample's tokens from ``start`` on."""
+        logprobs, ids = sample.logprobs[start:], sample.token_ids[start:]
         top = self.body.top_logprobs or 0
-        return chat_logprobs(sample.logprobs[start:], sample.token_ids[start:], top)
-
-    def _bare(self, i: int, delta: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "index": i, "delta": delta, "logprobs": None, "finish_reason": None,
-            "stop_reason": None,
+        choice |= {
+            "logprobs": chat_logprobs(logprobs, ids, top) if self.body.logprobs else None,
+            "finish_reason": reason, "stop_reason": sample.stop_reason,
         }  # fmt: skip
-
-    def _extras(self, choice: dict[str, Any], sample: SampleState, start: int) -> dict[str, Any]:
         if self.body.return_token_ids:
-            choice["token_ids"] = sample.token_ids[start:]
+            choice["token_ids"] = ids
         return choice

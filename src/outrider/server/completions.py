@@ -4,42 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
-from ..outputs import RequestState
-from ..types import Event, Logprobs, by_sample
+from ..outputs import RequestState, SampleState
+from ..types import Logprobs, by_sample
 from .answer import completion_logprobs, prompt_logprobs, step_of
 from .api_call import ApiCall, merged
-from .protocol import CompletionRequest, Refusal
+from .errors import Refusal
+from .protocol import CompletionRequest
 from .requests import RequestMaker
 
 KIND = "text_completion"
-
-
-@dataclass(frozen=True)
-class Part:
-    """All of a sample, or the part of one step.
-
-    ``before`` is where its first token's text begins, None in the first part, which the prompt may
-    come with.
-    """
-
-    text: str
-    ids: list[int]
-    logprobs: list[Logprobs | None]
-    finish_reason: str | None
-    stop_reason: int | str | None
-    before: int | None = None
-
-    @staticmethod
-    def of(events: list[Event], before: int | None) -> Part:
-        """Return the part that the events of one step make."""
-        tokens = [(e.token_id, e.logprobs) for e in events if e.token_id is not None]
-        found = [own for _, own in tokens if own is not None]
-        text = "".join(e.text for e in events)
-        last, ids = events[-1], [id for id, _ in tokens]
-        return Part(text, ids, [*found], last.finish_reason, last.stop_reason, before)
 
 
 def end_of(logprobs: dict[str, Any] | None, start: int) -> int:
@@ -50,7 +25,7 @@ def end_of(logprobs: dict[str, Any] | None, start: int) -> int:
 
 
 class Completion(ApiCall[CompletionRequest]):
-    """One call: its prompts, and the form of their outputs."""
+    """A completion call: its prompts, and the form of their outputs."""
 
     prefix = "cmpl"
 
@@ -62,7 +37,7 @@ class Completion(ApiCall[CompletionRequest]):
             raise Refusal("max_tokens is 0; give 1 or more.", "max_tokens")
         more: dict[str, Any] = {"logprobs": body.logprobs}
         if body.limit == 0:
-            more["max_tokens"] = 1  # which is not shown: the prompt is what was asked for
+            more["max_tokens"] = 1  # not shown: the call asks for the prompt only
         if body.echo and body.logprobs is not None:
             more["prompt_logprobs"] = body.logprobs
         prompts = body.prompts()
@@ -76,58 +51,63 @@ class Completion(ApiCall[CompletionRequest]):
             if body.echo and text is None:
                 text = self.service.llm.inputs.outputs.decode(kept)
             self.states.append(maker.start(kept, text))
-        body.prompt = ""  # which may be long, and is not needed any more
+        body.prompt = ""  # it may be long, and is not needed any more
         self.lease.add_tokens(sum(len(s.request.prompt_token_ids) for s in self.states))
 
     def build(self) -> dict[str, Any]:
         choices = []
         for i, state in enumerate(self.states):
             for j, sample in enumerate(state.samples):
-                part = Part(
-                    sample.text, sample.token_ids, [*sample.logprobs], sample.finish_reason,
-                    sample.stop_reason,
-                )  # fmt: skip
-                choices.append(self._choice(i * self.body.n + j, state, part))
+                choices.append(self._choice(i * self.body.n + j, state, sample, None))
         return {
             **self.head(KIND), "choices": choices, "usage": self.usage(), **self.figures(),
         }  # fmt: skip
 
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's ``usage``, without the token that an echo alone computes."""
-        found = super().usage()
+        usage = super().usage()
         if self.body.limit == 0:
-            found |= {"completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
-        return found
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         body = self.body
-        ends: dict[int, int] = {}  # by choice: answers may be ahead of what is shown
+        ends: dict[int, int] = {}  # by choice: samples may be ahead of the stream
         async for i, events in merged(self.runs()):
             state = self.states[i]
             for j, new in by_sample(events).items():
                 number = i * body.n + j
-                part = Part.of(new, ends.get(number))
-                choice = self._choice(number, state, part)
-                ends[number] = end_of(choice["logprobs"], part.before or 0)
+                before = ends.get(number)
+                choice = self._choice(number, state, SampleState.of(new), before)
+                ends[number] = end_of(choice["logprobs"], before or 0)
                 if body.return_speculation:
                     choice["speculation"] = step_of(new, self.service.llm.inputs.outputs.decode)
                 yield self.chunk(KIND, choice)
-        if self.usage_asked:
-            yield self.last_chunk(KIND)
+        for chunk in self.last_chunks(KIND):
+            yield chunk
 
-    def _choice(self, number: int, state: RequestState, part: Part) -> dict[str, Any]:
-        """Return a choice, or a step's part of it."""
-        body, first = self.body, part.before is None
-        text, ids, found = part.text, part.ids, part.logprobs
+    def _choice(
+        self, number: int, state: RequestState, part: SampleState, before: int | None
+    ) -> dict[str, Any]:
+        """Return a choice, or a step's part of it.
+
+        Args:
+            number: of the choice.
+            state: of its request.
+            part: all of the sample, or its events of one step.
+            before: where the text of the part's first token begins; None for the first part,
+                which the prompt may come with.
+        """
+        body, first = self.body, before is None
         if body.limit == 0:
-            text, ids, found = "", [], []
-        own, offset = ids, part.before or 0
+            part = SampleState(finish_reason=part.finish_reason, stop_reason=part.stop_reason)
+        text, ids, logprobs = part.text, part.token_ids, list[Logprobs | None](part.logprobs)
         if body.echo and first:
             text, ids = (state.prompt or "") + text, [*state.request.prompt_token_ids, *ids]
-            found = [*(state.prompt_logprobs or []), *found]
-        shown = None
-        if body.logprobs is not None and len(found) == len(ids):
-            shown = completion_logprobs(found, ids, offset, self.service.llm.inputs.outputs.decode)
+            logprobs = [*(state.prompt_logprobs or []), *logprobs]
+        shown, decode = None, self.service.llm.inputs.outputs.decode
+        if body.logprobs is not None and len(logprobs) == len(ids):
+            shown = completion_logprobs(logprobs, ids, before or 0, decode)
         choice: dict[str, Any] = {
             "index": number, "text": text, "logprobs": shown,
             "finish_reason": part.finish_reason, "stop_reason": part.stop_reason,
@@ -135,7 +115,7 @@ class Completion(ApiCall[CompletionRequest]):
         if body.prompt_logprobs is not None and first:
             choice["prompt_logprobs"] = prompt_logprobs(state.prompt_logprobs)
         if body.return_token_ids:
-            choice["token_ids"] = own
+            choice["token_ids"] = part.token_ids
             if first:
                 choice["prompt_token_ids"] = list(state.request.prompt_token_ids)
         return choice

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: always message, type, param and code."""
+"""Errors in OpenAI's form: always message, type, param and code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ..errors import (
     RequestError,
     WorkerError,
 )  # fmt: skip
-from .protocol import ChatRequest, CompletionRequest, Refusal
 
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -28,15 +27,28 @@ TYPES = {
     429: "rate_limit_error", 431: "invalid_request_error", 500: "server_error",
     503: "service_unavailable_error",
 }  # fmt: skip
+STATUSES: tuple[tuple[tuple[type[OutriderError], ...], int], ...] = (
+    ((WorkerError,), 503),
+    ((GenerationError,), 500),
+    ((RequestError, ConfigError, MemoryBudgetError), 400),
+)
+"""The first entry whose classes hold an error gives its status; other errors have 500."""
+METHODS = ("GET", "HEAD", "POST")
+EARLY_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    405: {"Allow": ", ".join(METHODS)},
+    **{status: {"Connection": "close"} for status in (400, 408, 413, 503)},
+}
+"""By status: headers of a call that is refused before its body is read."""
 RETRY_SECONDS = 1
 LONGEST_SENTENCE = 300
 LONGEST_END = 100
 CUT = " ... "
-"""Characters of a sentence that is too long: its end says what to do."""
+"""Stands in for the middle of a sentence that is too long; its end names the remedy."""
 
 
 class ErrorFields(BaseModel):
-    """What every error says."""
+    """The fields of every error."""
 
     message: str
     type: str
@@ -51,41 +63,32 @@ class ErrorBody(BaseModel):
 
 
 MEANINGS: dict[int | str, str] = {
-    400: "The request is wrong.", 401: "There is no valid API key.", 404: "Not here.",
-    408: "It took too long.", 413: "The body is too large.", 429: "Too much waits.",
-    503: "The engine starts, or the server ends.", "default": "Another error.",
+    400: "The request is wrong.", 401: "There is no valid API key.", 404: "No such path or model.",
+    408: "It took too long.", 413: "The body is too large.", 429: "The queue is full.",
+    503: "The engine is starting, or the server is shutting down.", "default": "Another error.",
 }  # fmt: skip
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text} for status, text in MEANINGS.items()
 }
-"""For the published schema; "default" stands for a 422 that nobody gets here."""
+"""For the published schema; "default" replaces FastAPI's 422, which this server never sends."""
 
 
-class ServerError(OutriderError):
-    """A call that ends with a status of its own.
+class Refusal(RequestError):
+    """A call that the server refuses or gives up.
 
     Args:
-        status: of HTTP.
         message: one sentence: what is wrong and what to do.
         param: the field at fault.
+        status: of HTTP.
         code: OpenAI's word for it, such as model_not_found.
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
+        self, message: str, param: str | None = None, status: int = 400, code: str | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, param)
         self.status = status
-        self.param = param
         self.code = code
-
-
-def to_refusal(error: ConfigError) -> Refusal:
-    """Return the error of an option as a refusal of the call's field of that name."""
-    text = str(error).removeprefix("SamplingParams: ").removeprefix("StructuredOutputsParams ")
-    field = text.partition(" ")[0]
-    known = field in CompletionRequest.model_fields or field in ChatRequest.model_fields
-    return Refusal(text, field if known else None)
 
 
 def body(
@@ -101,27 +104,28 @@ def body(
 
 def status_of(error: OutriderError) -> int:
     """Return the HTTP status of an error of the engine or the server."""
-    if isinstance(error, ServerError):
-        return error.status
     if isinstance(error, Refusal):
-        return error.code
-    if isinstance(error, WorkerError):
-        return 503
-    if isinstance(error, GenerationError):
-        return 500
-    return 400 if isinstance(error, RequestError | ConfigError | MemoryBudgetError) else 500
+        return error.status
+    return next((status for kinds, status in STATUSES if isinstance(error, kinds)), 500)
 
 
 def error_body(error: OutriderError) -> dict[str, Any]:
     """Return the JSON of an error of the engine or the server."""
-    code = error.code if isinstance(error, ServerError) else None
+    code = getattr(error, "code", None)
     return body(status_of(error), str(error), getattr(error, "param", None), code)
 
 
-def response(status: int, content: dict[str, Any]) -> JSONResponse:
+def response(
+    status: int, content: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> JSONResponse:
     """Return an error response, with Retry-After where trying again helps."""
-    headers = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else None
-    return JSONResponse(content, status, headers)
+    retry = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else {}
+    return JSONResponse(content, status, {**retry, **(headers or {})})
+
+
+def early_response(error: Refusal) -> JSONResponse:
+    """Return the response to a call that is refused before its body is read."""
+    return response(error.status, error_body(error), EARLY_HEADERS.get(error.status))
 
 
 def _depth(problem: Mapping[str, Any]) -> tuple[int, int]:
@@ -133,7 +137,7 @@ def _depth(problem: Mapping[str, Any]) -> tuple[int, int]:
 
 def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     """Return one sentence on the first wrong field of a body, and that field."""
-    # Of a union each kind has a problem; the one that was read furthest was meant.
+    # Every member of a union has a problem; the user meant the one that was read furthest.
     field_of = [problem.get("loc", ())[:1] for problem in problems]
     same = [p for p, name in zip(problems, field_of, strict=True) if name == field_of[0]]
     first = max(same, key=_depth)
@@ -143,39 +147,36 @@ def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
             f"the body is no JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}.",
             None,
         )
-    # Of a union pydantic names every branch behind the field; the field is what helps.
+    # For a union pydantic adds every branch to the field's name; users need the field only.
     field = place[0] if place else None
     where = ".".join(part for part in place if part.isidentifier() or part.isdecimal())
-    said = str(first.get("msg", "it is wrong")).removeprefix("Value error, ")
-    said = said[:1].lower() + said[1:]
-    return (f"{where}: {said}." if where else f"the body is wrong: {said}."), field
+    problem = str(first.get("msg", "it is wrong")).removeprefix("Value error, ")
+    problem = problem[:1].lower() + problem[1:]
+    return (f"{where}: {problem}." if where else f"the body is wrong: {problem}."), field
 
 
 def install(app: FastAPI) -> None:
     """Give every error of ``app`` the same form."""
 
     @app.exception_handler(OutriderError)
-    async def _known(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, OutriderError)
+    async def _of_outrider(_: Request, error: OutriderError) -> JSONResponse:
         return response(status_of(error), error_body(error))
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         message, param = sentence(error.errors())
         return response(400, body(400, message, param))
 
     @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
         message = str(error.detail)
         if error.status_code == 404:
             message = f"there is no {request.url.path} here; see /openapi.json for what there is."
         if error.status_code == 405:
             message = f"{request.method} is not for {request.url.path}; see /openapi.json."
-        found = response(error.status_code, body(error.status_code, message))
-        found.headers.update(error.headers or {})
-        return found
+        answer = response(error.status_code, body(error.status_code, message))
+        answer.headers.update(error.headers or {})
+        return answer
 
     @app.exception_handler(Exception)
     async def _unknown(_: Request, error: Exception) -> JSONResponse:

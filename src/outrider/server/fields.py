@@ -1,6 +1,6 @@
 """Fields of OpenAI's and vLLM's requests that this server does not honour.
 
-A field that would change the prompt or the output is refused, unless its value asks for nothing.
+A field that would change the prompt or the output is refused, unless its value changes nothing.
 Fields that change neither are ignored, and so is every field that neither API knows.
 """
 
@@ -28,7 +28,7 @@ class Unless:
     remedy: str = "leave it out"
 
     def check(self, value: Any) -> None:
-        """Accept a value that asks for nothing.
+        """Refuse a value that asks for something.
 
         Raises:
             ValueError: the value asks for something.

@@ -1,4 +1,4 @@
-"""Whom a call may name as its host and its origin, against pages that rebind a DNS name.
+"""Checks of the Host and Origin headers, against pages that rebind a DNS name.
 
 A browser sends the name in the address bar. A foreign page can have its own name resolve to this
 machine, but cannot do so with an IP address, with localhost, or with a name without a dot.
@@ -22,34 +22,34 @@ OF_PROXIES = re.compile(
 
 def bare(authority: str) -> str | None:
     """Return the name in ``name:port``, in small letters, without brackets; None for nonsense."""
-    found = AUTHORITY.fullmatch(authority)
-    return found["name"].strip("[]").removesuffix(".").lower() if found else None
+    match = AUTHORITY.fullmatch(authority)
+    return match["name"].strip("[]").removesuffix(".").lower() if match else None
 
 
 def address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return ``name`` as an IP address, None where it is none."""
     try:
-        found = ipaddress.ip_address(name)
+        ip = ipaddress.ip_address(name)
     except ValueError:
         return None
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return mapped or ip
 
 
 def is_loopback(name: str) -> bool:
-    """True for localhost, 127.0.0.0/8 and ::1."""
-    found = address(name)
-    return name == "localhost" if found is None else found.is_loopback
+    """Return True for localhost, 127.0.0.0/8 and ::1."""
+    ip = address(name)
+    return name == "localhost" if ip is None else ip.is_loopback
 
 
 def is_named(name: str, settings: Settings) -> bool:
-    """True for loopback names and those of ``--allowed-hosts``."""
+    """Return True for loopback names and those of ``--allowed-hosts``."""
     allowed = settings.allowed_hosts
     return is_loopback(name) or name in allowed or "*" in allowed
 
 
 def host_is_ours(host: str, settings: Settings) -> bool:
-    """True for a Host header that no foreign page can send."""
+    """Return True for a Host header that no foreign page can send."""
     name = bare(host)
     if name is None:
         return False
@@ -59,7 +59,7 @@ def host_is_ours(host: str, settings: Settings) -> bool:
 
 
 def origin_is_ours(origin: str, host: str, settings: Settings) -> bool:
-    """True for an Origin header of a page from this server, or from a name that is allowed."""
+    """Return True for an Origin header of a page from this server or an allowed name."""
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -73,7 +73,7 @@ def origin_is_ours(origin: str, host: str, settings: Settings) -> bool:
 
 
 def from_this_machine(headers: Mapping[str, str], peer: str | None) -> bool:
-    """True for a call by a loopback address and name that no proxy has passed on."""
+    """Return True for a call by a loopback address and name that no proxy has passed on."""
     name = bare(headers.get("host", ""))
     direct = not any(OF_PROXIES.fullmatch(header.lower()) for header in headers)
     return direct and is_loopback(peer or "") and is_loopback(name or "")

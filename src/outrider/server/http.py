@@ -1,13 +1,13 @@
 """HTTP/1.1 by uvicorn and httptools, with limits on what one connection can cost.
 
-A connection answers one call at a time: what a client pipelines behind it is not answered.
+A connection answers one call at a time: pipelined requests after it are not answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import httptools
@@ -19,9 +19,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )  # fmt: skip
 
 from .access import PROBES
-from .errors import body
+from .errors import Refusal, body, early_response, response
 from .log import log_call
-from .security import refuse
 from .settings import Settings
 
 LARGEST_HEAD = 1 << 16
@@ -41,8 +40,28 @@ class Stop(Exception):
     """Ends the parsing of a request that is refused."""
 
 
+class Clock:
+    """One timer of a connection, off or running."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self.loop = loop
+        self.ring = ring
+        self.timer: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float) -> None:
+        """Call ``ring`` after ``seconds``, unless the clock runs already."""
+        if self.timer is None:
+            self.timer = self.loop.call_later(seconds, self.ring)
+
+    def stop(self) -> None:
+        """Turn the clock off."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
 class Quiet:
-    """A transport that drops what is written after its end, and closes by its protocol's rule."""
+    """A transport that drops writes after its end; its protocol decides how it closes."""
 
     def __init__(self, wire: asyncio.Transport, protocol: Bounded) -> None:
         self.wire = wire
@@ -57,7 +76,7 @@ class Quiet:
             self.wire.write(data)
 
     def is_closing(self) -> bool:
-        """True when nothing more can be sent."""
+        """Return True when nothing more can be sent."""
         return self.protocol.parting or self.wire.is_closing()
 
     def close(self) -> None:
@@ -87,6 +106,8 @@ class Bounded(HttpToolsProtocol):
 
     Attributes:
         owing: connections without a whole request, the longest waiting first.
+        late: runs until a request's headers are there.
+        unread: runs while the client does not read.
         in_head: the next byte belongs to a request line or a header.
         whole: every byte of the last request has come in.
         deaf: bytes that may still come in unread; None while they are read.
@@ -99,8 +120,7 @@ class Bounded(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.late: asyncio.TimerHandle | None = None
-        self.unread: asyncio.TimerHandle | None = None
+        self.late, self.unread = Clock(self.loop, self.abort), Clock(self.loop, self.abort)
         self.in_head = self.whole = True
         self.parting = False
         self.deaf: int | None = None
@@ -125,13 +145,13 @@ class Bounded(HttpToolsProtocol):
             oldest.wire.abort()
         if not self.wire.is_closing():
             self.owing[self] = None
-            self.await_head()
+            self.late.start(self.settings.header_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all clocks, and tell the call."""
+        """Stop all clocks, and notify the call."""
         self.owing.pop(self, None)
-        self.cancel_late()
-        self.cancel_unread()
+        self.late.stop()
+        self.unread.stop()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -142,10 +162,10 @@ class Bounded(HttpToolsProtocol):
             self.cycle.message_event.set()
             self.wire.abort()
         elif self.wire.get_write_buffer_size():
-            self.await_reader()
+            self.unread.start(self.settings.write_timeout)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came in."""
+        """Parse bytes that came in."""
         if self.deaf is not None:
             self.deaf -= len(data)
             if self.deaf < 0:
@@ -162,19 +182,19 @@ class Bounded(HttpToolsProtocol):
                 self.refuse(*(self.wrong or (400, f"this is no HTTP/1.1: {error}.")))
         else:
             self.check_size()
-            if self.in_head and self.idle and not self.is_over:
-                self.await_head()
+            if self.in_head and self.idle and not self.transport.is_closing():
+                self.late.start(self.settings.header_timeout)
 
     def pause_writing(self) -> None:
         """Give a client that does not read a limited time."""
         super().pause_writing()
-        self.await_reader()
+        self.unread.start(self.settings.write_timeout)
 
     def resume_writing(self) -> None:
         """Stop the clock: the client reads."""
         super().resume_writing()
         if not self.transport.is_closing():
-            self.cancel_unread()
+            self.unread.stop()
 
     # What the parser calls
 
@@ -210,7 +230,7 @@ class Bounded(HttpToolsProtocol):
             cycle: Any = self.cycle
             cycle.__class__ = Unframed  # uvicorn has no other place for it
         self.in_head = False
-        self.cancel_late()
+        self.late.stop()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; refuse one of very many small pieces."""
@@ -230,34 +250,29 @@ class Bounded(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; what was not read of this one ends the connection."""
+        """Wait for the next request; end the connection if this one was not read to its end."""
         super().on_response_complete()
         if not self.whole:
             self.part()
-        if not self.is_over:
+        if not self.transport.is_closing():
             self.owing[self] = None
 
     # Limits
 
-    @property
-    def is_over(self) -> bool:
-        """True when the connection takes no more requests."""
-        return self.transport.is_closing()
-
     def check_head(self, version: str) -> None:
-        """Refuse what proxies and servers might read in different ways.
+        """Refuse a head that proxies and servers might read in different ways.
 
         Raises:
             Stop: the head is refused.
         """
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        found = [value for name, value in self.headers if name == b"transfer-encoding"]
+        encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
         hosts = sum(name == b"host" for name, _ in self.headers)
         if size > LARGEST_HEAD:
             self.stop(431, f"the headers have more than {LARGEST_HEAD} bytes.")
         if version not in ("1.0", "1.1"):
             self.stop(400, f"HTTP/{version} is not understood here; use HTTP/1.1.")
-        if found and (version == "1.0" or [v.lower() for v in found] != [b"chunked"]):
+        if encodings and (version == "1.0" or [v.lower() for v in encodings] != [b"chunked"]):
             self.stop(400, "the only Transfer-Encoding is chunked, in HTTP/1.1.")
         if hosts > 1 or (version == "1.1" and not hosts):
             self.stop(400, f"the request has {hosts} Host headers; send one.")
@@ -287,77 +302,55 @@ class Bounded(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         log_call({"status": status, "error": message})
-        text = json.dumps(body(status, message)).encode()
-        fields = [
-            *self.server_state.default_headers, (b"content-type", b"application/json"),
-            (b"content-length", str(len(text)).encode()), (b"connection", b"close"),
-        ]  # fmt: skip
-        head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
-        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + text)
+        answer = response(status, body(status, message), {"Connection": "close"})
+        fields = [*self.server_state.default_headers, *answer.raw_headers]
+        self.transport.write(STATUS_LINE[status] + head_of(fields) + bytes(answer.body))
         self.whole = False
         self.part()
 
     def without_upgrade(self, rest: bytes) -> None:
-        """Read a request once more as if it asked for no other protocol, which is its right."""
+        """Read a request once more as if it asked for no other protocol, which HTTP allows."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self.refuse(400, "this server is no proxy.")
             return
         fields = [(n, v) for n, v in self.headers if n not in (b"upgrade", b"http2-settings")]
-        head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
         version = self.parser.get_http_version().encode()
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, head) + rest)
+        start = b"%s %s HTTP/%s\r\n" % (method, self.url, version)
+        self.data_received(start + head_of(fields) + rest)
 
-    # Clocks and the end
+    # The end
 
-    def await_head(self) -> None:
-        """Give the headers a limited time."""
-        if self.late is None:
-            self.late = self.loop.call_later(self.settings.header_timeout, self.hang_up)
-
-    def cancel_late(self) -> None:
-        """Stop the clock: the headers are there."""
-        if self.late is not None:
-            self.late.cancel()
-            self.late = None
-
-    def hang_up(self) -> None:
-        """End a connection whose headers did not come."""
-        self.late = None
+    def abort(self) -> None:
+        """End the connection at once."""
         self.wire.abort()
-
-    def await_reader(self) -> None:
-        """Give a client a limited time to read what is written."""
-        if self.unread is None:
-            self.unread = self.loop.call_later(self.settings.write_timeout, self.wire.abort)
-
-    def cancel_unread(self) -> None:
-        """Stop the clock: all is read, or lost."""
-        if self.unread is not None:
-            self.unread.cancel()
-            self.unread = None
 
     def part(self) -> None:
         """End the connection in order.
 
-        A client that still sends would lose the answer if the socket were closed: what it sends is
-        dropped for a short time.
+        Closing the socket would lose the answer of a client that still sends: its bytes are dropped
+        for a short time.
         """
-        if self.is_over:
+        if self.transport.is_closing():
             return
         self.owing[self] = None
         if self.whole:
             self.wire.close()
             if self.wire.get_write_buffer_size():
-                self.await_reader()
+                self.unread.start(self.settings.write_timeout)
             return
-        self.cancel_late()
-        self.cancel_unread()
+        self.late.stop()
+        self.unread.stop()
         self.flow.resume_reading()
         self.parting, self.deaf = True, LINGER_BYTES
         self.wire.write_eof()
-        self.unread = self.loop.call_later(LINGER_SECONDS, self.wire.abort)
+        self.unread.start(LINGER_SECONDS)
+
+
+def head_of(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return header lines and the empty line behind them."""
+    return b"".join(name + b": " + value + b"\r\n" for name, value in fields) + b"\r\n"
 
 
 def probes_only(app: Any) -> Any:
@@ -367,7 +360,7 @@ def probes_only(app: Any) -> Any:
         if scope["path"] in PROBES:
             await app(scope, receive, send)
         else:
-            await refuse(send, 503, BUSY)
+            await early_response(Refusal(BUSY, status=503))(scope, receive, send)
 
     return busy
 
@@ -377,15 +370,15 @@ def bounded(settings: Settings) -> type[Bounded]:
     return type("Bounded", (Bounded,), {"settings": settings, "owing": {}})
 
 
-def files(wanted: int) -> int:
-    """Return how many connections the process may hold, ``wanted`` at most.
+def files(most_connections: int) -> int:
+    """Return how many connections the process may hold, ``most_connections`` at most.
 
     Raises the soft limit on open files as far as it needs to and may.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + SPARE + RESERVED_FILES
+    needed = most_connections + SPARE + RESERVED_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
+        return most_connections
     most = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return max(1, most - SPARE - RESERVED_FILES)

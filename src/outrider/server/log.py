@@ -18,7 +18,7 @@ logger = logging.getLogger("outrider")
 LogFormat = Literal["text", "json"]
 FORMATS = ("text", "json")
 PLAIN = re.compile(r"[!#-~]*")
-"""What stands in a line as it is: whatever else a client sends could pretend to be another line."""
+"""Values that a line shows without quotes: others could pretend to be another line."""
 LEVELS = ("debug", "info", "warning", "error")
 LONGEST_TEXT = 1 << 14
 
@@ -34,19 +34,19 @@ class _Formatter(logging.Formatter):
         """Return one line, followed by the traceback if there is one."""
         if self.form == "text":
             return short(super().format(record), LONGEST_TEXT)
-        found = {
+        line = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "message": short(record.getMessage(), LONGEST_TEXT),
             **plain(getattr(record, "fields", {})),
         }
         if record.exc_info:
-            found["traceback"] = self.formatException(record.exc_info)[-LONGEST_TEXT:]
-        return json.dumps(found, ensure_ascii=False, default=str)
+            line["traceback"] = self.formatException(record.exc_info)[-LONGEST_TEXT:]
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def configure(form: LogFormat, level: str) -> None:
-    """Have Outrider's messages from ``level`` on, and warnings of others, go to stderr."""
+    """Send Outrider's messages from ``level`` on, and warnings of libraries, to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter(form))
     logger.handlers[:] = logging.getLogger().handlers[:] = [handler]
@@ -62,7 +62,7 @@ def announce(text: str) -> None:
 
 
 def log_call(fields: dict[str, Any]) -> None:
-    """Log one call: who, its result, and its time."""
+    """Log one call with its fields, as a warning from status 500 on."""
     shown = {name: plain(value, 1) for name, value in fields.items() if value is not None}
     level = logging.WARNING if fields["status"] >= 500 else logging.INFO
     words = " ".join(f"{name}={_word(value)}" for name, value in shown.items())
@@ -74,43 +74,6 @@ def _word(value: Any) -> str:
         return ",".join(map(_word, value))
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if PLAIN.fullmatch(text) else json.dumps(text)
-
-
-class Interval:
-    """Counts the tokens and drafts between two lines of the log."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.tally = metrics.tally
-        self.llm = self.tally.llm
-        self.start, self.tokens, self.counts = time.perf_counter(), 0, Counts()
-
-    def line(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the interval since the last line, in words and in fields; None for an idle one."""
-        now, tally, state = time.perf_counter(), self.tally, self.llm.speculation
-        seconds, tokens = now - self.start, tally.tokens - self.tokens
-        total = tally.total
-        new = Counts(
-            drafts=total.drafts - self.counts.drafts,
-            drafted=total.drafted - self.counts.drafted,
-            accepted=total.accepted - self.counts.accepted,
-        )
-        self.start, self.tokens, self.counts = now, tally.tokens, total
-        if not tokens or state is None:
-            return None
-        gauges = self.llm.gauges
-        fields: dict[str, Any] = {
-            "running": gauges.running,
-            "waiting": gauges.waiting,
-            "tokens_per_second": tokens / seconds,
-            "cache_usage": gauges.pages_used / max(1, gauges.pages),
-            "drafter": state.drafter,
-            "draft_length": tally.draft_length,
-            "reason": tally.off,
-            "acceptance_rate": new.acceptance_rate,
-            "acceptance_length": new.acceptance_length,
-            "speedup": gauges.speedups.get(state.drafter),
-        }
-        return words(fields), fields
 
 
 def words(fields: dict[str, Any]) -> str:
@@ -135,11 +98,32 @@ def words(fields: dict[str, Any]) -> str:
 
 
 async def log_intervals(metrics: Metrics, seconds: float) -> None:
-    """Write a line every ``seconds``, as long as something happens."""
-    interval = Interval(metrics)
+    """Write a line on the tokens and drafts of every ``seconds``, unless there are none."""
+    tally, llm = metrics.tally, metrics.tally.llm
+    start, tokens, counts = time.perf_counter(), 0, Counts()
     while True:
         await asyncio.sleep(seconds)
-        found = interval.line()
-        if found is not None:
-            level = logging.WARNING if found[1]["reason"] else logging.INFO
-            logger.log(level, found[0], extra={"fields": found[1]})
+        now, total, state, gauges = time.perf_counter(), tally.total, llm.speculation, llm.gauges
+        new = Counts(
+            drafts=total.drafts - counts.drafts,
+            drafted=total.drafted - counts.drafted,
+            accepted=total.accepted - counts.accepted,
+        )
+        speed = (tally.tokens - tokens) / (now - start)
+        start, tokens, counts = now, tally.tokens, total
+        if not speed or state is None:
+            continue
+        fields = {
+            "running": gauges.running,
+            "waiting": gauges.waiting,
+            "tokens_per_second": speed,
+            "cache_usage": gauges.pages_used / max(1, gauges.pages),
+            "drafter": state.drafter,
+            "draft_length": tally.draft_length,
+            "reason": tally.off,
+            "acceptance_rate": new.acceptance_rate,
+            "acceptance_length": new.acceptance_length,
+            "speedup": gauges.speedups.get(state.drafter),
+        }
+        level = logging.WARNING if fields["reason"] else logging.INFO
+        logger.log(level, words(fields), extra={"fields": fields})

@@ -1,4 +1,4 @@
-"""Messages as clients send them, made into what chat templates read."""
+"""Turns clients' messages into the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import shown
 from .bodies import parse
+from .errors import Refusal
 from .protocol import Templated
-from .shapes import Refusal
 
 MESSAGE_PARTS = ("text", "input_text")
 OTHER_FIELDS = {"audio": "send text", "function_call": "send tool_calls"}
@@ -28,8 +28,8 @@ def template_options(body: Templated, template: str) -> dict[str, Any]:
     Raises:
         Refusal: options contradict each other, or the template does not read one.
     """
-    given = dict(body.chat_template_kwargs or {})
-    wrong = TEMPLATE_OWN.intersection(given)
+    options = dict(body.chat_template_kwargs or {})
+    wrong = TEMPLATE_OWN.intersection(options)
     if wrong:
         raise Refusal(f"{min(wrong)} is not for the template.", "chat_template_kwargs")
     if body.documents:
@@ -38,20 +38,20 @@ def template_options(body: Templated, template: str) -> dict[str, Any]:
                 "the chat template of this model reads no documents; put them into a message.",
                 "documents",
             )
-        given["documents"] = body.documents
+        options["documents"] = body.documents
     effort = body.reasoning_effort
     if effort is not None:
         values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-        known = {n: v for n, v in values.items() if _reads(template, n)}
-        if not known and effort != "none":
+        supported = {n: v for n, v in values.items() if _reads(template, n)}
+        if not supported and effort != "none":
             raise Refusal(
                 "the chat template of this model reads no reasoning_effort; leave it out.",
                 "reasoning_effort",
             )
-        given = known | given
+        options = supported | options
     if body.continue_final_message:
-        given["continue_final_message"] = True
-    return given
+        options["continue_final_message"] = True
+    return options
 
 
 def wants_generation_prompt(body: Templated) -> bool:
@@ -80,7 +80,7 @@ def readable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         Refusal: a message has no role, or a part that is no text.
     """
-    found = []
+    templated = []
     for i, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not role:
@@ -88,12 +88,12 @@ def readable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, remedy in OTHER_FIELDS.items():
             if message.get(name) is not None:
                 raise Refusal(f"messages.{i}.{name} is not supported; {remedy}.", "messages")
-        made = {**message, "content": _text(content, i)}
+        fields = {**message, "content": _text(content, i)}
         calls = message.get("tool_calls")
         if isinstance(calls, list):
-            made["tool_calls"] = [_call(call) for call in calls]
-        found.append({k: v for k, v in made.items() if v is not None or k == "content"})
-    return found
+            fields["tool_calls"] = [_call(call) for call in calls]
+        templated.append({k: v for k, v in fields.items() if v is not None or k == "content"})
+    return templated
 
 
 def _text(content: Any, i: int) -> str:

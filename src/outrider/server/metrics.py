@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's, by its names, and under ``outrider_`` what it has none of."""
+"""Prometheus metrics: vLLM's by its names, and those that vLLM lacks under ``outrider_``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
 from ..engine.messages import Gauges, Stepped
-from ..types import Counts, Event, Request
+from ..types import Event, Request
 from .tally import Rate, Tally
 
 ENGINE = "0"
@@ -29,6 +29,9 @@ LONG = (
 )  # fmt: skip
 Values = Mapping[tuple[str, ...], float]
 """By the values of labels."""
+Family = tuple[
+    type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, tuple[str, ...], Values
+]
 COUNTS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 
@@ -92,79 +95,63 @@ class _State(Collector):
         self.labels = (model, ENGINE)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield gauges, then counts."""
+        """Yield every family with the values of now."""
+        for kind, name, text, labels, values in self._families():
+            family = kind(name, text, labels=[*LABELS, *labels])
+            for label, value in values.items():
+                family.add_metric([*self.labels, *label], value)
+            yield family
+
+    def _families(self) -> tuple[Family, ...]:
+        """Return type, name, help, labels and values of each family."""
         tally, llm = self.tally, self.tally.llm
-        gauges = llm.gauges
-        used = gauges.pages_used / max(1, gauges.pages)
-        off = {tally.off: 1.0} if tally.off else {}
-        for name, text, value in (
-            ("vllm:num_requests_running", "Sequences that run.", gauges.running),
-            ("vllm:num_requests_waiting", "Sequences that wait.", gauges.waiting),
-            ("vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", used),
-            ("outrider_draft_length", "Longest draft in use, 0 for none.", tally.draft_length),
-            ("outrider_accepted_throughput", "Accepted draft tokens a second, over a minute.",
-             tally.accepted_rate.value()),
-            ("outrider_goodput", "Requests a second that kept the SLO, over a minute.",
-             self.good.value()),
-        ):  # fmt: skip
-            yield self._family(GaugeMetricFamily, name, text, (), {(): value})
-        text = "1 while nothing is drafted."
-        yield self._gauge("outrider_speculation_off", text, "reason", off)
-        text = "Emitted tokens times a plain step's time, over the time taken."
-        yield self._gauge("outrider_speedup", text, "drafter", gauges.speedups)
-        yield from self._counted(tally.total, tally.by_drafter)
-        text = "Starts of the engine after a death."
-        yield self._counter("outrider_engine_restarts", text, (), {(): llm.restarts})
+        gauges, total = llm.gauges, tally.total
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        position, spec = ("drafter", "position"), "vllm:spec_decode_num"
+        return (
+            (gauge, "vllm:num_requests_running", "Sequences that run.", (), {(): gauges.running}),
+            (gauge, "vllm:num_requests_waiting", "Sequences that wait.", (), {(): gauges.waiting}),
+            (gauge, "vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", (),
+             {(): gauges.pages_used / max(1, gauges.pages)}),
+            (gauge, "outrider_draft_length", "Longest draft in use, 0 for none.", (),
+             {(): tally.draft_length}),
+            (gauge, "outrider_accepted_throughput",
+             "Accepted draft tokens a second, over a minute.", (),
+             {(): tally.accepted_rate.value()}),
+            (gauge, "outrider_goodput", "Requests a second that kept the SLO, over a minute.", (),
+             {(): self.good.value()}),
+            (gauge, "outrider_speculation_off", "1 while nothing is drafted.", ("reason",),
+             {(tally.off,): 1.0} if tally.off else {}),
+            (gauge, "outrider_speedup",
+             "Emitted tokens times a plain step's time, over the time taken.", ("drafter",),
+             {(drafter,): value for drafter, value in gauges.speedups.items()}),
+            (counter, f"{spec}_drafts", "Steps of a sequence with a draft.", (),
+             {(): total.drafts}),
+            (counter, f"{spec}_draft_tokens", "Tokens drafted.", (), {(): total.drafted}),
+            (counter, f"{spec}_accepted_tokens", "Drafted tokens accepted.", (),
+             {(): total.accepted}),
+            (counter, f"{spec}_accepted_tokens_per_pos", "Of them by position.", ("position",),
+             {(str(i),): count for i, count in enumerate(total.accepted_by_position)}),
+            (counter, "outrider_drafted_tokens_per_pos", "Drafted by position.", position,
+             self._by_position("drafted_by_position")),
+            (counter, "outrider_accepted_tokens_per_pos", "Accepted of them.", position,
+             self._by_position("accepted_by_position")),
+            (counter, "outrider_verified_nodes", "Nodes verified.", ("drafter",),
+             {(drafter,): counts.nodes for drafter, counts in tally.by_drafter.items()}),
+            (counter, "outrider_engine_restarts", "Starts of the engine after a death.", (),
+             {(): llm.restarts}),
+        )  # fmt: skip
 
-    def _counted(self, total: Counts, drafters: Mapping[str, Counts]) -> Iterator[Metric]:
-        """Yield counts of drafts: all in vLLM's names, and by drafter."""
-        spec = "vllm:spec_decode_num"
-        for name, text, value in (
-            ("drafts", "Steps of a sequence with a draft.", total.drafts),
-            ("draft_tokens", "Tokens drafted.", total.drafted),
-            ("accepted_tokens", "Drafted tokens accepted.", total.accepted),
-        ):
-            yield self._counter(f"{spec}_{name}", text, (), {(): value})
-        accepted: Values = {(str(i),): n for i, n in enumerate(total.accepted_by_position)}
-        name, text = f"{spec}_accepted_tokens_per_pos", "Of them by position."
-        yield self._counter(name, text, ("position",), accepted)
-        by = ("drafter", "position")
-        for name, text, field in (
-            ("drafted", "Drafted by position.", "drafted_by_position"),
-            ("accepted", "Accepted of them.", "accepted_by_position"),
-        ):
-            values: Values = {
-                (drafter, str(i)): count
-                for drafter, counts in drafters.items()
-                for i, count in enumerate(getattr(counts, field))
-            }
-            yield self._counter(f"outrider_{name}_tokens_per_pos", text, by, values)
-        nodes: Values = {(drafter,): counts.nodes for drafter, counts in drafters.items()}
-        yield self._counter("outrider_verified_nodes", "Nodes verified.", ("drafter",), nodes)
-
-    def _gauge(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        keyed: Values = {(key,): value for key, value in values.items()}
-        return self._family(GaugeMetricFamily, name, text, (label,), keyed)
-
-    def _counter(self, name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
-        return self._family(CounterMetricFamily, name, text, labels, values)
-
-    def _family(
-        self,
-        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
-        name: str,
-        text: str,
-        labels: Sequence[str],
-        values: Values,
-    ) -> Metric:
-        found = kind(name, text, labels=[*LABELS, *labels])
-        for label, value in values.items():
-            found.add_metric([*self.labels, *label], value)
-        return found
+    def _by_position(self, field: str) -> Values:
+        return {
+            (drafter, str(i)): count
+            for drafter, counts in self.tally.by_drafter.items()
+            for i, count in enumerate(getattr(counts, field))
+        }
 
 
 class Metrics:
-    """Counts what the engine does.
+    """Counts the engine's steps and times its requests.
 
     Args:
         llm: the engine.

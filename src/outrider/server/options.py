@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import ENGINE_OPTIONS
 from ..errors import ConfigError, no_option
-from ..options import KINDS, PREFIX, Option
+from ..options import PREFIX, Option
 from ..vllm_names import translate_deprecated
 from .shown import short
 
@@ -29,37 +29,37 @@ RELAXED = ("memory", "api_key", "served_model_name", "allowed_hosts", "speculati
 
 
 SERVER_OPTIONS = (
-    Option("host", "text", "127.0.0.1", "Address to listen on."),
-    Option("port", "number", 8000, "Port to listen on; 0 takes a free one.", 0, 65535),
-    Option("allowed_hosts", "text", None, "More names that clients may call it by; * for all."),
-    Option("api_key", "text", None, "Keys that open the server, with commas; none leaves it open."),
-    Option("api_key_file", "text", None, "A file with one key a line."),
-    Option("served_model_name", "text", None, "Names of the model for clients, with commas."),
-    Option("chat_template", "text", None, "A file with a chat template, instead of the model's."),
-    Option("generation_config", "text", "auto", "Sampling defaults: auto, vllm, or a folder."),
-    Option("tool_call_parser", "text", "auto", "hermes, llama3_json, or auto: by the template."),
-    Option("per_request_spec_decode_metrics", "text", "summary", "none, summary or detailed."),
-    Option("slo", "text", None, "Latencies of a good request, as in ttft=200ms,tpot=50ms."),
-    Option("max_connections", "number", 1024, "Connections that may be open; beyond it 503.", 1),
-    Option("max_queued_requests", "number", 256, "Sequences that may wait; beyond it 429.", 1),
-    Option("max_queued_tokens", "number", 1 << 20, "Prompt tokens that may wait; beyond 429.", 1),
-    Option("max_body_bytes", "number", 4 << 20, "Largest body; beyond it 413.", 1, 1 << 30),
-    Option("request_timeout", "share", None, "Seconds that a request may take; beyond it 408.",
+    Option("host", str, "127.0.0.1", "Address to listen on."),
+    Option("port", int, 8000, "Port to listen on; 0 takes a free one.", 0, 65535),
+    Option("allowed_hosts", str, None, "More names that clients may call it by; * for all."),
+    Option("api_key", str, None, "Keys that open the server, with commas; none leaves it open."),
+    Option("api_key_file", str, None, "A file with one key a line."),
+    Option("served_model_name", str, None, "Names of the model for clients, with commas."),
+    Option("chat_template", str, None, "A file with a chat template, instead of the model's."),
+    Option("generation_config", str, "auto", "Sampling defaults: auto, vllm, or a folder."),
+    Option("tool_call_parser", str, "auto", "hermes, llama3_json, or auto: by the template."),
+    Option("per_request_spec_decode_metrics", str, "summary", "none, summary or detailed."),
+    Option("slo", str, None, "Latencies of a good request, as in ttft=200ms,tpot=50ms."),
+    Option("max_connections", int, 1024, "Connections that may be open; beyond it 503.", 1),
+    Option("max_queued_requests", int, 256, "Sequences that may wait; beyond it 429.", 1),
+    Option("max_queued_tokens", int, 1 << 20, "Prompt tokens that may wait; beyond 429.", 1),
+    Option("max_body_bytes", int, 4 << 20, "Largest body; beyond it 413.", 1, 1 << 30),
+    Option("request_timeout", float, None, "Seconds that a request may take; beyond it 408.",
            0.001, 365 * DAY),
-    Option("shutdown_timeout", "share", 30.0, "Seconds that streams get to end after SIGTERM.",
+    Option("shutdown_timeout", float, 30.0, "Seconds that streams get to end after SIGTERM.",
            0, DAY),
-    Option("metrics_port", "number", None, "Serve /metrics at this port only.",
+    Option("metrics_port", int, None, "Serve /metrics at this port only.",
            1, 65535),
-    Option("share_prefix_cache", "switch", False, "Several keys share cached prefixes."),
-    Option("otlp_traces_endpoint", "text", None, "Send spans there by OTLP; needs outrider[otel]."),
-    Option("log_interval", "share", 10.0, "Seconds between two lines on speed; 0 for none.",
+    Option("share_prefix_cache", bool, False, "Several keys share cached prefixes."),
+    Option("otlp_traces_endpoint", str, None, "Send spans there by OTLP; needs outrider[otel]."),
+    Option("log_interval", float, 10.0, "Seconds between two lines on speed; 0 for none.",
            0.05, DAY, zero=True),
-    Option("log_format", "text", "text", "text, or json for an object a line."),
-    Option("log_level", "text", "info", "debug, info (a line a call), warning or error."),
+    Option("log_format", str, "text", "text, or json for an object a line."),
+    Option("log_level", str, "info", "debug, info (a line a call), warning or error."),
 )  # fmt: skip
 OPTIONS = (*SERVER_OPTIONS, *ENGINE_OPTIONS)
 BY_NAME = {option.name: option for option in OPTIONS}
-MODEL = Option("model", "text", None, "The target.")
+MODEL = Option("model", str, None, "The target.")
 """A file may name it too."""
 
 
@@ -84,10 +84,10 @@ def resolve(
     Raises:
         ConfigError: an unknown name, a value of the wrong kind, or a file that cannot be read.
     """
-    found = {option.name: Chosen(option.default, "default") for option in OPTIONS}
+    options = {option.name: Chosen(option.default, "default") for option in OPTIONS}
     if file is not None:
         for name, value in read_file(file).items():
-            found[name] = Chosen(_checked(name, value, str(file)), str(file))
+            options[name] = Chosen(_checked(name, value, str(file)), str(file))
     names = {option.variable: option for option in OPTIONS}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(PREFIX) or variable in OTHERS or _of_kubernetes(variable, text):
@@ -95,12 +95,12 @@ def resolve(
         if variable not in names:
             raise no_option("the environment", variable, list(names))
         option = names[variable]
-        found[option.name] = Chosen(_parsed(option, text, variable), "environment")
+        options[option.name] = Chosen(_parsed(option, text, variable), "environment")
     for name, value in flags.items():
         if value is not None:
             name, value = translate_deprecated(name, value)
-            found[name] = Chosen(_in_range(BY_NAME[name], value, BY_NAME[name].flag), "flag")
-    return found
+            options[name] = Chosen(_in_range(BY_NAME[name], value, BY_NAME[name].flag), "flag")
+    return options
 
 
 def _of_kubernetes(variable: str, text: str) -> bool:
@@ -116,18 +116,20 @@ def read_file(file: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or has an unknown key.
     """
     try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror}).") from None
     except RecursionError:
         raise ConfigError(f"{file} is nested too deeply.") from None
     except ValueError as error:
         raise ConfigError(f"{file} is no TOML: {short(str(error))}.") from None
-    found = dict(translate_deprecated(key.replace("-", "_"), value) for key, value in given.items())
-    for name in found:
+    options = dict(
+        translate_deprecated(key.replace("-", "_"), value) for key, value in table.items()
+    )
+    for name in options:
         if name not in BY_NAME and name != "model":
             raise no_option(str(file), name, [*BY_NAME, "model"])
-    return found
+    return options
 
 
 def _checked(name: str, value: Any, where: str) -> Any:
@@ -141,9 +143,8 @@ def _checked(name: str, value: Any, where: str) -> Any:
         value = ",".join(map(str, value)) if isinstance(value, list) else value
         kept = {"memory": int | float, "speculative_config": dict}.get(name)
         return value if kept and isinstance(value, kept) else _in_range(option, str(value), where)
-    kind = KINDS[option.kind]
-    right = isinstance(value, int | float if kind is float else kind)
-    if not right or (isinstance(value, bool) and kind is not bool):
+    allowed = int | float if option.type is float else option.type
+    if not isinstance(value, allowed) or (isinstance(value, bool) and option.type is not bool):
         raise _wrong(option, value, f"{where}: {name}")
     return _in_range(option, value, f"{where}: {name}")
 
@@ -154,13 +155,12 @@ def _parsed(option: Option, text: str, where: str) -> Any:
     Raises:
         ConfigError: it is not of the option's kind, or out of its range.
     """
-    kind = KINDS[option.kind]
-    if kind is bool:
+    if option.type is bool:
         if text.lower() not in ("1", "true", "yes", "0", "false", "no", ""):
             raise _wrong(option, text, where)
         return text.lower() in ("1", "true", "yes")
     try:
-        value = kind(text)
+        value = option.type(text)
     except ValueError:
         raise _wrong(option, text, where) from None
     return _in_range(option, value, where)
@@ -173,22 +173,14 @@ def _in_range(option: Option, value: Any, where: str) -> Any:
         ConfigError: it is not.
     """
     if isinstance(value, str):
-        # Neither can stand in a path, a name or a key that is of use.
-        if "\0" in value or not _is_utf8(value):
+        # No usable path, name or key has either.
+        if "\0" in value or value.encode(errors="ignore").decode() != value:
             raise ConfigError(f"{where} is {short(repr(value))}; give a text in UTF-8.")
     elif not isinstance(value, bool):
         inside = option.low <= value <= option.high or (option.zero and value == 0)
         if not inside:  # as NaN never is
             raise _wrong(option, value, where)
     return value
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _wrong(option: Option, value: Any, where: str) -> ConfigError:
@@ -200,8 +192,8 @@ def _wrong(option: Option, value: Any, where: str) -> ConfigError:
 
 def config_file(flag: str | None, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file to read: the flag's, else that of ``OUTRIDER_CONFIG``, else None."""
-    found = flag or environment.get("OUTRIDER_CONFIG")
-    return Path(found) if found else None
+    file = flag or environment.get("OUTRIDER_CONFIG")
+    return Path(file) if file else None
 
 
 def toml(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What clients send, in OpenAI's and vLLM's names, and what it means to the engine."""
+"""Bodies of requests in OpenAI's and vLLM's names, and their translation for the engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..errors import shown
+from ..errors import ConfigError, shown
 from ..limits import LARGEST_INT, REQUEST, SAMPLING
 from ..params import DEFAULT_MAX_TOKENS, LONGEST_NUMBER, SamplingParams
+from .errors import Refusal
 from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 from .shapes import (
     MOST_PROMPTS,
@@ -30,19 +31,18 @@ from .shapes import (
     Words,
     check_schema,
 )  # fmt: skip
-from .shapes import Refusal as Refusal
 
 MOST_SAMPLES = 256
 FORM = "structured_outputs"
 
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
-"""What a client may call its request; nothing that could break a line of the log."""
+"""Ids that a client may give a request: no character that could break a line of the log."""
 
 
 def ranged(
     least: float, most: float | None = None, *, above: bool = False, default: int | None = None
 ) -> Any:
-    """A field whose range is published; ``SamplingParams`` refuses what is out of it, and says why.
+    """Return a field whose range is published; ``SamplingParams`` checks it.
 
     With ``above`` the least value itself is out.
     """
@@ -53,32 +53,33 @@ def ranged(
 
 
 def sampled(name: str, default: int | None = None) -> Any:
-    """A field of ``SamplingParams``, with the range that is checked there."""
+    """Return a field of ``SamplingParams``, with the range that is checked there."""
     number = SAMPLING[name]
     return ranged(number.least, number.most, above=number.above, default=default)
 
 
 class Wire(BaseModel):
-    """Base of everything that is sent; unknown fields are ignored, as OpenAI's clients expect."""
+    """Base of all bodies; unknown fields are ignored, as OpenAI's clients expect."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
-    def without_nulls(cls, given: Any) -> Any:
-        """Clients write null for what they do not give, of fields too that cannot be null."""
-        if not isinstance(given, dict):
-            return given
+    def without_nulls(cls, fields: Any) -> Any:
+        """Drop nulls of fields that cannot be null: clients write them for what they leave out."""
+        if not isinstance(fields, dict):
+            return fields
 
-        def kept(name: str, value: Any) -> bool:
-            field = cls.model_fields.get(name)
-            return value is not None or field is None or NoneType in get_args(field.annotation)
-
-        return {name: value for name, value in given.items() if kept(name, value)}
+        own = cls.model_fields
+        return {
+            name: value
+            for name, value in fields.items()
+            if value is not None or name not in own or NoneType in get_args(own[name].annotation)
+        }
 
 
 class SpeculationOptions(Wire):
-    """What a request wants of drafting; its text does not depend on it."""
+    """Drafting options of a request; its text does not depend on them."""
 
     enabled: bool = True
     drafter: str | None = None
@@ -86,14 +87,14 @@ class SpeculationOptions(Wire):
 
 
 class StreamOptions(Wire):
-    """What a stream says besides text: usage at its end, or all the time as vLLM knows it."""
+    """Usage in a stream: in a last chunk, or with vLLM's option in every chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class StructuredOutputs(Wire):
-    """vLLM's ``structured_outputs``: one of these."""
+    """vLLM's ``structured_outputs``: exactly one form of the output."""
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
@@ -107,7 +108,7 @@ class StructuredOutputs(Wire):
 
 
 class JsonSchema(Wire):
-    """OpenAI's wrapping of a schema."""
+    """A JSON schema with a name."""
 
     name: str = ""
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -115,7 +116,7 @@ class JsonSchema(Wire):
 
 
 class ResponseFormat(Wire):
-    """OpenAI's ``response_format``."""
+    """OpenAI's ``response_format``: the form of the output."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -129,7 +130,7 @@ class Prediction(Wire):
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The text of all parts."""
         if isinstance(self.content, str):
             return self.content
         texts = (part.get("text") for part in self.content)
@@ -137,7 +138,7 @@ class Prediction(Wire):
 
 
 class Templated(Wire):
-    """What the chat template makes a prompt of, besides messages and tools."""
+    """Options of the chat template, besides messages and tools."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -149,7 +150,7 @@ class Templated(Wire):
 
 
 class Generation(Wire, Unsupported):  # type: ignore[misc]
-    """What completions and chats have in common."""
+    """Fields that completions and chats share."""
 
     model: str | None = None
     stream: bool = False
@@ -193,12 +194,12 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
     timeout: Timeout | None = None
 
     def form(self) -> dict[str, Any] | None:
-        """The form that the output must have, as ``StructuredOutputsParams`` takes it.
+        """Return the form of the output for ``StructuredOutputsParams``; None for any.
 
         Raises:
-            RequestError: several are asked for, or a schema is missing, too large or too deep.
+            RequestError: there are several forms, or a schema is missing, too large or too deep.
         """
-        asked: dict[str, dict[str, Any]] = {}
+        forms: dict[str, dict[str, Any]] = {}
         guided = self.structured_outputs
         if guided is not None:
             if guided.json_object and guided.json_ is not None:
@@ -208,37 +209,37 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
                 "json": schema, "regex": guided.regex, "choice": guided.choice,
                 "grammar": guided.grammar,
             }  # fmt: skip
-            asked[FORM] = {k: v for k, v in parts.items() if v is not None}
+            forms[FORM] = {k: v for k, v in parts.items() if v is not None}
         for name in ("json", "regex", "choice", "grammar"):
             value = getattr(self, f"guided_{name}")
             if value is not None:
-                asked[f"guided_{name}"] = {name: value}
+                forms[f"guided_{name}"] = {name: value}
         shape = self.response_format
         if shape is not None and shape.type == "json_object":
-            asked["response_format"] = {"json": {"type": "object"}}
+            forms["response_format"] = {"json": {"type": "object"}}
         elif shape is not None and shape.type == "json_schema":
-            found = shape.json_schema.schema_ if shape.json_schema else None
-            if found is None:
+            schema = shape.json_schema.schema_ if shape.json_schema else None
+            if schema is None:
                 raise Refusal(
                     "json_schema.schema is missing; give a JSON schema.", "response_format"
                 )
-            asked["response_format"] = {"json": found}
-        if len(asked) > 1:
-            raise Refusal(f"{' and '.join(asked)} both ask for a form; give one of them.")
-        for name, given in asked.items():
-            check_schema(given.get("json"), name)
-            return given
+            forms["response_format"] = {"json": schema}
+        if len(forms) > 1:
+            raise Refusal(f"{' and '.join(forms)} both ask for a form; give one of them.")
+        for name, form in forms.items():
+            check_schema(form.get("json"), name)
+            return form
         return None
 
     def sampling(
         self, context_left: int, defaults: Mapping[str, Any], **more: Any
     ) -> SamplingParams:
-        """How to sample.
+        """Return the sampling options of a request.
 
         Args:
             context_left: the most that may follow the prompt, in tokens.
-            defaults: of what the call leaves out; ``max_tokens`` bounds what it asks for.
-            more: beside the call's own.
+            defaults: for fields that the call leaves out; ``max_tokens`` bounds the call's.
+            more: further options of ``SamplingParams``.
 
         Raises:
             ConfigError: a value is out of its range.
@@ -246,7 +247,7 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
         """
         limits = (context_left, self.limit, defaults.get("max_tokens"))
         most = min(limit for limit in limits if limit is not None)
-        given = {
+        own = {
             "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
             "min_p": self.min_p, "repetition_penalty": self.repetition_penalty,
             "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
@@ -261,7 +262,7 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             include_stop_str_in_output=self.include_stop_str_in_output,
-            **{**defaults, **{name: value for name, value in given.items() if value is not None}},
+            **{**defaults, **{name: value for name, value in own.items() if value is not None}},
         )
 
     @property
@@ -288,7 +289,7 @@ def read_seed(seed: int | str | None) -> int | None:
 
 
 class CompletionRequest(Generation, NotInCompletions):  # type: ignore[misc]
-    """``POST /v1/completions``."""
+    """The body of ``POST /v1/completions``."""
 
     prompt: Prompts
     max_tokens: Whole | None = ranged(0, LARGEST_INT, default=DEFAULT_MAX_TOKENS)
@@ -298,26 +299,26 @@ class CompletionRequest(Generation, NotInCompletions):  # type: ignore[misc]
     best_of: Samples | None = None
 
     def prompts(self) -> list[str | Ids]:
-        """Every prompt.
+        """Return every prompt.
 
         Raises:
             Refusal: there is none, or there are too many.
         """
-        given = self.prompt
-        one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
-        found: list[Any] = [given] if one else list(given)
-        if not 1 <= len(found) <= MOST_PROMPTS:
-            raise Refusal(f"there are {len(found)} prompts; give 1 to {MOST_PROMPTS}.", "prompt")
-        if len(found) * self.n > MOST_SAMPLES:
+        prompt = self.prompt
+        one = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+        prompts: list[Any] = [prompt] if one else list(prompt)
+        if not 1 <= len(prompts) <= MOST_PROMPTS:
+            raise Refusal(f"there are {len(prompts)} prompts; give 1 to {MOST_PROMPTS}.", "prompt")
+        if len(prompts) * self.n > MOST_SAMPLES:
             raise Refusal(
-                f"{len(found)} prompts with n of {self.n} are {len(found) * self.n} samples; "
+                f"{len(prompts)} prompts with n of {self.n} are {len(prompts) * self.n} samples; "
                 f"a call may have {MOST_SAMPLES}.", "n",
             )  # fmt: skip
-        return found
+        return prompts
 
 
 class Function(Wire):
-    """A function that the model may call; the template sees what else it has, as ``strict``."""
+    """A function that the model may call; the chat template gets further fields, as ``strict``."""
 
     model_config = ConfigDict(extra="allow")
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
@@ -326,7 +327,7 @@ class Function(Wire):
 
 
 class Tool(Wire):
-    """One of ``tools``; the chat template sees what else it has."""
+    """One of ``tools``; the chat template gets further fields."""
 
     model_config = ConfigDict(extra="allow")
     type: Literal["function"] = "function"
@@ -350,7 +351,7 @@ class NamedTool(Wire):
 
 
 class ChatRequest(Generation, Templated, NotInChats):  # type: ignore[misc]
-    """``POST /v1/chat/completions``."""
+    """The body of ``POST /v1/chat/completions``."""
 
     messages: Messages
     logprobs: bool = False
@@ -361,7 +362,7 @@ class ChatRequest(Generation, Templated, NotInChats):  # type: ignore[misc]
 
 
 class TokenizeRequest(Templated):
-    """``POST /tokenize``: a prompt or a chat."""
+    """The body of ``POST /tokenize``: a prompt or a chat."""
 
     model: str | None = None
     prompt: str | None = None
@@ -372,15 +373,23 @@ class TokenizeRequest(Templated):
 
 
 class DetokenizeRequest(Wire):
-    """``POST /detokenize``."""
+    """The body of ``POST /detokenize``."""
 
     model: str | None = None
     tokens: Ids
 
 
 class SpeculationChange(Wire):
-    """``POST /v1/speculation``: what is not given stays."""
+    """The body of ``POST /v1/speculation``; fields that are left out keep their value."""
 
     enabled: bool | None = None
     drafter: str | None = None
     num_speculative_tokens: DraftLength | None = None
+
+
+def to_refusal(error: ConfigError) -> Refusal:
+    """Return the error of an option as a refusal of the call's field of that name."""
+    text = str(error).removeprefix("SamplingParams: ").removeprefix("StructuredOutputsParams ")
+    field = text.partition(" ")[0]
+    is_field = field in CompletionRequest.model_fields or field in ChatRequest.model_fields
+    return Refusal(text, field if is_field else None)

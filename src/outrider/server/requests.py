@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..outputs import RequestState
 from ..types import SamplingParams, Speculation
-from .protocol import Generation, Refusal
+from .errors import Refusal
+from .protocol import Generation
 from .service import Service
 from .texts import SURE_TEXT
 
 MAX_CHARS_PER_TOKEN = 16
 """More than a token has, on average, of any text that is expected."""
 MOST_REPEATED = 1 << 23
-"""Bytes that a call's options may take in the engine, which holds them for each prompt anew."""
+"""Bytes that a call's options may take in the engine, which holds a copy for each prompt."""
 ID_BYTES = 8
 MOST_LISTED = 1 << 18
-"""Tokens that an answer may list beside its text: log probabilities, echoed prompts."""
+"""Tokens that an answer may list besides its text: log probabilities, echoed prompts."""
 
 
+@dataclass
 class RequestMaker:
     """Makes the requests of one call; ``make`` reads the options that they share.
 
@@ -28,32 +30,25 @@ class RequestMaker:
         service: the engine and the limits.
         body: of the call.
         salt: separates its cached prefix from others.
-        more: values for ``SamplingParams`` beside the body's.
-        speculation: how to draft for the call.
+        more: values for ``SamplingParams`` besides the body's.
+        speculation: drafter and draft length of the call.
+        params: sampling options by the most tokens that may follow a prompt.
+        listed: tokens that the answer lists besides its text so far.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        body: Generation,
-        salt: str,
-        more: dict[str, Any],
-        speculation: Speculation,
-    ) -> None:
-        self._llm = service.llm
-        self._defaults = service.settings.defaults
-        self._body = body
-        self._salt = salt
-        self._more = more
-        self._speculation = speculation
-        self._params: dict[int, SamplingParams] = {}  # by the most that may follow a prompt
-        self._listed = 0
+    service: Service
+    body: Generation
+    salt: str
+    more: dict[str, Any]
+    speculation: Speculation
+    params: dict[int, SamplingParams] = field(default_factory=dict)
+    listed: int = 0
 
     @staticmethod
     async def make(
         service: Service, body: Generation, salt: str, prompts: int, **more: Any
     ) -> RequestMaker:
-        """Return the maker of a call with so many prompts.
+        """Return the maker of a call with ``prompts`` prompts.
 
         Raises:
             RequestError: an option does not fit the engine, or all are too large to be repeated
@@ -80,38 +75,38 @@ class RequestMaker:
         Raises:
             OutriderError: it cannot be served.
         """
-        llm, body = self._llm, self._body
+        llm, body = self.service.llm, self.body
         room = llm.inputs.room_after(ids)
         if body.limit is None and llm.ready is not None:
             room = min(room, max(1, llm.ready.num_tokens - len(ids)))
         return llm.inputs.request(
-            ids, self._sampling(room, len(ids)), uuid.uuid4().hex, speculation=self._speculation,
-            priority=body.priority, cache_salt=self._salt, text=text,
+            ids, self._sampling(room, len(ids)), uuid.uuid4().hex, speculation=self.speculation,
+            priority=body.priority, cache_salt=self.salt, text=text,
         )  # fmt: skip
 
     def _sampling(self, room: int, prompt: int) -> SamplingParams:
-        """Return the sampling options behind a prompt of so many tokens.
+        """Return the sampling options of a prompt with ``prompt`` tokens and ``room`` after it.
 
         Raises:
             Refusal: the answer would list too much.
         """
-        body = self._body
+        body = self.body
         room = room if body.limit is None else min(room, body.limit)
-        if room not in self._params:
-            self._params[room] = body.sampling(room, self._defaults, **self._more)
-        params = self._params[room]
+        if room not in self.params:
+            self.params[room] = body.sampling(room, self.service.settings.defaults, **self.more)
+        params = self.params[room]
         echoed = body.return_token_ids or bool(getattr(body, "echo", False))
         listed = prompt * (echoed + _entries(params.prompt_logprobs))
         each = _entries(params.logprobs)
-        left = MOST_LISTED - self._listed - params.n * listed
+        left = MOST_LISTED - self.listed - params.n * listed
         most = params.max_tokens or room
         if body.limit is None and each and left > 0:
             most = max(1, min(most, left // (params.n * each)))
             params = replace(params, max_tokens=most)
-        self._listed += params.n * (listed + most * each)
-        if self._listed > MOST_LISTED:
+        self.listed += params.n * (listed + most * each)
+        if self.listed > MOST_LISTED:
             raise Refusal(
-                f"log probabilities and echoed prompts would list {self._listed} tokens; at most "
+                f"log probabilities and echoed prompts would list {self.listed} tokens; at most "
                 f"{MOST_LISTED} are listed. Ask for fewer tokens, samples or alternatives.",
                 "logprobs" if each else None,
             )
@@ -128,7 +123,7 @@ async def _speculation(service: Service, body: Generation) -> Speculation:
     inputs, options = service.llm.inputs, body.speculation
     expected: tuple[int, ...] = ()
     if body.prediction is not None:
-        # No output is longer; what an output does not reach costs every step that looks for it.
+        # No output is longer, and every step searches the whole prediction.
         most = inputs.max_model_len
         text = body.prediction.text[: most * MAX_CHARS_PER_TOKEN]
         text = text.encode(errors="replace")[:SURE_TEXT].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""Memory for bodies that come in: what all of them hold at a time is bounded."""
+"""A bound on the memory of all bodies that are being received."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOK_SECONDS = 0.02
 
 
 class Room:
-    """Room for so many bytes of bodies."""
+    """Room for ``most`` bytes of bodies."""
 
     def __init__(self, most: int = MOST_HELD) -> None:
         self.most = most
@@ -20,21 +20,21 @@ class Room:
 
 
 class Held:
-    """The bytes that one body holds of a room; ``release`` gives them back."""
+    """The bytes that one body holds of a room; ``close`` gives them back."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._size = 0
 
     async def add(self, size: int) -> None:
-        """Hold so many more, as soon as there is room."""
+        """Wait for room, and hold ``size`` bytes more."""
         room = self._room
         while self._size + size > ALWAYS and room.held and room.held + size > room.most:
             await asyncio.sleep(LOOK_SECONDS)
         room.held += size
         self._size += size
 
-    def release(self) -> None:
-        """Hold nothing any more."""
+    def close(self) -> None:
+        """Give all held bytes back."""
         self._room.held -= self._size
         self._size = 0

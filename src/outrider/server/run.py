@@ -32,11 +32,6 @@ END_SECONDS = 10.0
 """Threads that tokenise end with the process, but Python would wait for them."""
 
 
-def _no_address(host: str, port: int, flag: str, error: Exception) -> ConfigError:
-    why = error.strerror if isinstance(error, OSError) else "the host is no name"
-    return ConfigError(f"{short(host)}:{port} cannot be listened on ({why}); give another {flag}.")
-
-
 def listener(host: str, port: int, flag: str) -> socket.socket:
     """Return a socket that listens on an address.
 
@@ -46,15 +41,18 @@ def listener(host: str, port: int, flag: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, the protocol lets asyncio turn Nagle's algorithm off: with it a first token waits
     # for the acknowledgement of the headers, 40 ms on Linux.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
-        found.listen()  # two sockets may be bound to one port until the first one listens
+        listening.bind((host, port))
+        listening.listen()  # two sockets may be bound to one port until the first one listens
     except (OSError, ValueError, TypeError) as error:  # the last two: a host that is no name
-        found.close()
-        raise _no_address(host, port, flag, error) from None
-    return found
+        listening.close()
+        why = error.strerror if isinstance(error, OSError) else "the host is no name"
+        raise ConfigError(
+            f"{short(host)}:{port} cannot be listened on ({why}); give another {flag}."
+        ) from None
+    return listening
 
 
 class _Uvicorn(uvicorn.Server):
@@ -72,7 +70,7 @@ class Server:
         llm: not started yet.
         settings: the server's options.
         host, port: where it listens; port 0 takes a free one.
-        say: is told, in lines, what was started.
+        say: shows a line of the greeting.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -136,7 +134,7 @@ class Server:
         return failure
 
     async def _watch(self) -> None:
-        """Greet when the engine is ready; end the server after a signal or a failure."""
+        """Wait: greet when the engine is ready, end the server after a signal or a failure."""
         llm = self.llm
         try:
             while not (llm.ready or llm.failure or self.signals):
@@ -154,7 +152,7 @@ class Server:
             self.uvicorn.should_exit = True
 
     def _greet(self) -> None:
-        """Print the greeting; a server that cannot print it serves all the same."""
+        """Print the greeting; a failure is logged and does not stop the server."""
         try:
             for line in self.greeting():
                 self.say(line)
@@ -162,13 +160,13 @@ class Server:
             logger.exception("the greeting cannot be shown")
 
     async def _drain(self) -> None:
-        """Let running streams end, as long as they may take."""
+        """Wait for running streams until ``shutdown_timeout``, then end the engine."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.settings.shutdown_timeout
         while self.llm.live and clock() < deadline:
             await asyncio.sleep(LOOK_SECONDS)
-        self.llm.shutdown()  # what still runs ends with an error event
-        # Clients that read slowly have the rest of the time for what is written already.
+        self.llm.shutdown()  # running streams end with an error event
+        # Slow readers have the rest of the time for bytes that are written already.
         left = min(max(1.0, deadline - clock()), LONGEST_DRAIN)
         self.uvicorn.config.timeout_graceful_shutdown = round(left)
 
@@ -200,7 +198,7 @@ class Server:
 
 
 def end_within(seconds: float, code: int) -> None:
-    """End the process after so many seconds, unless it ends before."""
+    """End the process after ``seconds``, unless it ends before."""
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     timer.start()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from collections.abc import Sequence
+from contextlib import closing
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import RETRY_SECONDS, TYPES, ServerError, body
+from .errors import METHODS, Refusal, early_response
 from .hosts import host_is_ours, origin_is_ours
 from .room import Held, Room
 from .settings import Settings
@@ -18,18 +18,14 @@ from .shown import short
 
 OPEN = frozenset({"/health", "/ready", "/metrics", "/", "/favicon.ico"})
 OPEN_BELOW = "/playground/"
-METHODS = ("GET", "HEAD", "POST")
 
 
 def key_of(keys: Sequence[str], header: str | None) -> int | None:
     """Return the number of the key in an Authorization header, None for none, in constant time."""
-    scheme, _, given = (header or "").partition(" ")
-    found = None
-    for number, key in enumerate(keys):
-        # Headers are bytes, which reach this as latin-1.
-        if hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
-            found = number
-    return found if scheme.lower() == "bearer" else None
+    scheme, _, token = (header or "").partition(" ")
+    sent = token.strip().encode("latin-1")  # headers are bytes, which reach this as latin-1
+    matches = [hmac.compare_digest(sent, key.encode()) for key in keys]
+    return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None
 
 
 def is_open(path: str) -> bool:
@@ -44,7 +40,7 @@ class Gate:
     False for a call that has no key where there are keys.
 
     Args:
-        app: what stands behind.
+        app: the next layer.
         settings: keys, hosts and limits.
     """
 
@@ -57,13 +53,10 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        held = Held(self.room)
-        try:
+        with closing(Held(self.room)) as held:
             received = await self.received(scope, receive, send, held)
             if received is not None:
                 await self.app(scope, received, send)
-        finally:
-            held.release()
 
     async def received(
         self, scope: Scope, receive: Receive, send: Send, held: Held
@@ -76,82 +69,87 @@ class Gate:
             if not self.has_body(scope, headers):
                 return receive
             whole = await self.read(receive, held)
-        except ServerError as error:
-            await refuse(send, error.status, str(error), error.code)
+        except Refusal as error:
+            await early_response(error)(scope, receive, send)
             return None
         return None if whole is None else once(whole, receive)
 
     def admit(self, scope: Scope, headers: Headers) -> None:
-        """Check who calls what, and from where.
+        """Check the key, the origin, the method and the port of a call.
 
         Raises:
-            ServerError: 401, 403, 404 or 405.
+            Refusal: 401, 403, 404 or 405.
         """
         settings, path, method = self.settings, scope["path"], scope["method"]
         state = scope.setdefault("state", {})
         key = state["key"] = key_of(settings.api_keys, headers.get("authorization"))
         state["trusted"] = key is not None or not settings.api_keys
         if not state["trusted"] and not is_open(path):
-            text = "no valid API key: send it as 'Authorization: Bearer KEY'."
-            raise ServerError(401, text, code="invalid_api_key")
+            raise Refusal(
+                "no valid API key: send it as 'Authorization: Bearer KEY'.", status=401,
+                code="invalid_api_key",
+            )  # fmt: skip
         if key is None:
             self.check_browser(headers, is_open(path) and method in ("GET", "HEAD"))
         if method not in METHODS:
-            raise ServerError(405, f"{short(method)} is not for any path here; see /openapi.json.")
+            raise Refusal(
+                f"{short(method)} is not for any path here; see /openapi.json.", status=405
+            )
         port = settings.metrics_port
         if port is not None and (path == "/metrics") != (scope["server"][1] == port):
-            raise ServerError(404, f"there is no {short(path)} at this port.")
+            raise Refusal(f"there is no {short(path)} at this port.", status=404)
 
     def check_browser(self, headers: Headers, public: bool) -> None:
-        """Refuse what a foreign page can make a browser send.
+        """Refuse calls that a foreign page can make a browser send.
 
         Raises:
-            ServerError: 403.
+            Refusal: 403.
         """
         host, origin = headers.get("host"), headers.get("origin")
         # Only HTTP/1.0 comes without a Host, and no browser speaks it.
         if host is not None and not host_is_ours(host, self.settings):
-            raise ServerError(
-                403, f"the Host {short(host)!r} is not allowed here; start the server with "
-                "--allowed-hosts NAME, or send an API key.", code="host_not_allowed",
+            raise Refusal(
+                f"the Host {short(host)!r} is not allowed here; start the server with "
+                "--allowed-hosts NAME, or send an API key.", status=403, code="host_not_allowed",
             )  # fmt: skip
         if origin is None or public or origin_is_ours(origin, host or "", self.settings):
             return
-        raise ServerError(
-            403, f"the Origin {short(origin)!r} is not allowed here; start the server with "
-            "--allowed-hosts NAME, or send an API key.", code="origin_not_allowed",
+        raise Refusal(
+            f"the Origin {short(origin)!r} is not allowed here; start the server with "
+            "--allowed-hosts NAME, or send an API key.", status=403, code="origin_not_allowed",
         )  # fmt: skip
 
     def has_body(self, scope: Scope, headers: Headers) -> bool:
         """Return whether a call has a body, which its path takes.
 
         Raises:
-            ServerError: 400 or 413.
+            Refusal: 400 or 413.
         """
         length = headers.get("content-length", "0")
         if int(length) > self.settings.max_body:
-            text = f"the body has {length} bytes; {self.settings.max_body} are taken at most."
-            raise ServerError(413, text)
-        given = int(length) > 0 or "transfer-encoding" in headers
-        if given and (scope["method"] != "POST" or is_open(scope["path"])):
-            raise ServerError(400, f"{scope['method']} {short(scope['path'])} takes no body.")
-        return given
+            raise Refusal(
+                f"the body has {length} bytes; {self.settings.max_body} are taken at most.",
+                status=413,
+            )
+        has_body = int(length) > 0 or "transfer-encoding" in headers
+        if has_body and (scope["method"] != "POST" or is_open(scope["path"])):
+            raise Refusal(f"{scope['method']} {short(scope['path'])} takes no body.", status=400)
+        return has_body
 
     async def read(self, receive: Receive, held: Held) -> bytes | None:
         """Return a call's body, None where the client has gone.
 
         Raises:
-            ServerError: 408 or 413.
+            Refusal: 408 or 413.
         """
         most = self.settings.max_body
         try:
-            found = read(receive, most, held)
-            whole = await asyncio.wait_for(found, self.settings.body_timeout)
+            async with asyncio.timeout(self.settings.body_timeout):
+                whole = await read(receive, most, held)
         except TimeoutError:
-            text = "the body took too long to come in; send it again."
-            raise ServerError(408, text) from None
+            raise Refusal("the body took too long to come in; send it again.", status=408) from None
         if whole is not None and len(whole) > most:
-            raise ServerError(413, f"the body has more than {most} bytes.")
+            raise Refusal(f"the body has more than {most} bytes.", status=413)
         return whole
 
 
@@ -174,28 +172,9 @@ def once(whole: bytes, receive: Receive) -> Receive:
     """Return a ``receive`` that gives the whole body first."""
     left = [whole]
 
-    async def found() -> Message:
+    async def receive_again() -> Message:
         if not left:
             return await receive()
         return {"type": "http.request", "body": left.pop(), "more_body": False}
 
-    return found
-
-
-async def refuse(send: Send, status: int, message: str, code: str | None = None) -> None:
-    """Answer with an error."""
-    assert status in TYPES
-    text = json.dumps(body(status, message, None, code)).encode()
-    headers = [
-        (b"content-type", b"application/json"), (b"content-length", str(len(text)).encode()),
-    ]  # fmt: skip
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if status == 405:
-        headers.append((b"allow", ", ".join(METHODS).encode()))
-    if status == 503:
-        headers.append((b"retry-after", str(RETRY_SECONDS).encode()))
-    if status in (400, 408, 413, 503):
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text})
+    return receive_again

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from ..async_llm import AsyncLLM
 from ..errors import shown
 from .admission import Lease, Queue
-from .errors import ServerError
+from .errors import Refusal
 from .metrics import Metrics
 from .settings import Settings
-from .stats import Stats
+from .tally import Stats
 from .texts import Texts
 
 
@@ -40,22 +40,22 @@ class Service:
         """Refuse another model than the one that is served.
 
         Raises:
-            ServerError: 404.
+            Refusal: 404.
         """
         if name is not None and name not in self.settings.names:
-            raise ServerError(
-                404, f"there is no model {shown(name)} here; this server has {self.name!r}.",
-                "model", "model_not_found",
+            raise Refusal(
+                f"there is no model {shown(name)} here; this server has {self.name!r}.",
+                "model", 404, "model_not_found",
             )  # fmt: skip
 
     def admit(self, sequences: int) -> Lease:
-        """Let a call's sequences into the queue, before anything of it is computed.
+        """Return the lease of a call's sequences, which wait in the queue from now on.
 
         Raises:
-            ServerError: 429 for a full queue, 503 while the server drains or the engine starts.
+            Refusal: 429 for a full queue, 503 while the server drains or the engine starts.
         """
         if self.draining:
-            raise ServerError(503, "the server is shutting down; send the call elsewhere.")
+            raise Refusal("the server is shutting down; send the call elsewhere.", status=503)
         if self.llm.ready is None:
-            raise ServerError(503, "the engine is starting; send the call again.")
+            raise Refusal("the engine is starting; send the call again.", status=503)
         return self.queue.enter(sequences)

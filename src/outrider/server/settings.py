@@ -1,4 +1,4 @@
-"""The settings of a server beside its engine."""
+"""The settings of a server, without those of its engine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from .answer import Detail
 from .metrics import NO_SLO, Slo
 from .tools import Form
 
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A server's options.
 
     Args:
-        names: what the model is called; the first is told to clients.
-        longest: the draft length that figures are told for.
-        detail: what of speculation every response tells: none, summary or detailed.
+        names: of the model; responses have the first.
+        longest: the longest draft, up to which figures are listed.
+        detail: speculation figures in every response: none, summary or detailed.
         tool_form: how the model writes calls of tools.
         defaults: of sampling, by the names of ``SamplingParams``; ``max_tokens`` bounds every call.
         fingerprint: tells clients that the same seed gives the same text.
@@ -33,13 +31,13 @@ class Settings:
         write_timeout: seconds that a client may leave an answer unread.
         max_connections: connections that may be open.
         host: the address that the server listens on.
-        allowed_hosts: names that it answers to beside its own; "*" for all.
+        allowed_hosts: names that it answers to besides its own; "*" for all.
         slo: what a good request keeps.
-        metrics_port: where /metrics is served; None: beside the API.
-        otlp_traces_endpoint: where spans go to, None for none.
+        metrics_port: where /metrics is served; None: at the API's port.
+        otlp_traces_endpoint: the collector of spans, None for none.
         share_prefix_cache: calls with different keys share cached prefixes.
-        log_interval: seconds between two lines of what is going on, 0 for none.
-        request_timeout: seconds that a request may take, None for as long as it wants.
+        log_interval: seconds between two lines on speed, 0 for none.
+        request_timeout: seconds that a request may take, None for no limit.
         shutdown_timeout: seconds that running streams get at the end.
     """
 
@@ -52,7 +50,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     max_queued_requests: int = 256
     max_queued_tokens: int = 1 << 20
-    max_body: int = 4 * MIB
+    max_body: int = 4 << 20
     header_timeout: float = 10.0
     body_timeout: float = 30.0
     write_timeout: float = 60.0

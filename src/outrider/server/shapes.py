@@ -1,4 +1,4 @@
-"""Lists and objects in bodies, none without a bound, and the refusal of what is out of bounds.
+"""Types of fields in bodies: every list and object has a bound.
 
 A list fails at its first wrong member: an error for each would take a thousand times its memory.
 """
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, Strict
 from pydantic_core import from_json
 
-from ..errors import RequestError
 from ..limits import BIAS, LARGEST_DRAFT, LARGEST_INT, MOST_IDS, MOST_WORDS, SAMPLING
+from .errors import Refusal
 
 MOST_PROMPTS = 128
 MOST_MESSAGES = 4096
@@ -24,14 +24,6 @@ DEEPEST_SCHEMA = 64
 LARGEST_SCHEMA = 1 << 16
 LONGEST_TIMEOUT = 10**7
 """Seconds."""
-
-
-class Refusal(RequestError):
-    """A call that cannot be served, with its HTTP status."""
-
-    def __init__(self, message: str, param: str | None = None, code: int = 400) -> None:
-        super().__init__(message, param)
-        self.code = code
 
 
 def check_schema(schema: str | dict[str, Any] | None, name: str) -> int:
@@ -58,7 +50,7 @@ def check_schema(schema: str | dict[str, Any] | None, name: str) -> int:
 
 
 def _nests_below(value: Any, most: int) -> bool:
-    """True when lists and objects nest more than ``most`` deep."""
+    """Return True when lists and objects nest more than ``most`` deep."""
     level = [value]
     for _ in range(most + 1):
         level = [part for part in level if isinstance(part, dict | list)]
@@ -69,21 +61,21 @@ def _nests_below(value: Any, most: int) -> bool:
     return True
 
 
-def no_switch(given: Any) -> Any:
-    """The value as it is, unless it is true or false, which pydantic takes for 1 and 0.
+def no_switch(value: Any) -> Any:
+    """Return the value; refuse true and false, which pydantic takes for 1 and 0.
 
     Raises:
-        ValueError: it is.
+        ValueError: it is one of them.
     """
-    if isinstance(given, bool):
+    if isinstance(value, bool):
         raise ValueError("give a number, not true or false")
-    return given
+    return value
 
 
 NoSwitch = BeforeValidator(no_switch)
 Whole = Annotated[int, NoSwitch]
 Real = Annotated[float, NoSwitch]
-# Bounds stand before the validator, or they are not published.
+# Bounds come before the validator; else they are not published.
 Samples = Annotated[int, Field(ge=1, le=SAMPLING["n"].most), NoSwitch]
 DraftLength = Annotated[int, Field(ge=0, le=LARGEST_DRAFT), NoSwitch]
 Timeout = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT), NoSwitch]
@@ -100,19 +92,19 @@ Messages = Annotated[
 ]
 
 
-def _few(given: Any) -> Any:
-    """An object with few fields; otherwise each field that is wrong would be an error."""
-    if isinstance(given, dict) and len(given) > MOST_BIASES:
-        raise ValueError(f"it has {len(given)} ids; give at most {MOST_BIASES}")
-    return given
+def _few(value: Any) -> Any:
+    """Return the object; refuse one with many fields, each of which could be an error."""
+    if isinstance(value, dict) and len(value) > MOST_BIASES:
+        raise ValueError(f"it has {len(value)} ids; give at most {MOST_BIASES}")
+    return value
 
 
-def _counted(given: Any) -> Any:
-    """The prompts of a call, not too many; each kind of prompt would count them anew."""
-    many = isinstance(given, list) and len(given) > MOST_PROMPTS
-    if many and not isinstance(given[0], int):
-        raise ValueError(f"there are {len(given)} prompts; give 1 to {MOST_PROMPTS}")
-    return given
+def _counted(value: Any) -> Any:
+    """Return the prompts; refuse too many once, not for each kind of prompt."""
+    many = isinstance(value, list) and len(value) > MOST_PROMPTS
+    if many and not isinstance(value[0], int):
+        raise ValueError(f"there are {len(value)} prompts; give 1 to {MOST_PROMPTS}")
+    return value
 
 
 Prompts = Annotated[str | Ids | Texts | IdLists, BeforeValidator(_counted)]

@@ -1,4 +1,4 @@
-"""Values of any size and kind as logs, traces and messages show them."""
+"""Short forms of values of any size and kind, for logs, traces and messages."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ from typing import Any
 from ..engine.speculation import SpeculationState
 from ..errors import ConfigError
 from ..types import Counts
-from .errors import to_refusal
-from .protocol import Refusal, SpeculationChange
+from .errors import Refusal
+from .protocol import SpeculationChange, to_refusal
 from .service import Service
 
 NOT_CHOSEN = "not_chosen"
-"""Why a drafter drafts only for requests that name it."""
+"""The reason of a drafter that drafts only for requests that name it."""
 
 
 def state(service: Service) -> dict[str, Any]:
@@ -51,14 +51,14 @@ def _drafter(service: Service, name: str) -> dict[str, Any]:
 
 
 async def change(service: Service, body: SpeculationChange) -> None:
-    """Draft in another way from the next step on; what is not given stays.
+    """Set drafter and draft length from the next step on; missing fields keep their value.
 
     Raises:
-        Refusal: there is no such drafter, the length is out of range, or the engine is not there.
+        Refusal: there is no such drafter, the length is out of range, or the engine starts.
     """
     now = service.llm.speculation
     if now is None or service.llm.ready is None:
-        raise Refusal("the engine is starting; try again.", code=503)
+        raise Refusal("the engine is starting; try again.", status=503)
     length = body.num_speculative_tokens
     try:
         await service.llm.set_speculation(

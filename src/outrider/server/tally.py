@@ -1,4 +1,4 @@
-"""Counts of the engine since the start, by drafter, for metrics, paths and the log."""
+"""Counts since the server's start: of the engine by drafter, and of requests for ``/stats``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from statistics import quantiles
+from typing import Any
 
 from ..async_llm import AsyncLLM
 from ..engine.messages import Stepped
+from ..outputs import RequestState
 from ..types import Counts, Event, Origin, by_sample
 
 RATE_SECONDS = 60.0
+KEPT = 1000
+"""Requests over which percentiles go."""
 
 
 class Rate:
@@ -67,10 +72,10 @@ class Tally:
     @property
     def total(self) -> Counts:
         """The counts of all drafters together."""
-        found = Counts()
+        total = Counts()
         for counts in self.by_drafter.values():
-            found.add(counts)
-        return found
+            total.add(counts)
+        return total
 
     @property
     def off(self) -> str | None:
@@ -87,3 +92,57 @@ class Tally:
         """The longest draft K in use, 0 while nothing is drafted."""
         now = self.llm.speculation
         return 0 if now is None or self.off else now.num_speculative_tokens
+
+
+class Stats:
+    """Counts since the start, and the times of the last requests."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.counts = Counts()
+        self.requests = 0
+        self.tokens = 0
+        self._times: dict[str, deque[float]] = {
+            name: deque(maxlen=KEPT) for name in ("latency", "ttft", "tpot")
+        }
+
+    def add(self, state: RequestState) -> None:
+        """Count a request that ended well."""
+        latency = time.perf_counter() - state.started
+        tokens = sum(len(sample.token_ids) for sample in state.samples)
+        self.requests += 1
+        self.tokens += tokens
+        self.counts.add(state.counts)
+        self._times["latency"].append(latency)
+        if state.ttft is not None:
+            self._times["ttft"].append(state.ttft)
+            if tokens > 1:
+                self._times["tpot"].append((latency - state.ttft) / (tokens - 1))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return times in seconds; rates and percentiles are null where nothing was measured."""
+        seconds = time.perf_counter() - self.start
+        counts = self.counts
+        times = {name: percentiles(values) for name, values in self._times.items()}
+        return {
+            "total_requests": self.requests,
+            "total_tokens": self.tokens,
+            "total_time_seconds": seconds,
+            "throughput_tokens_per_second": self.tokens / seconds,
+            "total_speculative_tokens": counts.drafted,
+            "accepted_speculative_tokens": counts.accepted,
+            "acceptance_rate": counts.acceptance_rate,
+            "acceptance_length": counts.acceptance_length,
+            "acceptance_by_position": counts.acceptance_by_position,
+            **{f"latency_{name}": value for name, value in times["latency"].items()},
+            "ttft": times["ttft"],
+            "tpot": times["tpot"],
+        }
+
+
+def percentiles(values: Sequence[float] | deque[float]) -> dict[str, float | None]:
+    """Return P50, P90, P95 and P99, each null without values."""
+    if not values:
+        return dict.fromkeys(("p50", "p90", "p95", "p99"))
+    cuts = quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
+    return {f"p{p}": cuts[p - 1] for p in (50, 90, 95, 99)}

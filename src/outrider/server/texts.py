@@ -1,4 +1,4 @@
-"""Between texts and token ids, at a bounded cost and outside the event loop where it is long."""
+"""Encodes and decodes texts at a bounded cost, long ones outside the event loop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ..errors import RequestError
 from ..input_processor import InputProcessor
 from ..text.codec import has_lone_surrogates
 from ..types import check_vocabulary
+from .errors import Refusal
 from .messages import readable, template_options, wants_generation_prompt
-from .protocol import Refusal, Templated, Tool
+from .protocol import Templated, Tool
 
 T = TypeVar("T")
 LONG_TEXT = 1 << 14

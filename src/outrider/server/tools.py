@@ -1,6 +1,6 @@
-"""Tools: what the model may call, what it must write for it, and which calls it wrote.
+"""Tools: their check, the grammar of calls, and the calls that the model wrote.
 
-Two forms are known: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
+There are two forms: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
 as well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons). A
 grammar holds calls to their form and arguments to their schemas, so that they can be read while
 they come.
@@ -17,14 +17,15 @@ from typing import Any, Literal
 
 from ..errors import shown
 from ..params import LARGEST_GRAMMAR
-from .protocol import ChatRequest, NamedTool, Refusal, Tool
+from .errors import Refusal
+from .protocol import ChatRequest, NamedTool, Tool
 from .shapes import check_schema
 
 Form = Literal["hermes", "llama3"]
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
-"""What stands before the arguments of a call."""
+"""The text before the arguments of a call."""
 PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
 """Strings, which may hold brackets, and brackets."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -144,7 +145,7 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 
 
 def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[ToolCall]]:
-    """Return the content and the calls of an output, only what is certain unless ``whole``."""
+    """Return the content and the calls of an output; only the certain part unless ``whole``."""
     if choice == "none":
         return text, []
     if choice.startswith("="):
@@ -171,11 +172,11 @@ def _without(text: str, opening: str) -> str:
 
 def _calls(text: str) -> list[ToolCall]:
     """Return every call in a text, the last one as far as it has come."""
-    found, at = [], 0
+    calls, at = [], 0
     while head := HEAD.search(text, at):
         at = _end(text, head.end())
-        found.append(ToolCall(head[1], text[head.end() : at]))
-    return found
+        calls.append(ToolCall(head[1], text[head.end() : at]))
+    return calls
 
 
 def _end(text: str, start: int) -> int:

@@ -28,7 +28,7 @@ ATTRIBUTES = {
     "drafted": "outrider.draft_tokens", "accepted": "outrider.accepted_tokens",
     "acceptance_length": "outrider.acceptance_length", "error": "error.type",
 }  # fmt: skip
-"""From what a call tells of itself."""
+"""By field of ``ApiCall.facts``: the span's attribute."""
 
 
 class Tracer:
@@ -71,7 +71,7 @@ class Tracer:
             headers: of the call.
             begin: of the call, ns since 1970.
             status: of the answer.
-            facts: what the call tells of itself.
+            facts: of the call, see ``ApiCall.facts``.
         """
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -92,5 +92,5 @@ class Tracer:
         span.end()
 
     def shutdown(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self.provider.shutdown()
