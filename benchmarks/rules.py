@@ -22,9 +22,9 @@ from outrider.errors import ConfigError
 from outrider.input_processor import InputProcessor
 from outrider.llm import LLM
 from outrider.sampling.acceptance import AcceptanceRule
-from outrider.sampling.draws import Noise, SharedNoise
-from outrider.sampling.law import Laws
+from outrider.sampling.pipeline import StepLogits
 from outrider.sampling.ratio import RULES, make_rule
+from outrider.sampling.shared_noise import Noise, SharedNoise
 from outrider.types import Counts, Draft, SamplingParams, Verdict
 
 from .common import (
@@ -82,7 +82,7 @@ class Recorder:
     """A rule that also notes the bounds of every draft that it decides."""
 
     trees = False
-    keeps_laws = True
+    needs_logits = True
 
     def __init__(self, rule: AcceptanceRule) -> None:
         self.rule = rule
@@ -92,14 +92,14 @@ class Recorder:
     def drafting(self, noise: SharedNoise) -> Noise:
         return self.rule.drafting(noise)
 
-    def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict:
-        drafted = list(zip(laws.first, draft.laws or [], strict=False))
+    def __call__(self, target: StepLogits, draft: Draft, noise: SharedNoise) -> Verdict:
+        drafted = list(zip(target.first, draft.logits or [], strict=False))
         pairs = [(f, z) for f, z in drafted if f is not None and z is not None]
         if pairs:
-            p = laws.z[torch.tensor([f for f, _ in pairs])].double().softmax(-1)
+            p = target.logits[torch.tensor([f for f, _ in pairs])].double().softmax(-1)
             q = torch.stack([z[0] for _, z in pairs]).double().softmax(-1)
             self.bounds.add(p, q)
-        return self.rule(laws, draft, noise)
+        return self.rule(target, draft, noise)
 
 
 def opened(inputs: InputProcessor, rule: AcceptanceRule) -> tuple[LLM, Recorder]:

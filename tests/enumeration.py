@@ -10,13 +10,15 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.audit.oracle import Law, total_variation
+from outrider.audit.oracle import Distribution, total_variation
 
-Model = Callable[[tuple[int, ...]], Law]  # the distribution of the token that follows these
+Model = Callable[
+    [tuple[int, ...]], Distribution
+]  # the distribution of the token that follows these
 Emissions = dict[tuple[int, ...], float]  # the probability of each run of emitted tokens
 
 
-def coupled_acceptance(p: Law, q: Law) -> float:
+def coupled_acceptance(p: Distribution, q: Distribution) -> float:
     """P(x == y) of coupled sampling, where argmax(log p + g) and argmax(log q + g) share g.
 
     sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) over the ids i with p_i, q_i > 0: both pick i when
@@ -27,7 +29,7 @@ def coupled_acceptance(p: Law, q: Law) -> float:
     return float(sum(1.0 / np.maximum(p / p[i], q / q[i]).sum() for i in both))
 
 
-def coupled_acceptance_bound(p: Law, q: Law) -> float:
+def coupled_acceptance_bound(p: Distribution, q: Distribution) -> float:
     """The least that `coupled_acceptance` can be: (1 - TV) / (1 + TV)."""
     distance = total_variation(p, q)
     return (1.0 - distance) / (1.0 + distance)
@@ -81,7 +83,10 @@ def block_rule_output_law(target: Model, drafter: Model, length: int) -> Emissio
     emissions: Emissions = {}
 
     def walk(
-        draft: tuple[int, ...], drafted: float, w: float, ends: tuple[tuple[float, Law], ...]
+        draft: tuple[int, ...],
+        drafted: float,
+        w: float,
+        ends: tuple[tuple[float, Distribution], ...],
     ) -> None:
         """`ends` holds h_i and the weights of the token after x_1..x_i, for i < len(draft)."""
         p = target(draft)
@@ -105,7 +110,7 @@ def block_rule_output_law(target: Model, drafter: Model, length: int) -> Emissio
 
 
 def continued(emissions: Emissions, target: Model, total: int) -> NDArray[np.float64]:
-    """The joint law of the first `total` tokens when the target continues what was emitted.
+    """The joint distribution of `total` tokens when the target continues what was emitted.
 
     A rule is exact when this is the same array as for no emission at all, {(): 1.0}. `total` is
     at least the longest run.
@@ -134,7 +139,9 @@ def accepted_per_draft(emissions: Emissions) -> float:
     return sum((len(tokens) - 1) * probability for tokens, probability in emissions.items())
 
 
-def _emit(emissions: Emissions, accepted: tuple[int, ...], mass: float, weights: Law) -> None:
+def _emit(
+    emissions: Emissions, accepted: tuple[int, ...], mass: float, weights: Distribution
+) -> None:
     """Add what follows `accepted`: `mass` in all, shared out as `weights` are."""
     if mass <= 0 or not weights.any():  # the second only where rounding left some mass
         return

@@ -21,9 +21,9 @@ from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
 from outrider.models.native import NativeTransformer
 from outrider.native import choice
-from outrider.native.laws import NativeLaw
 from outrider.native.library import Library
-from outrider.sampling.law import RequestLaw
+from outrider.native.native_sampling import NativePipeline
+from outrider.sampling.pipeline import RequestPipeline
 from outrider.types import Request
 
 POCKET = Path(__file__).resolve().parent.parent / "src/outrider/pocket/model"
@@ -42,7 +42,7 @@ def unstarted() -> Library:
 
 
 class Drafts:
-    """A model, a cache and a law of its own, and a long call that uses all three."""
+    """A model, a cache and a pipeline of its own, and a long call that uses all three."""
 
     def __init__(self, length: int = 150) -> None:
         self.length = length
@@ -50,14 +50,14 @@ class Drafts:
         self.model = NativeTransformer(self.step, POCKET, "float32", 256)
         self.stores = [self.model.new_store(17, 16) for _ in range(2)]
         asked = Request("r", (1, 2, 3), SamplingParams(presence_penalty=0.5), 7)
-        self.law = NativeLaw(
-            RequestLaw(asked, self.model.shape.vocab_size, CPU), None, 0, self.step
+        self.pipeline = NativePipeline(
+            RequestPipeline(asked, self.model.shape.vocab_size, CPU), None, 0, self.step
         )
         self.words = array("i", [3, 0, 0, 16, 1, 1, 2, 3, *range(1, 17)])
 
     def __call__(self, store: int = 0) -> list[list[int]]:
         handles = self.model.handle, self.stores[store].handle
-        return self.step.draft(*handles, self.words, [self.law.handle], [self.length])
+        return self.step.draft(*handles, self.words, [self.pipeline.handle], [self.length])
 
 
 def exits() -> None:
@@ -72,7 +72,7 @@ def exits() -> None:
         return told
 
     ending: list[bool] = []
-    for name in ("free_model", "free_store", "free_law"):
+    for name in ("free_model", "free_store", "free_pipeline"):
         setattr(Library, name, telling(getattr(Library, name)))
     llm = LLM(POCKET)
     params = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -83,14 +83,14 @@ def exits() -> None:
 
 
 def released() -> None:
-    """Model, cache and law are freed while a call is in them."""
+    """Model, cache and pipeline are freed while a call is in them."""
     drafts = Drafts()
     expected, found = drafts(), []
     thread = threading.Thread(target=lambda: found.append(drafts()))
     before = drafts.step.nanoseconds
     thread.start()
     time.sleep(0.02)
-    drafts.step.free_law(drafts.law.handle)
+    drafts.step.free_pipeline(drafts.pipeline.handle)
     drafts.step.free_store(drafts.stores[0].handle)
     drafts.step.free_model(drafts.model.handle)
     thread.join()
@@ -170,20 +170,20 @@ def memory() -> None:
     assert step.start(4) == 4
     width, rows = 1 << 22, 8
     asked = Request("r", (1,), SamplingParams(top_p=0.5), 0)
-    law = NativeLaw(RequestLaw(asked, width, CPU), None, 0, step)
+    pipeline = NativePipeline(RequestPipeline(asked, width, CPU), None, 0, step)
     z = torch.randn(rows, width)
     broken, paths = z.clone(), [[]] * rows
     for _ in range(3):
         limit(4 << 20)
         told = "there was memory enough"
         try:
-            law.apply(broken, [1], paths)
+            pipeline.apply(broken, [1], paths)
         except ModelError as error:
             told = str(error)
         limit(None)
         assert "not enough memory" in told, told
-    whole = law.apply(z.clone(), [1], paths)
-    assert torch.equal(torch.cat([law.apply(row, [1], [[]]) for row in z.split(1)]), whole)
+    whole = pipeline.apply(z.clone(), [1], paths)
+    assert torch.equal(torch.cat([pipeline.apply(row, [1], [[]]) for row in z.split(1)]), whole)
 
 
 def threads() -> None:

@@ -11,9 +11,17 @@ import torch
 from outrider.cache.pages import PagePool
 from outrider.engine.scheduler import Plan, Scheduler
 from outrider.sampling.acceptance import NOT_FINITE
-from outrider.sampling.law import RequestLaw
+from outrider.sampling.pipeline import RequestPipeline
 from outrider.text.stop import StopFinder
-from outrider.types import Draft, DraftBudget, Event, Request, SamplingParams, Sequence, Verdict
+from outrider.types import (
+    Draft,
+    DraftBudget,
+    Event,
+    Request,
+    SamplingParams,
+    SequenceState,
+    Verdict,
+)
 
 VOCABULARY = 12
 EOS = 11
@@ -38,15 +46,15 @@ class Letters:
 
 def make(
     id: str, prompt: Iterable[int], eos: Iterable[int] = (EOS,), seed: int = 0, **params: object
-) -> Sequence:
+) -> SequenceState:
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     request = Request(id, tuple(prompt), sampling, seed, frozenset(eos))
     text = Letters(sampling.stop or ())
-    law = RequestLaw(request, 100, torch.device("cpu")).sequence()
-    return Sequence(f"{id}/0", request, 0, text, law, list(request.prompt_token_ids))
+    law = RequestPipeline(request, 100, torch.device("cpu")).sequence()
+    return SequenceState(f"{id}/0", request, 0, text, law, list(request.prompt_token_ids))
 
 
-def next_token(sequence: Sequence, tokens: list[int]) -> int:
+def next_token(sequence: SequenceState, tokens: list[int]) -> int:
     """What the made-up target says after ``tokens``; ends are masked before min_tokens."""
     state = sequence.request.seed
     for token in tokens[-5:]:
@@ -58,17 +66,17 @@ def next_token(sequence: Sequence, tokens: list[int]) -> int:
     return token
 
 
-Propose = Callable[[Sequence, int], tuple[list[int], list[int]]]
+Propose = Callable[[SequenceState, int], tuple[list[int], list[int]]]
 
 
-def nothing(sequence: Sequence, length: int) -> tuple[list[int], list[int]]:
+def nothing(sequence: SequenceState, length: int) -> tuple[list[int], list[int]]:
     return [], []
 
 
 def chain(right: int) -> Propose:
     """A full chain whose first ``right`` tokens the target agrees with."""
 
-    def propose(sequence: Sequence, length: int) -> tuple[list[int], list[int]]:
+    def propose(sequence: SequenceState, length: int) -> tuple[list[int], list[int]]:
         tokens = list(sequence.tokens)
         for i in range(length):
             y = next_token(sequence, tokens)
@@ -81,7 +89,7 @@ def chain(right: int) -> Propose:
 def ragged(draw: random.Random, max_nodes: int) -> Propose:
     """Trees and chains of any shape, some branches of them right."""
 
-    def propose(sequence: Sequence, length: int) -> tuple[list[int], list[int]]:
+    def propose(sequence: SequenceState, length: int) -> tuple[list[int], list[int]]:
         tokens: list[int] = []
         parents: list[int] = []
         paths: list[list[int]] = []
@@ -120,26 +128,26 @@ class House:
         self.pool = PagePool(self.num_pages, self.page_size)
         self.scheduler = Scheduler(self.pool, self.max_num_seqs, self.rows, self.max_len)
         self.slots: dict[int, tuple[str, tuple[int, ...]]] = {}
-        self.arrived: list[Sequence] = []
+        self.arrived: list[SequenceState] = []
         self.events: dict[str, list[Event]] = {}
         self.preemptions = 0
 
-    def add(self, *sequences: Sequence) -> None:
+    def add(self, *sequences: SequenceState) -> None:
         for sequence in sequences:
             self.scheduler.add(sequence)
             self.arrived.append(sequence)
             self.events[sequence.request.id] = []
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         self.scheduler.remove(sequence)
         self.arrived.remove(sequence)
         assert not sequence.pages
 
-    def limit(self, sequence: Sequence) -> int:
+    def limit(self, sequence: SequenceState) -> int:
         most = sequence.request.params.max_tokens
         return self.max_len if most is None else min(self.max_len, sequence.prompt_length + most)
 
-    def slot(self, sequence: Sequence, place: int) -> int:
+    def slot(self, sequence: SequenceState, place: int) -> int:
         return sequence.pages[place // self.page_size] * self.page_size + place % self.page_size
 
     def check(self) -> None:
@@ -261,7 +269,7 @@ class House:
         return [e.token_id for e in self.events[id] if e.token_id is not None]
 
 
-def expected(sequence: Sequence, house: House) -> tuple[list[int], str, str]:
+def expected(sequence: SequenceState, house: House) -> tuple[list[int], str, str]:
     """Tokens, text and finish reason of ``sequence``, decoded one by one without a scheduler."""
     params, tokens = sequence.request.params, list(sequence.request.prompt_token_ids)
     letters, shown = Letters(params.stop or ()), ""
@@ -280,7 +288,7 @@ def expected(sequence: Sequence, house: House) -> tuple[list[int], str, str]:
             return output, shown + letters.flush(), "length"
 
 
-def assert_outputs(house: House, sequences: Iterable[Sequence]) -> None:
+def assert_outputs(house: House, sequences: Iterable[SequenceState]) -> None:
     for sequence in sequences:
         id = sequence.request.id
         assert (house.ids(id), house.text(id), house.events[id][-1].finish_reason) == expected(

@@ -45,8 +45,8 @@ class Detokenizing(Protocol):
     def stopped_by(self) -> str | None: ...
 
 
-class Lawgiving(Protocol):
-    """A sequence's logits pipeline, see ``sampling.law.SequenceLaw``."""
+class LogitsPipeline(Protocol):
+    """A sequence's logits pipeline, see ``sampling.pipeline.SequencePipeline``."""
 
     @property
     def error(self) -> str | None: ...
@@ -230,7 +230,7 @@ class Counts:
 
 
 @dataclass(eq=False)
-class Sequence:
+class SequenceState:
     """One sample of one request while the engine works on it.
 
     ``tokens`` are committed tokens only: the prompt, then the output, at most ``limit`` of them
@@ -244,7 +244,7 @@ class Sequence:
     request: Request
     sample_index: int
     text: Detokenizing
-    law: Lawgiving
+    pipeline: LogitsPipeline
     tokens: list[int]
     num_computed: int = 0
     pages: array[int] = field(default_factory=lambda: array("i"))
@@ -286,7 +286,7 @@ class Scheduled:
     draws; ``drafter`` may draft within ``budget`` after it.
     """
 
-    sequence: Sequence
+    sequence: SequenceState
     start: int
     count: int
     samples: bool
@@ -303,7 +303,7 @@ def depths(parents: Iterable[int]) -> list[int]:
 
 
 class Row(NamedTuple):
-    """Whose token a law decides: what the noise of that token is keyed by.
+    """Whose token a row of logits decides: the key of its noise.
 
     ``position`` is the token's index in prompt + output, ``base`` how many tokens were committed
     when the step began; ``greedy`` rows draw no noise.
@@ -322,8 +322,8 @@ class Draft(NamedTuple):
 
     ``tokens[s][i]`` is node i of sequence s and ``parents[s][i]`` the index of its parent node,
     -1 for the root; parents come before their children and nodes in a chain follow each other.
-    For the ratio rules ``laws[s]`` holds the laws that the nodes were drawn from, as processed: a
-    tensor of z, fp32 [nodes, vocabulary]; None where each node was certain. ``drafters[s]`` is who
+    For the ratio rules ``logits[s]`` holds the processed logits that the nodes were drawn
+    from, fp32 [nodes, vocabulary]; None where each node was certain. ``drafters[s]`` is who
     drafted for sequence s, filled in by the engine. Where a drafter knows them for free,
     ``sources[s][i]`` says which part of it proposed node i, and ``margins[s][i]`` is the gap of
     log q + g between that node and the next candidate.
@@ -331,7 +331,7 @@ class Draft(NamedTuple):
 
     tokens: list[list[int]]
     parents: list[list[int]]
-    laws: list[Any] | None = None
+    logits: list[Any] | None = None
     drafters: list[str] | None = None
     sources: list[list[str]] | None = None
     margins: list[list[float]] | None = None

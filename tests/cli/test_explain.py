@@ -126,9 +126,9 @@ def test_the_laws_are_those_that_plain_decoding_reports(tiny_llama: Path, llm: L
     for step in (1, 2, 3, 4):
         for position in explain(llm, PROMPT, 0.8, seed=2, step=step).positions:
             if position.outcome != "dropped":
-                law = {c.id: c.p for c in position.candidates}
+                distribution = {c.id: c.p for c in position.candidates}
                 for id, reported in listed[position.position - start].items():
-                    assert law[id] == pytest.approx(math.exp(reported.logprob), rel=1e-5)
+                    assert distribution[id] == pytest.approx(math.exp(reported.logprob), rel=1e-5)
 
 
 def test_a_whole_accepted_draft_ends_with_a_bonus(twins: LLM) -> None:
@@ -289,7 +289,7 @@ def test_what_people_read(options: tuple[object, ...], llm: LLM) -> None:
     assert all(len(line) <= 80 and line == line.rstrip() for line in text.splitlines())
     one = " ".join(text.split())
     assert f"Step {found.step} (temperature 0.8, seed {seed}). {found.chosen}" in one
-    for word in ("law:", "noise g:", "accepted:", "bonus:"):
+    for word in ("distribution:", "noise g:", "accepted:", "bonus:"):
         assert word in one
     for position in found.positions:
         start = f"{position.index} draft {label(position.draft or position.target)}: "

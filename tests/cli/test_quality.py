@@ -31,7 +31,7 @@ def outrider(*args: object) -> Result:
 
 
 def oracle(folder: Path, recipe: Recipe | None, windows: list[list[int]]) -> Any:
-    """Log laws as transformers computes them: fp32 [windows, tokens - 1, vocabulary]."""
+    """Log distributions as transformers computes them: fp32 [windows, tokens - 1, vocabulary]."""
     model = transformers_model(folder, recipe)
     with torch.inference_mode():
         return model(torch.tensor(windows)).logits[:, :-1].log_softmax(-1)
@@ -44,7 +44,7 @@ def test_figures_are_those_of_transformers(tiny_llama: Path) -> None:
     exact = oracle(tiny_llama, None, windows)
     few = oracle(tiny_llama, recipe, windows)
     after = torch.tensor(windows)[:, 1:, None]
-    losses = [-law.gather(-1, after).mean().item() for law in (exact, few)]
+    losses = [-distribution.gather(-1, after).mean().item() for distribution in (exact, few)]
     (run,) = found["runs"]
     assert found["windows"] == 9
     assert found["perplexity"] == pytest.approx(math.exp(losses[0]), rel=1e-4)
@@ -80,9 +80,9 @@ def test_intervals_are_those_of_a_mean() -> None:
 
 
 def test_equal_laws_agree_and_do_not_diverge() -> None:
-    law = torch.randn(7, 11, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    distribution = torch.randn(7, 11, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     tally = Tally()
-    tally.take(law, law, list(range(8)))
+    tally.take(distribution, distribution, list(range(8)))
     assert tally.divergences == [0.0]
     assert tally.agreements == [1.0]
 

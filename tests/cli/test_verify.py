@@ -22,7 +22,7 @@ from outrider.audit.faults import FAULTS, Fault
 from outrider.audit.sweep import MIXES, Mix
 from outrider.audit.trial import continued, hold
 from outrider.audit.verify import FALSE_ALARM, QUICK, Size, verify
-from outrider.audit.wrapped import WrappedLaw
+from outrider.audit.wrapped import WrappedPipeline
 from outrider.cli import app
 from outrider.cli import verify as cli_verify
 from outrider.input_processor import InputProcessor
@@ -48,12 +48,12 @@ def test_the_right_rules_pass(pair: Path) -> None:
     report = verify(pair, prompts(), size=TINY, seed=4, progress=said.append)
     assert report.passed, report.as_json()
     assert report.verdict.startswith("pass")
-    assert [check.name for check in report.checks] == ["greedy", "equality", "laws"]
+    assert [check.name for check in report.checks] == ["greedy", "equality", "distributions"]
     assert any("rule block" in line for line in said)
-    greedy, equality, laws = report.checks
+    greedy, equality, distributions = report.checks
     assert greedy.tested == 16
     assert all(0 < accepted < drafted for _, drafted, accepted in equality.runs)
-    assert {f.what.split(",")[0] for f in laws.findings} == set(RULES)
+    assert {f.what.split(",")[0] for f in distributions.findings} == set(RULES)
     assert report.visible is not None
     assert 0 < report.visible.everywhere < report.visible.somewhere < 1
     assert json.dumps(report.as_json(), allow_nan=False)
@@ -67,19 +67,19 @@ def test_a_wrong_rule_is_caught(pair: Path, name: str) -> None:
     report = verify(pair, prompts(), size=LAWS, seed=5, fault=FAULTS[name])
     assert not report.passed
     assert "violation" in report.verdict
-    greedy, equality, laws = report.checks
+    greedy, equality, distributions = report.checks
     assert greedy.passed
     assert equality.passed
-    assert laws.violations, f"{name} was not seen"
+    assert distributions.violations, f"{name} was not seen"
     assert json.dumps(report.as_json(), allow_nan=False)
 
 
 def test_stale_penalties_are_caught(pair: Path) -> None:
     size = replace(TINY, tokens=24)
     report = verify(pair, prompts(), size=size, seed=5, fault=FAULTS["stale-penalties"])
-    greedy, equality, laws = report.checks
+    greedy, equality, distributions = report.checks
     assert greedy.passed
-    assert laws.passed
+    assert distributions.passed
     assert equality.violations
     assert all("penalties" in text for text in equality.violations)
 
@@ -87,11 +87,11 @@ def test_stale_penalties_are_caught(pair: Path) -> None:
 def test_a_spoilt_engine_is_caught(pair: Path) -> None:
     """The speculative engine answers from another temperature than the plain one."""
 
-    class Sharper(WrappedLaw):
+    class Sharper(WrappedPipeline):
         def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
             return super().apply(logits.mul_(1.3), tokens, paths)
 
-    fault = Fault("sharper", law=lambda sequence: Sharper(sequence.law))
+    fault = Fault("sharper", distribution=lambda sequence: Sharper(sequence.pipeline))
     report = verify(pair, prompts(), "none", LAWS, 6, fault)
     assert not report.checks[1].passed
     assert "gap" in report.checks[1].violations[0]
@@ -123,7 +123,7 @@ def test_the_bound_on_false_alarms_holds() -> None:
 
 
 def test_an_error_that_is_called_visible_is_seen() -> None:
-    """Moved by the visible total variation, the law is told apart with probability 1 - alpha."""
+    """Moved by the visible total variation, it is told apart with probability 1 - alpha."""
     rng = np.random.default_rng(8)
     p = rng.dirichlet(np.full(8, 3.0))
     n, alpha = 4000, 1e-6
@@ -142,7 +142,7 @@ def test_an_error_that_is_called_visible_is_seen() -> None:
 
 
 def test_what_a_step_did_not_emit_comes_from_the_oracle() -> None:
-    """The law of the completion; a false alarm: 1e-6 (``hold``)."""
+    """The distribution of the completion; a false alarm: 1e-6 (``hold``)."""
     rng = np.random.default_rng(9)
     joint = np.zeros((8, 8, 8))
     joint[:3, :4, :2] = rng.dirichlet(np.ones(24)).reshape(3, 4, 2)
@@ -239,9 +239,9 @@ def test_the_pocket_pair_passes_with_fresh_seeds(number: int) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_pocket_pair_catches_every_fault(name: str) -> None:
     mixes = tuple(m for m in MIXES if m.drafter == "model")[:1]
-    size = Size("laws", 4, 64, 16, 1, mixes, QUICK.contexts, QUICK.draws)
+    size = Size("distributions", 4, 64, 16, 1, mixes, QUICK.contexts, QUICK.draws)
     report = verify(pocket.PATH, pocket.prompts(), size=size, fault=FAULTS[name])
-    greedy, equality, laws = report.checks
+    greedy, equality, distributions = report.checks
     assert greedy.passed
-    assert bool(laws.violations) == (FAULTS[name].rule is not None)
-    assert bool(equality.violations) == (FAULTS[name].law is not None)
+    assert bool(distributions.violations) == (FAULTS[name].rule is not None)
+    assert bool(equality.violations) == (FAULTS[name].pipeline is not None)

@@ -1,4 +1,4 @@
-"""The ratio rules: their exact output laws by enumeration, their noise, the engine over them."""
+"""The ratio rules: their output distributions by enumeration, their noise, the engine."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.models.base import Model as Target
 from outrider.models.rows import Segment
-from outrider.sampling import fresh
+from outrider.sampling import ratio_noise
 from outrider.sampling.acceptance import NOT_FINITE
-from outrider.sampling.draws import SharedNoise
-from outrider.sampling.law import Laws, RequestLaw
 from outrider.sampling.noise import SEED_STREAM, SHARED_STREAM
+from outrider.sampling.pipeline import RequestPipeline, StepLogits
 from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains, make_rule
+from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams
 
 pytestmark = pytest.mark.engine
@@ -69,27 +69,27 @@ def raw_logits(seed: int, vocabulary: int) -> Raw:
 
 
 def oracle_model(raw: Raw, options: dict[str, Any]) -> Model:
-    """The law after each path in float64; token 1 ends an output."""
+    """The distribution after each path in float64; token 1 ends an output."""
     given = dict(options)
     before = {name: given.pop(name) for name in PENALTIES if name in given}
     before["allowed"] = given.pop("allowed_token_ids", ())
     before |= {n: given.pop(n) for n in ("logit_bias", "min_tokens") if n in given}
 
     @cache
-    def law(path: tuple[int, ...]) -> oracle.Law:
+    def distribution(path: tuple[int, ...]) -> oracle.Distribution:
         z = oracle.processed(raw(path).double().numpy(), PROMPT, path, ends=[1], **before)
-        return oracle.law(z, **given)
+        return oracle.distribution(z, **given)
 
-    return law
+    return distribution
 
 
 def processed(raw: Raw, options: dict[str, Any], paths: list[tuple[int, ...]]) -> torch.Tensor:
-    """The engine's laws after ``paths``: z, one-hot where greedy; fp32 [paths, vocabulary]."""
+    """Processed logits after ``paths``, one-hot where greedy: fp32 [paths, vocabulary]."""
     params = SamplingParams(**options)  # type: ignore[arg-type]
     z = torch.stack([raw(path) for path in paths])
     request = Request("r", PROMPT, params, 0, frozenset([1]))
-    law = RequestLaw(request, z.shape[1], z.device).sequence()
-    z = law.apply(z, list(PROMPT), [list(path) for path in paths])
+    distribution = RequestPipeline(request, z.shape[1], z.device).sequence()
+    z = distribution.apply(z, list(PROMPT), [list(path) for path in paths])
     if params.greedy:
         z = torch.where(z == z.amax(-1, keepdim=True), 0.0, -math.inf)
     return z
@@ -119,8 +119,10 @@ def emissions(rule: Ratio, target: Raw, drafter: Raw, options: dict[str, Any], l
         chance = drawn[drawn > 0] * torch.where(mask, h, 1 - h).prod(-1)
         accepted = rule.count(mask)
         weights = rule.after(chains, w, accepted)
-        law = chance[:, None] * weights / weights.sum(-1, keepdim=True)
-        for draft, count, row in zip(chains.x.tolist(), accepted.tolist(), law, strict=True):
+        distribution = chance[:, None] * weights / weights.sum(-1, keepdim=True)
+        for draft, count, row in zip(
+            chains.x.tolist(), accepted.tolist(), distribution, strict=True
+        ):
             for token in row.nonzero()[:, 0].tolist():
                 key = (*draft[:count], token)
                 found[key] = found.get(key, 0.0) + float(row[token])
@@ -198,13 +200,15 @@ def test_a_step_decides_each_sequence_as_it_would_alone(rule: Ratio) -> None:
     starts = np.cumsum([0, *(n + 1 for n in lengths)]).tolist()
     draft = Draft.chains([*tokens, []])
     draft = Draft(draft.tokens, draft.parents, [*drafter, None])
-    laws = Laws(torch.cat(z), [row for part in rows for row in part], [*starts[:-1], None])
-    together = rule(laws, draft, noise)
+    distributions = StepLogits(
+        torch.cat(z), [row for part in rows for row in part], [*starts[:-1], None]
+    )
+    together = rule(distributions, draft, noise)
     assert together.tokens[-1] == []
     assert together.errors == [None] * 7
     for s in range(6):
         one = Draft([tokens[s]], [draft.parents[s]], [drafter[s]])
-        alone = rule(Laws(z[s].clone(), rows[s], [0]), one, noise)
+        alone = rule(StepLogits(z[s].clone(), rows[s], [0]), one, noise)
         assert alone.tokens[0] == together.tokens[s]
         assert together.path[s] == list(range(len(together.tokens[s]) - 1))
         assert together.tokens[s][:-1] == tokens[s][: len(together.path[s])]
@@ -220,31 +224,33 @@ def test_laws_that_are_not_numbers_are_reported_where_they_can_be_reached() -> N
     z[2] = math.nan
     rows = [_row("s", 10 + i, 10) for i in range(3)]
     for rule in (Rejection(), Block()):
-        verdict = rule(Laws(z.clone(), rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8, CPU))
+        verdict = rule(
+            StepLogits(z.clone(), rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8, CPU)
+        )
         assert verdict.errors == [NOT_FINITE]
         masked = z.clone()
         masked[1, 2] = -math.inf
-        verdict = rule(Laws(masked, rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8, CPU))
+        verdict = rule(StepLogits(masked, rows, [0]), Draft.chains([[1, 2]]), SharedNoise(8, CPU))
         assert verdict.errors == [None]
 
 
 def test_no_draw_is_used_twice() -> None:
     """Streams of kinds and bases are apart from each other, from the shared one and the seeds'."""
-    bases = [0, 1, 2, 1000, fresh.LARGEST_BASE]
+    bases = [0, 1, 2, 1000, ratio_noise.LARGEST_BASE]
     rows = [_row("s", 5, base) for base in bases]
-    kinds = (fresh.DRAFTING, fresh.ACCEPTING, fresh.ENDING)
-    streams = [s for kind in kinds for s in fresh.streams(kind, rows)]
+    kinds = (ratio_noise.DRAFTING, ratio_noise.ACCEPTING, ratio_noise.ENDING)
+    streams = [s for kind in kinds for s in ratio_noise.streams(kind, rows)]
     assert len(set(streams)) == len(streams)
     assert min(streams) > SHARED_STREAM
     assert max(streams) < SEED_STREAM
-    for base in (-1, fresh.LARGEST_BASE + 1):
+    for base in (-1, ratio_noise.LARGEST_BASE + 1):
         with pytest.raises(ValueError, match="base"):
-            fresh.streams(0, [_row("s", 5, base)])
-    noise = [fresh.FreshNoise(16, CPU, kind).of(rows) for kind in kinds]
+            ratio_noise.streams(0, [_row("s", 5, base)])
+    noise = [ratio_noise.FreshNoise(16, CPU, kind).of(rows) for kind in kinds]
     assert len(torch.cat(noise).unique(dim=0)) == 15
-    again = fresh.FreshNoise(16, CPU, 0).of(rows[2:3])
+    again = ratio_noise.FreshNoise(16, CPU, 0).of(rows[2:3])
     assert torch.equal(again, noise[0][2:3])
-    u = fresh.uniforms([_row("s", i, 0) for i in range(4000)], CPU)
+    u = ratio_noise.uniforms([_row("s", i, 0) for i in range(4000)], CPU)
     assert 0 < u.min() < u.max() < 1
     # 5 standard deviations: a false alarm once in 1.7 million seeds, and the seed is fixed.
     assert abs(u.mean() - 0.5) < 5 * math.sqrt(1 / 12 / 4000)
@@ -277,7 +283,7 @@ def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-class NoNoise(fresh.FreshNoise):
+class NoNoise(ratio_noise.FreshNoise):
     """Lets the drafter take its likeliest token."""
 
     def of(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -289,13 +295,13 @@ class NoNoise(fresh.FreshNoise):
 def test_the_engine_emits_the_targets_law(
     pair: Path, rule: str, certain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The joint law of the first three tokens over 3,000 seeds; a false alarm: 1e-6 each."""
+    """The joint distribution of three tokens over 3,000 seeds; a false alarm: 1e-6 each."""
     engine = make_engine(pair, "model", acceptance_rule=rule, num_speculative_tokens=2)
     options = {"temperature": 1.3, "top_k": 3}
     prompt = [11]
     if certain:
-        monkeypatch.setattr(engine.drafter, "_keeps_laws", False)
-        engine.speculator._noise = NoNoise(211, CPU, fresh.DRAFTING)
+        monkeypatch.setattr(engine.drafter, "_needs_logits", False)
+        engine.speculator._noise = NoNoise(211, CPU, ratio_noise.DRAFTING)
     seen = np.zeros((211,) * 3)
     for start in range(0, 3000, 100):
         queued = [

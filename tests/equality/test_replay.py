@@ -1,4 +1,4 @@
-"""Replay targets: their laws, their planted drafters, and that speculation leaves them alone."""
+"""Replay targets: their distributions, their drafters, and that speculation leaves them alone."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_the_ratio_rules_replay_as_well(rule: str, drafter: str) -> None:
         found = run(drafter, params, k, acceptance_rule=rule)
         answer = replay()[1][:400]
         assert (found.outputs[0].token_ids == answer) == (temperature == 0)
-        # At K = 1 a draft stands with the law's probability of its token.
+        # At K = 1 a draft stands with the distribution's probability of its token.
         track = target_track(replay()[1], VOCABULARY, 0)
         if k == 1:
             agrees = planted_track(track, 0, 0.8).ids[:400, 0] == torch.tensor(answer)

@@ -28,9 +28,8 @@ from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
 from outrider.native.choice import library
-from outrider.sampling.draws import SharedNoise
-from outrider.types import Draft, DraftBudget, Request, Scheduled
-from outrider.types import Sequence as Sample
+from outrider.sampling.shared_noise import SharedNoise
+from outrider.types import Draft, DraftBudget, Request, Scheduled, SequenceState
 
 pytestmark = pytest.mark.engine
 
@@ -218,7 +217,7 @@ def test_the_narrower_window_counts(drafter: Path, tmp_path: Path) -> None:
 def test_prompt_lookup_has_the_window() -> None:
     tokens = [1, 2, *range(10, 20), 1, 2]
     request = Request("a", tuple(tokens), SamplingParams(), 0)
-    sequence = Sample("a/0", request, 0, text=None, law=None, tokens=tokens)  # type: ignore[arg-type]
+    sequence = SequenceState("a/0", request, 0, text=None, pipeline=None, tokens=tokens)  # type: ignore[arg-type]
     budget = DraftBudget(1, 1)
     batch = [Scheduled(sequence, len(tokens) - 1, 1, True, "ngram", budget)]
     for window, expected in ((None, [10]), (12, [10]), (11, [])):

@@ -1,4 +1,4 @@
-"""The coupled rule and the processed laws, against the float64 oracle."""
+"""The coupled rule and the processed distributions, against the float64 oracle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from outrider.audit import oracle
 from outrider.sampling.acceptance import NOT_FINITE, NOTHING_LEFT, Coupled, trouble
-from outrider.sampling.draws import SharedNoise
-from outrider.sampling.law import Laws, RequestLaw
+from outrider.sampling.pipeline import RequestPipeline, StepLogits
+from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams, Verdict
 
 CPU = torch.device("cpu")
@@ -26,21 +26,21 @@ def _row(position: int, greedy: bool = False, sample: int = 0) -> Row:
 
 def _verdict(z: torch.Tensor, draft: Draft, depths: list[int], greedy: bool) -> Verdict:
     rows = [_row(100 + depth, greedy) for depth in depths]
-    return Coupled()(Laws(z, rows, [0]), draft, SharedNoise(VOCABULARY, CPU))
+    return Coupled()(StepLogits(z, rows, [0]), draft, SharedNoise(VOCABULARY, CPU))
 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_the_output_under_any_tree_is_the_output_under_none(greedy: bool) -> None:
-    """Laws that depend on the path: whatever is drafted, the tokens are those of plain decoding."""
+    """Logits depend on the path: whatever is drafted, the tokens are those of plain decoding."""
     rng = random.Random(1)
 
-    def law(path: tuple[int, ...]) -> torch.Tensor:
+    def distribution(path: tuple[int, ...]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(hash(path) % 2**31)
         return torch.randn(VOCABULARY, generator=generator) * 2
 
     plain: list[int] = []
     for position in range(100, 108):
-        z = law(tuple(plain))[None]
+        z = distribution(tuple(plain))[None]
         plain += SharedNoise(VOCABULARY, CPU).draw(z, [_row(position, greedy)])[0]
     for _ in range(200):
         nodes: list[int] = []
@@ -56,7 +56,7 @@ def test_the_output_under_any_tree_is_the_output_under_none(greedy: bool) -> Non
             nodes.append(token)
             parents.append(parent)
             paths.append((*above, token))
-        z = torch.stack([law(path) for path in paths])
+        z = torch.stack([distribution(path) for path in paths])
         verdict = _verdict(z, Draft([nodes], [parents]), [len(p) for p in paths], greedy)
         tokens, path = verdict.tokens[0], verdict.path[0]
         assert tokens == plain[: len(tokens)]
@@ -123,10 +123,10 @@ def test_laws_are_the_oracles(options: dict[str, float]) -> None:
     logits = torch.randn(20, VOCABULARY, generator=generator) * 3
     logits[:, 10:20] = logits[:, :10]  # ties, also at the edges
     params = SamplingParams(**options)  # type: ignore[arg-type]
-    law = RequestLaw(Request("r", (1,), params, 0), VOCABULARY, CPU).sequence()
-    z = law.apply(logits.clone(), [1], [[]] * 20)
+    distribution = RequestPipeline(Request("r", (1,), params, 0), VOCABULARY, CPU).sequence()
+    z = distribution.apply(logits.clone(), [1], [[]] * 20)
     for row, raw in zip(z.double().softmax(-1).numpy(), logits.double().numpy(), strict=True):
-        expected = oracle.law(
+        expected = oracle.distribution(
             raw, params.temperature, max(params.top_k, 0), params.top_p, params.min_p
         )
         assert ((row > 0) == (expected > 0)).all()
@@ -136,7 +136,7 @@ def test_laws_are_the_oracles(options: dict[str, float]) -> None:
 def test_min_tokens_mask_the_ends_until_they_are_reached() -> None:
     params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[7])
     request = Request("r", (1,), params, 0, frozenset([3, VOCABULARY + 5]))
-    law = RequestLaw(request, VOCABULARY, CPU).sequence()
-    z = law.apply(torch.zeros(4, VOCABULARY), [1], [[], [5], [5, 5], [5, 5, 5]])
+    distribution = RequestPipeline(request, VOCABULARY, CPU).sequence()
+    z = distribution.apply(torch.zeros(4, VOCABULARY), [1], [[], [5], [5, 5], [5, 5, 5]])
     masked = z.isinf().nonzero().tolist()
     assert masked == [[0, 3], [0, 7], [1, 3], [1, 7]]

@@ -1,4 +1,4 @@
-"""The noise: published vectors, committed bits, its law, and the blocks it is handed out in."""
+"""The noise: published vectors, committed bits, its distribution, and its blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from outrider.sampling import draws, noise
-from outrider.sampling.draws import SharedNoise
+from outrider.sampling import noise, shared_noise
 from outrider.sampling.noise import gumbel, gumbel_of_words, gumbel_torch, philox
 from outrider.sampling.seeds import fresh_seed, request_seed
+from outrider.sampling.shared_noise import SharedNoise
 
 CPU = torch.device("cpu")
 ONES = 2**32 - 1
@@ -177,17 +177,19 @@ def chi_square_limit(freedom: int) -> float:
 
 def test_the_noise_draws_the_law() -> None:
     z = np.array([0.0, -1.0, 2.0, 0.5, -3.0, 1.0, 0.2, -0.7, 1.5, -2.0], np.float32)
-    law = np.exp(z.astype(np.float64)) / np.exp(z.astype(np.float64)).sum()
+    distribution = np.exp(z.astype(np.float64)) / np.exp(z.astype(np.float64)).sum()
     n = 50_000
     tokens = (z + gumbel([1] * n, [0] * n, range(n), len(z))).argmax(1)
     counts = np.bincount(tokens, minlength=len(z))
     # False alarm 1e-6 over seeds, and the seed is fixed.
-    assert ((counts - n * law) ** 2 / (n * law)).sum() < chi_square_limit(len(z) - 1)
+    assert ((counts - n * distribution) ** 2 / (n * distribution)).sum() < chi_square_limit(
+        len(z) - 1
+    )
 
 
 @pytest.mark.parametrize("axis", ["position", "sample", "seed", "stream"])
 def test_neighbours_are_independent(axis: str) -> None:
-    # Tokens of a uniform law over 8 ids, at neighbours on one axis of the noise, must be
+    # Tokens of a uniform distribution over 8 ids, at neighbours on one axis of the noise, must be
     # independent; and the noise of one id must not be correlated. False alarm 1e-6 each.
     n = 20_000
     start = np.arange(n) * 2
@@ -271,7 +273,7 @@ def test_blocks_are_drawn_once_together_and_bounded(monkeypatch: pytest.MonkeyPa
         drawn.append(positions)
         return gumbel(seeds, samples, positions, vocab_size)
 
-    monkeypatch.setattr(draws, "gumbel", counting)
+    monkeypatch.setattr(shared_noise, "gumbel", counting)
     shared = SharedNoise(64, CPU)
     a, b = ("a", 1, 0), ("b", 2, 0)
     shared.rows([a, b, b], [3, 40, 40])

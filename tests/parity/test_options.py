@@ -28,7 +28,7 @@ from outrider.audit import oracle
 from outrider.errors import ConfigError, RequestError
 from outrider.params import SamplingParams, StructuredOutputsParams
 from outrider.sampling.grammar import Grammar, Grammars, keep
-from outrider.sampling.law import RequestLaw, SequenceLaw
+from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
 from outrider.types import Request
 
 pytestmark = pytest.mark.engine
@@ -51,11 +51,11 @@ CHOICES: dict[str, list[Any]] = {
 }
 
 
-def law_of(
+def pipeline_of(
     params: SamplingParams, prompt: list[int], bad_words: list[list[int]] | None = None
-) -> SequenceLaw:
+) -> SequencePipeline:
     request = Request("r", tuple(prompt), params, 0, frozenset([END]))
-    return RequestLaw(request, WIDTH, CPU, bad_words or []).sequence()
+    return RequestPipeline(request, WIDTH, CPU, bad_words or []).sequence()
 
 
 def reference(
@@ -64,8 +64,8 @@ def reference(
     prompt: list[int],
     output: list[int],
     bad_words: list[list[int]],
-) -> oracle.Law:
-    """The law of one position in float64."""
+) -> oracle.Distribution:
+    """The distribution of one position in float64."""
     z = oracle.processed(
         raw.double().numpy(), prompt, output,
         allowed=params.allowed_token_ids or (), bad_words=bad_words, ends=[END],
@@ -73,10 +73,10 @@ def reference(
         repetition_penalty=params.repetition_penalty,
         frequency_penalty=params.frequency_penalty, presence_penalty=params.presence_penalty,
     )  # fmt: skip
-    return oracle.law(z, params.temperature, params.top_k, params.top_p, params.min_p)
+    return oracle.distribution(z, params.temperature, params.top_k, params.top_p, params.min_p)
 
 
-def normalised(z: torch.Tensor, params: SamplingParams) -> oracle.Law:
+def normalised(z: torch.Tensor, params: SamplingParams) -> oracle.Distribution:
     """What the engine draws from."""
     if params.greedy:
         return np.asarray(np.arange(len(z)) == int(z.argmax()), np.float64)
@@ -98,14 +98,14 @@ def test_every_position_of_a_draft_has_the_law_of_the_reference(seed: int) -> No
         for _ in range(rng.randint(0, 7)):
             paths.append([*rng.choice(paths), rng.randrange(4, 12)])
         raw = torch.randn(len(paths), WIDTH, generator=generator) * 2
-        together = law_of(params, prompt, bad_words)
+        together = pipeline_of(params, prompt, bad_words)
         z = together.apply(raw.clone(), prompt + output, paths)
         for row, path in enumerate(paths):
             expected = reference(raw[row], params, prompt, [*output, *path], bad_words)
             got = normalised(z[row], params)
             assert oracle.total_variation(expected, got) < 1e-5, (params, path)
             # The same bits as plain decoding has after the same tokens.
-            alone = law_of(params, prompt, bad_words)
+            alone = pipeline_of(params, prompt, bad_words)
             plain = alone.apply(raw[row : row + 1].clone(), prompt + output + path, [[]])[0]
             assert torch.equal(plain, z[row])
 
@@ -115,11 +115,11 @@ def test_a_law_follows_its_sequence_step_by_step() -> None:
     params = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.2)
     generator = torch.Generator().manual_seed(0)
     rng = random.Random(0)
-    law, tokens = law_of(params, [4, 5]), [4, 5]
+    distribution, tokens = pipeline_of(params, [4, 5]), [4, 5]
     for _ in range(20):
         draft = [rng.randrange(4, 9) for _ in range(3)]
         raw = torch.randn(4, WIDTH, generator=generator)
-        z = law.apply(raw.clone(), tokens, [draft[:i] for i in range(4)])
+        z = distribution.apply(raw.clone(), tokens, [draft[:i] for i in range(4)])
         for i in range(4):
             output = tokens[2:] + draft[:i]
             expected = reference(raw[i], params, [4, 5], output, [])
@@ -162,7 +162,7 @@ def test_parity_with_transformers(name: str) -> None:
     for _ in range(20):
         raw = torch.randn(1, WIDTH, generator=generator) * 2
         bad_words = [[7], [8, 9]] if name == "bad_words" else []
-        z = law_of(SamplingParams(**options), prompt, bad_words).apply(
+        z = pipeline_of(SamplingParams(**options), prompt, bad_words).apply(
             raw.clone(), prompt + output, [[]]
         )
         ids = torch.tensor([prompt + output])
@@ -171,15 +171,15 @@ def test_parity_with_transformers(name: str) -> None:
 
 
 def test_min_p_comes_before_top_p_as_in_vllm() -> None:
-    """transformers has top_k, top_p, min_p; vLLM has min_p first. The two laws differ here."""
+    """transformers has top_k, top_p, min_p; vLLM has min_p first. The two differ here."""
     raw = torch.tensor([[3.0, 2.0, 1.0, 0.0, *[-1.0] * (WIDTH - 4)]])
     params = SamplingParams(min_p=0.2, top_p=0.8)
-    ours = law_of(params, [4]).apply(raw.clone(), [4], [[]]).isfinite().sum()
+    ours = pipeline_of(params, [4]).apply(raw.clone(), [4], [[]]).isfinite().sum()
     both = [TopPLogitsWarper(0.8), MinPLogitsWarper(0.2)]
     theirs = LogitsProcessorList(both)(torch.tensor([[4]]), raw.clone()).isfinite().sum()
     assert (int(ours), int(theirs)) == (2, 2)
     raw[0, 2:] = 0.6
-    ours = law_of(params, [4]).apply(raw.clone(), [4], [[]]).isfinite().sum()
+    ours = pipeline_of(params, [4]).apply(raw.clone(), [4], [[]]).isfinite().sum()
     theirs = LogitsProcessorList(both)(torch.tensor([[4]]), raw.clone()).isfinite().sum()
     assert int(ours) < int(theirs) or int(ours) == 2
 
@@ -192,8 +192,8 @@ def test_a_processor_sees_what_was_drafted_before_its_position() -> None:
         assert logits.shape == (WIDTH,)
         return logits.index_fill(0, torch.tensor(ids[-1:]), -math.inf)
 
-    law = law_of(SamplingParams(logits_processors=[note]), [4, 5])
-    z = law.apply(torch.zeros(3, WIDTH), [4, 5, 6], [[], [7], [7, 8]])
+    distribution = pipeline_of(SamplingParams(logits_processors=[note]), [4, 5])
+    z = distribution.apply(torch.zeros(3, WIDTH), [4, 5, 6], [[], [7], [7, 8]])
     assert [list(ids) for ids, _ in itertools.groupby(seen)] == [
         [4, 5, 6],
         [4, 5, 6, 7],
@@ -210,13 +210,13 @@ def test_a_processor_fails_only_where_it_is_reached() -> None:
             raise KeyError(9)
         return logits
 
-    law = law_of(SamplingParams(logits_processors=[touchy]), [4])
-    z = law.apply(torch.zeros(2, WIDTH), [4], [[], [9]])
+    distribution = pipeline_of(SamplingParams(logits_processors=[touchy]), [4])
+    z = distribution.apply(torch.zeros(2, WIDTH), [4], [[], [9]])
     assert z[0].isfinite().all()
     assert z[1].isnan().all()
-    assert law.error == "logits_processors[0] raised KeyError: 9"
-    law.apply(torch.zeros(1, WIDTH), [4, 5], [[]])
-    assert law.error is None
+    assert distribution.error == "logits_processors[0] raised KeyError: 9"
+    distribution.apply(torch.zeros(1, WIDTH), [4, 5], [[]])
+    assert distribution.error is None
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_options_that_do_not_fit_the_model_are_refused(
     options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(RequestError, match=sentence):
-        law_of(SamplingParams(**options), [4], [[7]])
+        pipeline_of(SamplingParams(**options), [4], [[7]])
 
 
 # Structured output.
@@ -318,15 +318,19 @@ def test_drafts_are_cut_and_continued() -> None:
     }
     params = SamplingParams(structured_outputs={"json": schema})
     request = Request("r", (4,), params, 0, frozenset([END]))
-    law = RequestLaw(request, VOCABULARY, CPU, grammar=grammars().compile(params)).sequence()
-    tokens, parents = law.fit([4], [], [], 8)
+    distribution = RequestPipeline(
+        request, VOCABULARY, CPU, grammar=grammars().compile(params)
+    ).sequence()
+    tokens, parents = distribution.fit([4], [], [], 8)
     assert parents == list(range(-1, len(tokens) - 1))
     assert '{"name":'.startswith(tokenizer.decode(tokens))
     assert tokens, "the schema forces how its text begins"
     wrong = tokenizer.encode("[1").ids
-    assert law.fit([4], [*tokens[:1], *wrong], [-1, 0, 1][: 1 + len(wrong)], 8)[0] == tokens
+    assert (
+        distribution.fit([4], [*tokens[:1], *wrong], [-1, 0, 1][: 1 + len(wrong)], 8)[0] == tokens
+    )
     # A tree keeps the branches that the grammar has.
-    kept, above = law.fit([4], [wrong[0], tokens[0], wrong[0]], [-1, -1, 1], 8)
+    kept, above = distribution.fit([4], [wrong[0], tokens[0], wrong[0]], [-1, -1, 1], 8)
     assert (kept, above) == ([tokens[0]], [-1])
 
 

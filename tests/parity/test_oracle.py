@@ -12,14 +12,14 @@ from enumeration import Emissions, Model
 from numpy.typing import NDArray
 
 from outrider.audit import oracle
-from outrider.audit.oracle import Law
+from outrider.audit.oracle import Distribution
 from outrider.sampling.noise import gumbel
 
 Rule = Callable[[Model, Model, int], Emissions]
 RULES: list[Rule] = [enumeration.token_rule_output_law, enumeration.block_rule_output_law]
 
 
-def random_law(rng: np.random.Generator, size: int, sharpness: float = 1.0) -> Law:
+def random_law(rng: np.random.Generator, size: int, sharpness: float = 1.0) -> Distribution:
     z = np.exp(sharpness * rng.standard_normal(size))
     return np.asarray(z / z.sum(), np.float64)
 
@@ -28,7 +28,7 @@ def random_model(seed: int, size: int, holes: bool = False) -> Model:
     rng = np.random.default_rng(seed)
 
     @cache
-    def model(_: tuple[int, ...]) -> Law:
+    def model(_: tuple[int, ...]) -> Distribution:
         p = random_law(rng, size)
         if holes:
             p[rng.integers(size)] = 0.0
@@ -60,18 +60,18 @@ def logits(*probabilities: float) -> NDArray[np.float64]:
         ({"min_p": 1.0}, [1, 0, 0, 0, 0]),
         # top_p counts on what top_k left: 0.5 reaches 0.45, 0.4 would not.
         ({"top_k": 2, "top_p": 0.45}, [1, 0, 0, 0, 0]),
-        # min_p looks at the law after the temperature: 4/26 < 0.4 * 16/26.
+        # min_p looks at the distribution after the temperature: 4/26 < 0.4 * 16/26.
         ({"temperature": 0.5, "min_p": 0.4}, [1, 0, 0, 0, 0]),
     ],
 )
 def test_law(options: dict[str, float], expected: list[float]) -> None:
-    got = oracle.law(logits(0.4, 0.1, 0.2, 0.2, 0.1), **options)  # type: ignore[arg-type]
+    got = oracle.distribution(logits(0.4, 0.1, 0.2, 0.2, 0.1), **options)  # type: ignore[arg-type]
     np.testing.assert_allclose(got, expected, atol=1e-12)
 
 
 def test_masked_tokens_stay_out_and_greedy_ties_go_to_the_lowest_id() -> None:
-    assert oracle.law(logits(0, 0.5, 0.5), temperature=0).tolist() == [0, 1, 0]
-    assert oracle.law(logits(0, 0.5, 0.5), top_k=3).tolist() == [0, 0.5, 0.5]
+    assert oracle.distribution(logits(0, 0.5, 0.5), temperature=0).tolist() == [0, 1, 0]
+    assert oracle.distribution(logits(0, 0.5, 0.5), top_k=3).tolist() == [0, 0.5, 0.5]
 
 
 def test_coupled_acceptance_lies_between_its_bounds() -> None:
@@ -118,7 +118,7 @@ def test_the_rules_at_the_ends(rule: Rule) -> None:
     target = random_model(5, 3)
     assert enumeration.accepted_per_draft(rule(target, target, 3)) == pytest.approx(3)
 
-    def apart(tokens: tuple[int, ...], first: bool) -> Law:
+    def apart(tokens: tuple[int, ...], first: bool) -> Distribution:
         return np.array([1.0, 0.0]) if first else np.array([0.25, 0.75])
 
     # A drafter that proposes one token for sure: accepted with p of it, else p without it.

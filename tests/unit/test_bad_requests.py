@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, GenerationError, RequestError
-from outrider.sampling.law import SequenceLaw
+from outrider.sampling.pipeline import SequencePipeline
 from outrider.text.detokenize import Detokenizer
-from outrider.types import Draft, Request, Sequence
+from outrider.types import Draft, Request, SequenceState
 
 BASE = SamplingParams(temperature=0.8, max_tokens=8, seed=5, ignore_eos=True)
 PROMPTS = ["the quick", "fox", "jumps over the"]
@@ -316,13 +316,13 @@ def test_an_unforeseen_error_ends_its_own_request(
     alone = [llm.generate(prompt, BASE)[0].outputs[0] for prompt in PROMPTS]
     prepare = llm.engine.prepare
 
-    def spoilt(request: Request) -> list[Sequence]:
+    def spoilt(request: Request) -> list[SequenceState]:
         (sequence,) = prepare(request)
         if request.seed == 666 and part == "law":
-            sequence.law = SequenceLaw(llm.engine.law_of(request), None)
-            monkeypatch.setattr(sequence.law, "apply", no_law)
+            sequence.pipeline = SequencePipeline(llm.engine.pipeline_of(request), None)
+            monkeypatch.setattr(sequence.pipeline, "apply", no_law)
         elif request.seed == 666 and part == "masks":
-            monkeypatch.setattr(sequence.law, "masks", no_law)
+            monkeypatch.setattr(sequence.pipeline, "masks", no_law)
         elif request.seed == 666:
             sequence.text = Unwritable(byte_level_tokenizer(), [], ())
         return [sequence]

@@ -22,10 +22,10 @@ from outrider.models.transformer import Transformer
 from outrider.native import choice as native
 from outrider.native.checks import Room
 from outrider.native.interface import FUNCTIONS, Config, Options, QuantizedData
-from outrider.native.laws import NativeLaw
 from outrider.native.library import Library
+from outrider.native.native_sampling import NativePipeline
 from outrider.native.ranges import Whole, float32s, int32s, uint32s
-from outrider.sampling.law import RequestLaw
+from outrider.sampling.pipeline import RequestPipeline
 from outrider.types import Request, SamplingParams
 
 found = native.library()
@@ -110,12 +110,14 @@ def test_an_array_holds_what_it_was_given_or_refuses_it(make: Any) -> None:
 def test_top_k_above_the_vocabulary_is_the_vocabulary(step: Library) -> None:
     for top_k in (WIDTH, WIDTH + 1, 2**31 - 1):
         params = SamplingParams(top_k=top_k, temperature=0.7)
-        law = NativeLaw(RequestLaw(Request("r", (1,), params, 0), WIDTH, CPU), None, 0, step)
+        pipeline = NativePipeline(
+            RequestPipeline(Request("r", (1,), params, 0), WIDTH, CPU), None, 0, step
+        )
         z = torch.randn(1, WIDTH)
-        assert law.apply(z.clone(), [1], [[]])[0].isfinite().all()
-    law = RequestLaw(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
-    object.__setattr__(law.params, "top_k", 2**31)  # what a door let through
-    assert NativeLaw(law, None, 0, step).apply(z.clone(), [1], [[]])[0].isfinite().all()
+        assert pipeline.apply(z.clone(), [1], [[]])[0].isfinite().all()
+    pipeline = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
+    object.__setattr__(pipeline.params, "top_k", 2**31)  # what a door let through
+    assert NativePipeline(pipeline, None, 0, step).apply(z.clone(), [1], [[]])[0].isfinite().all()
 
 
 def test_options_that_no_field_can_hold_are_refused(step: Library) -> None:
@@ -126,21 +128,21 @@ def test_options_that_no_field_can_hold_are_refused(step: Library) -> None:
         ("frequency_penalty", 1e39),
         ("repetition_penalty", math.inf),
     ):
-        request = RequestLaw(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
+        request = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
         object.__setattr__(request.params, name, value)
         with pytest.raises(ModelError, match=name.partition("_p")[0]):
-            NativeLaw(request, None, 0, step)
+            NativePipeline(request, None, 0, step)
 
 
 def test_a_law_has_no_number_below_its_least(step: Library) -> None:
     for name in ("top_k", "min_tokens", "sample", "prompt_length", "vocabulary"):
         options = Options(**{"vocabulary": WIDTH, name: -1})
         with pytest.raises(ModelError, match="below its least"):
-            step.new_law(options, None, (), {}, ())
+            step.new_pipeline(options, None, (), {}, ())
     with pytest.raises(ModelError, match="token ids has a number"):
-        step.new_law(Options(vocabulary=WIDTH), None, (), {}, (2**31,))
+        step.new_pipeline(Options(vocabulary=WIDTH), None, (), {}, (2**31,))
     with pytest.raises(ModelError, match="logit_bias is"):
-        step.new_law(Options(vocabulary=WIDTH), None, (), {3: 1e39}, ())
+        step.new_pipeline(Options(vocabulary=WIDTH), None, (), {3: 1e39}, ())
 
 
 def test_sizes_that_wrap_are_refused_by_name(step: Library, model: NativeTransformer) -> None:
@@ -259,21 +261,21 @@ def test_no_mix_of_numbers_harms_the_process(data: st.DataObject) -> None:
     calls: list[Callable[[], object]] = [
         lambda: found.logprobs(z, rows, ids[: len(rows)], count),
         lambda: found.draw(z[: len(rows)], [(a, count, 0, a) for a in rows], [False] * len(rows)),
-        lambda: apply_law(found, options, ids, count, z),
+        lambda: apply_pipeline(found, options, ids, count, z),
     ]
     for call in calls:
         tried(call)
 
 
-def apply_law(
+def apply_pipeline(
     step: Library, options: dict[str, Any], ids: list[int], output: int, z: torch.Tensor
 ) -> None:
-    law = step.new_law(Options(**{**options, "vocabulary": WIDTH}), None, ids, {}, ids)
+    pipeline = step.new_pipeline(Options(**{**options, "vocabulary": WIDTH}), None, ids, {}, ids)
     try:
-        step.count(law, ids)
-        step.apply_law(law, z, output, [[], ids, ids[:1]], False)
+        step.count(pipeline, ids)
+        step.apply_pipeline(pipeline, z, output, [[], ids, ids[:1]], False)
     finally:
-        step.free_law(law)
+        step.free_pipeline(pipeline)
 
 
 def test_a_call_has_rows(step: Library, model: NativeTransformer) -> None:

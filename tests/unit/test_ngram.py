@@ -11,9 +11,8 @@ import torch
 from outrider.drafters.base import Drafter
 from outrider.drafters.ngram import NgramDrafter, NgramIndex
 from outrider.errors import ConfigError
-from outrider.sampling.draws import SharedNoise
-from outrider.types import DraftBudget, Request, SamplingParams, Scheduled, Verdict
-from outrider.types import Sequence as Sample
+from outrider.sampling.shared_noise import SharedNoise
+from outrider.types import DraftBudget, Request, SamplingParams, Scheduled, SequenceState, Verdict
 
 
 def search(tokens: Sequence[int], min_n: int, max_n: int, window: int, length: int) -> list[int]:
@@ -107,7 +106,7 @@ def test_extending_twice_changes_nothing() -> None:
 
 def item(id: str, tokens: list[int], length: int, samples: bool = True) -> Scheduled:
     request = Request(id, tuple(tokens), SamplingParams(), 0)
-    sequence = Sample(f"{id}/0", request, 0, text=None, law=None, tokens=tokens)  # type: ignore[arg-type]
+    sequence = SequenceState(f"{id}/0", request, 0, text=None, pipeline=None, tokens=tokens)  # type: ignore[arg-type]
     return Scheduled(sequence, len(tokens) - 1, 1, samples, "ngram", DraftBudget(length, length))
 
 

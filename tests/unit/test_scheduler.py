@@ -21,7 +21,7 @@ from scheduling import (
 from outrider.engine.scheduler import Plan
 from outrider.errors import MemoryBudgetError
 from outrider.sampling.acceptance import NOT_FINITE
-from outrider.types import Draft, Origin, Sequence, Verdict
+from outrider.types import Draft, Origin, SequenceState, Verdict
 
 
 def depths_of(plan: Plan) -> list[int]:
@@ -151,13 +151,13 @@ def test_a_wide_tree_has_pages_for_its_nodes(max_nodes: int) -> None:
 def rig(monkeypatch: pytest.MonkeyPatch, *says: int) -> None:
     """Let the target say these tokens, one after the other, whatever came before."""
 
-    def say(sequence: Sequence, tokens: list[int]) -> int:
+    def say(sequence: SequenceState, tokens: list[int]) -> int:
         return says[(len(tokens) - sequence.prompt_length) % len(says)]
 
     monkeypatch.setattr(scheduling, "next_token", say)
 
 
-def counts_of(sequence: Sequence) -> tuple[int, ...]:
+def counts_of(sequence: SequenceState) -> tuple[int, ...]:
     counts = sequence.counts
     return (counts.steps, counts.drafts, counts.drafted, counts.accepted, counts.emitted)
 
@@ -327,7 +327,7 @@ def test_random_runs(seed: int) -> None:
         max_nodes=max_nodes,
         propose=ragged(draw, max_nodes),
     )
-    served: list[Sequence] = []
+    served: list[SequenceState] = []
     number = 0
     for _ in range(400):
         if draw.random() < 0.25:

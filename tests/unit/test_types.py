@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError, shown
-from outrider.types import Counts, Draft, Origin, Request, SamplingParams, Sequence
+from outrider.types import Counts, Draft, Origin, Request, SamplingParams, SequenceState
 
 
 def test_the_defaults_are_vllms() -> None:
@@ -105,7 +105,7 @@ def test_drafts() -> None:
 
 def test_a_sequence_counts_its_output() -> None:
     request = Request("a", (1, 2, 3), SamplingParams(), 0)
-    sequence = Sequence("a/0", request, 0, text=None, law=None, tokens=[1, 2, 3, 9])  # type: ignore[arg-type]
+    sequence = SequenceState("a/0", request, 0, text=None, pipeline=None, tokens=[1, 2, 3, 9])  # type: ignore[arg-type]
     assert (sequence.prompt_length, sequence.num_output) == (3, 1)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
-from ..sampling.draws import Noise
+from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, Scheduled
 
 Answers = Mapping[tuple[int, int], Sequence[int]]

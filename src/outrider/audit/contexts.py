@@ -18,11 +18,11 @@ import torch.nn.functional as F
 
 from ..models.base import Model
 from ..models.rows import Segment
-from ..native.laws import sequence_law
-from ..sampling.law import NEVER, RequestLaw
+from ..native.native_sampling import sequence_pipeline
+from ..sampling.pipeline import NEVER, RequestPipeline
 from ..types import Request, SamplingParams
 from . import oracle
-from .oracle import Law
+from .oracle import Distribution
 
 TOP = 4
 WIDTH = 2 * TOP
@@ -57,7 +57,7 @@ class Recorded:
 
     target: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     drafter: tuple[torch.Tensor, torch.Tensor] | None
-    joint: Law
+    joint: Distribution
     certain: tuple[int, int]
 
 
@@ -93,7 +93,7 @@ class _Node:
     ids: list[int]
     target: torch.Tensor
     drafter: torch.Tensor | None
-    exact: Law
+    exact: Distribution
     wrong: float
     usable: bool
 
@@ -106,14 +106,16 @@ class _Request:
         self.tokens = list(tokens)
         self.prompt = tuple(tokens[: -(-len(tokens) // 2)])
         request = Request("audit", self.prompt, self.params, 0)
-        self.law = sequence_law(RequestLaw(request, model.shape.vocab_size, model.device))
+        self.pipeline = sequence_pipeline(
+            RequestPipeline(request, model.shape.vocab_size, model.device)
+        )
 
     def z(self, raw: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
         """Return raw logits after ``path`` as the engine processes them: fp32 [vocabulary]."""
-        return self.law.apply(raw[None].clone(), self.tokens, [list(path)])[0]
+        return self.pipeline.apply(raw[None].clone(), self.tokens, [list(path)])[0]
 
-    def logits(self, raw: Law, path: Sequence[int]) -> Law:
-        """Return raw logits after ``path`` as `oracle.law` needs them."""
+    def logits(self, raw: Distribution, path: Sequence[int]) -> Distribution:
+        """Return raw logits after ``path`` as `oracle.distribution` needs them."""
         penalties = {name: getattr(self.params, name) for name in PENALTIES}
         output = [*self.tokens[len(self.prompt) :], *path]
         return oracle.processed(raw, self.prompt, output, **penalties)
@@ -126,20 +128,22 @@ def _node(
     params = request.params
     options = (params.temperature, params.top_k)
     precise = request.logits(raw.double().cpu().numpy(), path)
-    exact = oracle.law(precise, *options, params.top_p, params.min_p)
+    exact = oracle.distribution(precise, *options, params.top_p, params.min_p)
     usable = True
     for share in (1 - EDGE, 1 + EDGE):
-        moved = oracle.law(precise, *options, min(1.0, params.top_p * share), params.min_p * share)
+        moved = oracle.distribution(
+            precise, *options, min(1.0, params.top_p * share), params.min_p * share
+        )
         usable = usable and bool(((moved > 0) == (exact > 0)).all())
     z = request.z(raw, path)
     z_q = None if drafted is None else request.z(drafted, path)
-    law = z.double().softmax(-1).cpu().numpy()
+    distribution = z.double().softmax(-1).cpu().numpy()
     order = np.argsort(-exact, kind="stable")
     ids = [int(i) for i in order[: int((exact > 0).sum())]]
     for other in (z, z_q):
         if other is not None:
             ids += sorted(set((other > NEVER).nonzero()[:, 0].tolist()) - set(ids))
-    wrong = oracle.total_variation(exact, law) if usable else 0.0
+    wrong = oracle.total_variation(exact, distribution) if usable else 0.0
     local = np.zeros(WIDTH)
     local[: len(ids[:WIDTH])] = exact[ids[:WIDTH]]
     drawn = None if z_q is None else _local(z_q, ids)

@@ -16,9 +16,8 @@ import torch
 from ..errors import RequestError
 from ..input_processor import Prompt
 from ..llm import LLM
-from ..sampling.draws import SharedNoise
-from ..types import Row
-from ..types import Sequence as Sample
+from ..sampling.shared_noise import SharedNoise
+from ..types import Row, SequenceState
 from .watch import Step, Watch, watch_step
 
 TOP = 5
@@ -221,7 +220,7 @@ class _View:
     """Describes the positions of a step."""
 
     decode: Callable[[Sequence[int]], str]
-    sample: Sample
+    sample: SequenceState
     step: Step
     drafter: str
 
@@ -241,11 +240,11 @@ class _View:
         )  # fmt: skip
         z = step.target[path]
         noise = SharedNoise(len(z), z.device)
-        target = _Law(z, noise.scores(z[None], [row])[0])
+        target = _Distribution(z, noise.scores(z[None], [row])[0])
         drafting = None
         if draft is not None and path in step.drafter:
             own = step.drafter[path]
-            drafting = _Law(own, noise.scores(own[None], [row])[0])
+            drafting = _Distribution(own, noise.scores(own[None], [row])[0])
         g = None if row.greedy else noise.of([row])[0]
         chosen = [target.drawn] if draft is None else [target.drawn, draft]
         ids = {*chosen, *target.top, *(drafting.top if drafting else ())}
@@ -267,7 +266,12 @@ class _View:
         return Token(id, self.decode([id]))
 
     def _outcome(
-        self, index: int, draft: Token | None, drawn: Token, target: _Law, drafter: _Law | None
+        self,
+        index: int,
+        draft: Token | None,
+        drawn: Token,
+        target: _Distribution,
+        drafter: _Distribution | None,
     ) -> tuple[str, str]:
         step, greedy = self.step, self.sample.request.params.greedy
         name = label(drawn)
@@ -277,7 +281,7 @@ class _View:
             return "plain", f"{self._no_draft()} The target draws {name} ({best})."
         if draft is None:
             return "bonus", (
-                "Every draft token stands, and the same pass gave the law after the last of them: "
+                "Every draft token stands, and the same pass gave the distribution behind it: "
                 f"the target draws {name} ({best})."
             )
         if step.finished and index >= len(step.emitted):
@@ -310,7 +314,7 @@ class _View:
         return "Nothing was drafted."
 
 
-class _Law:
+class _Distribution:
     """Processed logits with their scores as log probabilities, float64 [vocabulary].
 
     Scores are the step's own fp32 z + g minus log(sum of exp z), so their order is the draw's.

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
-from ..sampling.draws import Noise, SharedNoise
-from ..sampling.fresh import DRAFTING, FreshNoise
 from ..sampling.ratio import Chains, Ratio, Rejection
-from ..types import Draft, DraftBudget, Lawgiving, Row, Scheduled
-from ..types import Sequence as SequenceState
-from .wrapped import WrappedDrafter, WrappedLaw
+from ..sampling.ratio_noise import DRAFTING, FreshNoise
+from ..sampling.shared_noise import Noise, SharedNoise
+from ..types import Draft, DraftBudget, LogitsPipeline, Row, Scheduled, SequenceState
+from .wrapped import WrappedDrafter, WrappedPipeline
 
 THRESHOLD = 0.1
 
@@ -26,7 +25,7 @@ Odds = tuple[torch.Tensor, torch.Tensor]
 
 
 class AcceptAlways(Rejection):
-    """Every draft token stands: the drafter's law comes out."""
+    """Every draft token stands: the drafter's distribution comes out."""
 
     name = "accept-always"
 
@@ -53,7 +52,7 @@ class OwnSample(Rejection):
 
     def odds(self, chains: Chains) -> Odds:
         w, h = super().odds(chains)
-        p, q = (law[:, : h.shape[1]] for law in (chains.p, chains.q))
+        p, q = (distribution[:, : h.shape[1]] for distribution in (chains.p, chains.q))
         gumbel = -torch.empty_like(p).exponential_().log()
         own = p.gather(-1, (p.log() + gumbel).argmax(-1, keepdim=True))
         return w, (q.gather(-1, chains.x[..., None]) / own).clamp(max=1)[..., 0]
@@ -100,39 +99,41 @@ class SharedDraws(Rejection):
 class Fault:
     """An error put in on purpose: a rule in place of the ratio rules, or wrong logits pipelines.
 
-    ``law`` returns the pipeline of a sequence that is decoded speculatively.
+    ``pipeline`` returns the pipeline of a sequence that is decoded speculatively.
     """
 
     name: str
     rule: Ratio | None = None
-    law: Callable[[SequenceState], Lawgiving] | None = None
+    pipeline: Callable[[SequenceState], LogitsPipeline] | None = None
 
 
-class _StalePenalties(WrappedLaw):
+class _StalePenalties(WrappedPipeline):
     """Penalises every row of a block by the text before the block: drafted tokens do not count."""
 
     def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
         return super().apply(logits, tokens, [[] for _ in paths])
 
 
-def _stale_penalties(sequence: SequenceState) -> Lawgiving:
+def _stale_penalties(sequence: SequenceState) -> LogitsPipeline:
     penalises = sequence.request.params.penalises
-    return _StalePenalties(sequence.law) if penalises else sequence.law
+    return _StalePenalties(sequence.pipeline) if penalises else sequence.pipeline
 
 
 class _FaultyDrafter(WrappedDrafter):
     """A drafter whose sequences get a wrong logits pipeline with their first step."""
 
-    def __init__(self, inner: Drafter, law: Callable[[SequenceState], Lawgiving]) -> None:
+    def __init__(
+        self, inner: Drafter, distribution: Callable[[SequenceState], LogitsPipeline]
+    ) -> None:
         super().__init__(inner)
-        self._law = law
+        self._distribution = distribution
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
         for item in batch:
-            if not isinstance(item.sequence.law, WrappedLaw):
-                item.sequence.law = self._law(item.sequence)
+            if not isinstance(item.sequence.pipeline, WrappedPipeline):
+                item.sequence.pipeline = self._distribution(item.sequence)
         return super().propose(batch, budgets, noise)
 
 
@@ -141,7 +142,7 @@ class FaultySpec(DrafterSpec):
     """Makes the drafter of ``inner``, its sequences' pipelines replaced as a ``Fault`` says."""
 
     inner: DrafterSpec
-    law: Callable[[SequenceState], Lawgiving]
+    pipeline: Callable[[SequenceState], LogitsPipeline]
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -151,7 +152,7 @@ class FaultySpec(DrafterSpec):
         return self.inner.needs(context)
 
     def make(self, context: DrafterContext) -> Drafter:
-        return _FaultyDrafter(self.inner.make(context), self.law)
+        return _FaultyDrafter(self.inner.make(context), self.pipeline)
 
 
 FAULTS = {
@@ -164,4 +165,4 @@ FAULTS = {
         NoSubtraction,
         SharedDraws,
     )
-} | {"stale-penalties": Fault("stale-penalties", law=_stale_penalties)}
+} | {"stale-penalties": Fault("stale-penalties", pipeline=_stale_penalties)}

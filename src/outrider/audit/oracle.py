@@ -1,7 +1,7 @@
 """The float64 reference of processed logits and distributions.
 
-Slow, straight and for small vocabularies: the fast code is compared with it. A law here is float64
-[vocabulary], normalised; p is the target's and q the drafter's.
+Slow, straight and for small vocabularies: the fast code is compared with it. A distribution here is
+float64 [vocabulary], normalised; p is the target's and q the drafter's.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Law = NDArray[np.float64]
+Distribution = NDArray[np.float64]
 
 
-def law(
+def distribution(
     logits: ArrayLike,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-) -> Law:
+) -> Distribution:
     """Return the distribution of logits under a request's options, in vLLM's order.
 
     Temperature (0: the likeliest id, the lowest among equals), then min_p (keep
@@ -62,8 +62,8 @@ def processed(
     repetition_penalty: float = 1.0,
     frequency_penalty: float = 0.0,
     presence_penalty: float = 0.0,
-) -> Law:
-    """Return logits after ``output`` under a request's options, before `law`, in vLLM's order.
+) -> Distribution:
+    """Return logits after ``output`` under a request's options, before `distribution`.
 
     Masks first (allowed ids, if any; the last token of a bad word whose others end the output; ends
     before min_tokens), then bias, then the penalties: repetition over
@@ -91,10 +91,10 @@ def processed(
     return z
 
 
-def total_variation(p: Law, q: Law) -> float:
+def total_variation(p: Distribution, q: Distribution) -> float:
     """Return TV(p, q) = sum (p - q)+, in [0, 1]; the ratio rule accepts with 1 - TV."""
     return float(np.maximum(p - q, 0.0).sum())
 
 
-def _normalised(weights: Law) -> Law:
+def _normalised(weights: Distribution) -> Distribution:
     return np.asarray(weights / weights.sum(), np.float64)

@@ -176,8 +176,10 @@ def open_mix(
         values["drafter"] = AdversarySpec("ragged", answers, rng)
     elif mix.drafter != "model":
         values["drafter"] = mix.drafter
-    if fault.law is not None:
-        values["drafter"] = FaultySpec(find_drafter(values["drafter"], values["model"]), fault.law)
+    if fault.pipeline is not None:
+        values["drafter"] = FaultySpec(
+            find_drafter(values["drafter"], values["model"]), fault.pipeline
+        )
     values |= {"num_speculative_tokens": mix.length, "max_num_seqs": mix.batch,
               "max_num_batched_tokens": mix.chunk}  # fmt: skip
     if mix.tight:

@@ -18,8 +18,8 @@ import torch
 from ..llm import LLM
 from ..models.base import Model
 from ..models.rows import Segment
-from ..native.laws import sequence_law
-from ..sampling.draws import SharedNoise
+from ..native.native_sampling import sequence_pipeline
+from ..sampling.shared_noise import SharedNoise
 from ..types import Request, Row, SamplingParams
 
 PAGE_SIZE = 16
@@ -110,8 +110,8 @@ def classify(
     context = [*request.prompt_token_ids, *output]
     ways = _ways(prompt, len(context), config.max_num_batched_tokens, draft)
     z = torch.stack([_logits(model, context, prompt, way, draft) for way in ways])
-    law = sequence_law(llm.engine.law_of(request))
-    law.apply(z, context, [[]] * len(ways))
+    distribution = sequence_pipeline(llm.engine.pipeline_of(request))
+    distribution.apply(z, context, [[]] * len(ways))
     row = Row("", request.seed, sample_index, len(context), request.params.greedy, len(context))
     score = SharedNoise(z.shape[1], z.device).scores(z, [row] * len(ways))
     pair = torch.tensor(tokens, device=z.device)

@@ -24,11 +24,11 @@ import torch
 from numpy.typing import NDArray
 
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.draws import SharedNoise
-from ..sampling.law import Laws
+from ..sampling.pipeline import StepLogits
+from ..sampling.shared_noise import SharedNoise
 from ..types import Draft, Row
 from .contexts import WIDTH, Recorded
-from .oracle import Law
+from .oracle import Distribution
 
 CHUNK = 2**13  # draws that go through a rule at once
 BASE = 100  # tokens committed when each step of a trial begins
@@ -56,15 +56,15 @@ class Finding:
         return self.statistic > self.threshold
 
 
-def hold(what: str, counts: Counts, law: Law, alpha: float) -> Finding:
+def hold(what: str, counts: Counts, distribution: Distribution, alpha: float) -> Finding:
     """Return the comparison of counts with the distribution they should have.
 
     Args:
         what: the comparison, for reports.
-        counts, law: of one shape; the law sums to 1.
+        counts, distribution: of one shape; the distribution sums to 1.
         alpha: bound on the probability of a false alarm.
     """
-    seen, p = counts.ravel(), law.ravel()
+    seen, p = counts.ravel(), distribution.ravel()
     n = int(seen.sum())
     threshold = int((p > 0).sum()) * math.log(2) + math.log(1 / alpha)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -75,7 +75,7 @@ def hold(what: str, counts: Counts, law: Law, alpha: float) -> Finding:
         terms = _term(a / n, b) + _term(rest_a / n, rest_b)
     statistic = n * float(terms.max(initial=0.0))
     if bool((seen[p == 0] > 0).any()):
-        statistic = math.inf  # an outcome that the law excludes
+        statistic = math.inf  # an outcome that the distribution excludes
     variation = float(np.abs(seen / n - p).sum() / 2)
     return Finding(what, n, statistic, threshold, 2 * math.sqrt(threshold / 2 / n), variation)
 
@@ -104,34 +104,34 @@ def emitted(
     rows = [[Row("", seed, 0, BASE + i, False, BASE) for seed in seeds] for i in range(3)]
     if certain or context.drafter is None:
         first, second = (torch.full((n,), token) for token in context.certain)
-        laws = None
+        distributions = None
     else:
         z = context.drafter[0].expand(n, -1)
         first = torch.tensor(noise.draw(z, rows[0])[0])
         z_q = torch.stack((z, context.drafter[1][first]), 1)
         second = torch.tensor(noise.draw(z_q[:, 1], rows[1])[0])
-        laws = list(z_q.unbind())
+        distributions = list(z_q.unbind())
     chains = Draft.chains(torch.stack((first, second), 1).tolist())
-    draft = Draft(chains.tokens, chains.parents, laws)
+    draft = Draft(chains.tokens, chains.parents, distributions)
     root, one, two = context.target
     z_p = torch.stack((root.expand(n, -1), one[first], two[first, second]), 1).reshape(3 * n, -1)
     ordered = [row for triple in zip(*rows, strict=True) for row in triple]
-    verdict = rule(Laws(z_p, ordered, list(range(0, 3 * n, 3))), draft, shared)
+    verdict = rule(StepLogits(z_p, ordered, list(range(0, 3 * n, 3))), draft, shared)
     lengths = np.array([len(emitted) for emitted in verdict.tokens])
     tokens = np.full((n, 3), -1)
     tokens[np.arange(3) < lengths[:, None]] = [t for emitted in verdict.tokens for t in emitted]
     return tokens
 
 
-def continued(tokens: NDArray[np.int64], joint: Law, rng: np.random.Generator) -> Counts:
+def continued(tokens: NDArray[np.int64], joint: Distribution, rng: np.random.Generator) -> Counts:
     """Return counts of the next three tokens, of the shape of ``joint``.
 
     Missing tokens are drawn from the oracle; after a token of probability 0 they count as token 0.
     """
     for i in (1, 2):
-        law = joint.sum(tuple(range(i + 1, 3)))  # of the first i + 1 tokens
+        distribution = joint.sum(tuple(range(i + 1, 3)))  # of the first i + 1 tokens
         missing = tokens[:, i] < 0
-        rows = law[tuple(tokens[missing, :i].T)].cumsum(-1)
+        rows = distribution[tuple(tokens[missing, :i].T)].cumsum(-1)
         u = rng.random(len(rows))[:, None] * rows[:, -1:]
         tokens[missing, i] = (rows <= u).sum(-1) % WIDTH
     return np.bincount(np.ravel_multi_index(tuple(tokens.T), joint.shape), minlength=joint.size
@@ -167,7 +167,7 @@ def try_rule(
     """
     for kind, certain in kinds(contexts).items():
         total: Counts = np.zeros((WIDTH,) * 3)
-        law: Law = np.zeros((WIDTH,) * 3)
+        distribution: Distribution = np.zeros((WIDTH,) * 3)
         for number, context in enumerate(contexts):
             counts: Counts = np.zeros((WIDTH,) * 3)
             for start in range(0, draws, CHUNK):
@@ -175,15 +175,17 @@ def try_rule(
                 tokens = emitted(rule, context, certain, seeds)
                 counts += continued(tokens, context.joint, rng)
             total += counts
-            law += context.joint / len(contexts)
+            distribution += context.joint / len(contexts)
             yield from _levels(
                 f"{rule.name}, {kind}, context {number}", counts, context.joint, alpha
             )
-        yield from _levels(f"{rule.name}, {kind}, all contexts", total, law, alpha)
+        yield from _levels(f"{rule.name}, {kind}, all contexts", total, distribution, alpha)
 
 
-def _levels(name: str, counts: Counts, law: Law, alpha: float) -> Iterator[Finding]:
+def _levels(
+    name: str, counts: Counts, distribution: Distribution, alpha: float
+) -> Iterator[Finding]:
     for level in (1, 2, 3):
         rest = tuple(range(level, 3))
         level_name = f"{name}, first {level} {'token' if level == 1 else 'tokens'}"
-        yield hold(level_name, counts.sum(rest), law.sum(rest), alpha)
+        yield hold(level_name, counts.sum(rest), distribution.sum(rest), alpha)

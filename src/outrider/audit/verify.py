@@ -218,7 +218,7 @@ class Audit:
         params = SamplingParams(**TEXT_OPTIONS["JSON schema"])
         eos = self.plain.engine.model.shape.eos_token_ids
         try:
-            self.plain.engine.law_of(Request("json", (0,), params, 0, eos))
+            self.plain.engine.pipeline_of(Request("json", (0,), params, 0, eos))
         except RequestError:
             return False
         return True
@@ -239,17 +239,17 @@ class Audit:
         """An engine with the pair's drafter."""
         return LLM(**self._options)
 
-    def laws(self) -> Check:
+    def distributions(self) -> Check:
         """Return check (c): the engine's own rules over recorded contexts."""
         self.progress("recording contexts")
         size = self.size
-        check = Check("laws", "each acceptance rule emits the target's law")
+        check = Check("distributions", "each acceptance rule emits the target's distribution")
         contexts = self._contexts()
         engine = self._drafting.engine
         recorded, error = record(engine.model, engine.drafter.model, contexts, self._numpy)
         if error > LAW_ERROR:
             check.violations.append(
-                f"a processed law is {error:.3g} (total variation) from the oracle's"
+                f"a processed distribution is {error:.3g} (total variation) from the oracle's"
             )
         if 2 * len(recorded) < len(contexts):
             check.violations.append(
@@ -321,7 +321,7 @@ def verify(
     """
     seed = fresh_seed() if seed is None else seed
     audit = Audit(model, drafter, prompts, size, seed, fault or Fault("none"), progress, **options)
-    checks = [audit.against_transformers(), audit.equality(), audit.laws()]
+    checks = [audit.against_transformers(), audit.equality(), audit.distributions()]
     return Report(
         model=str(model),
         drafter=audit._drafting.drafter.name,

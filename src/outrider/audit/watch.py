@@ -19,18 +19,18 @@ from ..drafters.base import Drafter
 from ..errors import NumericalError, RequestError
 from ..input_processor import Prompt
 from ..llm import LLM
-from ..sampling.draws import Noise
+from ..sampling.shared_noise import Noise
 from ..types import (
     Draft,
     DraftBudget,
     HiddenStates,
-    Lawgiving,
+    LogitsPipeline,
     SamplingParams,
     Scheduled,
+    SequenceState,
     Verdict,
 )  # fmt: skip
-from ..types import Sequence as Sample
-from .wrapped import WrappedDrafter, WrappedLaw
+from .wrapped import WrappedDrafter, WrappedPipeline
 
 SEARCHED = 64
 """Steps that are searched for one with both an accepted and a rejected token."""
@@ -70,10 +70,10 @@ class Step:
         return 0 < self.standing < min(len(self.draft), len(self.emitted))
 
 
-class _WatchedLaw(WrappedLaw):
+class _WatchedPipeline(WrappedPipeline):
     """A logits pipeline that keeps a copy of every row it returns, by path."""
 
-    def __init__(self, inner: Lawgiving) -> None:
+    def __init__(self, inner: LogitsPipeline) -> None:
         super().__init__(inner)
         self.rows: dict[Path, torch.Tensor] = {}
 
@@ -97,10 +97,10 @@ class Watch(WrappedDrafter):
         self.chosen: Step | None = None
         self.first: Step | None = None
         self.first_drafted: Step | None = None
-        self.sample: Sample | None = None
+        self.sample: SequenceState | None = None
         self.seen = 0
         self._number = number
-        self._law: _WatchedLaw | None = None
+        self._distribution: _WatchedPipeline | None = None
         self._now: Step | None = None
 
     def propose(
@@ -108,18 +108,18 @@ class Watch(WrappedDrafter):
     ) -> Draft:
         (item,) = batch
         self.sample = item.sequence
-        if self._law is None:
-            self._law = item.sequence.law = _WatchedLaw(item.sequence.law)
+        if self._distribution is None:
+            self._distribution = item.sequence.pipeline = _WatchedPipeline(item.sequence.pipeline)
         self._now = None
         if item.samples and item.count == 1:
             self.seen += 1
             self._now = Step(self.seen, list(item.sequence.tokens), item.budget.depth)
-            self._law.rows = self._now.drafter
+            self._distribution.rows = self._now.drafter
         draft = super().propose(batch, budgets, noise)
         if self._now is not None:
             _refuse_tree(draft, self.name, self.seen)
             self._now.draft = draft.tokens[0]
-            self._law.rows = self._now.target
+            self._distribution.rows = self._now.target
         return draft
 
     def observe(

@@ -7,16 +7,16 @@ from typing import Any
 
 from ..drafters.base import Drafter
 from ..models.base import Model
-from ..sampling.draws import Noise
-from ..types import Draft, DraftBudget, HiddenStates, Lawgiving, Scheduled, Verdict
+from ..sampling.shared_noise import Noise
+from ..types import Draft, DraftBudget, HiddenStates, LogitsPipeline, Scheduled, Verdict
 
 
-class WrappedLaw:
+class WrappedPipeline:
     """A sequence's logits pipeline around another one; without a handle, Python always calls it."""
 
     native_handle = 0
 
-    def __init__(self, inner: Lawgiving) -> None:
+    def __init__(self, inner: LogitsPipeline) -> None:
         self.inner = inner
         self.has_grammar, self.penalises = inner.has_grammar, inner.penalises
 

@@ -204,7 +204,7 @@ class Bench:
         engine = self.plain.engine
         for i, params in enumerate(self.params(0.0)):
             try:
-                engine.law_of(Request("check", tuple(self.prompts[i]), params, 0))
+                engine.pipeline_of(Request("check", tuple(self.prompts[i]), params, 0))
             except RequestError as error:
                 name = self.workload.name
                 raise ConfigError(f"prompt {i + 1} of workload {name!r}: {error}") from None

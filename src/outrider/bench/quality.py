@@ -1,8 +1,9 @@
 """What quantisation costs: quantised weights against the same checkpoint's own, over text.
 
 Both models read the same windows of text, and every position is compared: the loss of what stands
-there, the most likely next token, and the laws. Windows are independent of each other as far as the
-text is, so that means over windows have intervals: paired, since each window is read by both.
+there, the most likely next token, and the distributions. Windows are independent of each other as
+far as the text is, so that means over windows have intervals: paired, since each window is read by
+both.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[
     return [found[i * len(found) // count] for i in range(count)]
 
 
-def law(model: Model, window: Sequence[int]) -> torch.Tensor:
+def distribution(model: Model, window: Sequence[int]) -> torch.Tensor:
     """Log probabilities of what follows each token but the last: fp32 [tokens - 1, vocabulary]."""
     pages = range(1, 1 + -(-len(window) // PAGE_SIZE))
     store = model.new_store(1 + len(pages), PAGE_SIZE)
@@ -79,7 +80,7 @@ class Tally:
     agreements: list[float] = field(default_factory=list)
 
     def take(self, exact: torch.Tensor, found: torch.Tensor, window: Sequence[int]) -> None:
-        """Compare two ``law``s of a window."""
+        """Compare two ``distribution``s of a window."""
         self.losses.append(loss(found, window))
         self.divergences.append(float((exact.exp() * (exact - found)).sum(-1).mean()))
         same = exact.argmax(-1) == found.argmax(-1)
@@ -144,7 +145,7 @@ def quality(
     Returns:
         The report: ``perplexity_loss`` is the ratio to the reference's perplexity, less 1;
         ``agreement`` the share of positions with the same most likely next token; ``divergence``
-        the mean KL divergence from the reference's law, in nats.
+        the mean KL divergence from the reference's distribution, in nats.
 
     Raises:
         OutriderError: a model cannot be loaded, a recipe is none, or there is too little text.
@@ -167,10 +168,10 @@ def quality(
     tallies: dict[str, Tally] = {name: Tally() for name in models}
     exact = []
     for number, window in enumerate(read, 1):
-        expected = law(reference, window)
+        expected = distribution(reference, window)
         exact.append(loss(expected, window))
         for name, tally in tallies.items():
-            tally.take(expected, law(models[name], window), window)
+            tally.take(expected, distribution(models[name], window), window)
         progress(number, len(read))
     return {
         "model": str(model),

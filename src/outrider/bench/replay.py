@@ -3,18 +3,21 @@
 A small model that writes code cannot write prose or edit a file, so what speculation does there is
 measured on a target that is told what to say. It is a real Transformer with random weights, whose
 forwards and cache cost what a model of that size costs, and whose logits are then replaced by a
-planted law: peaked on the next token of a recorded answer, nearly certain at most positions and
-open at some, as seeded noise decides. Planted drafters agree with the law's most likely token with
-a chosen probability. So speeds on a replay target are those of its size, answers and agreement;
-they say nothing of what any trained model would have said, and whoever shows them says so.
+planted distribution: peaked on the next token of a recorded answer, nearly certain at most
+positions and open at some, as seeded noise decides. Planted drafters agree with the distribution's
+most likely token with a chosen probability. So speeds on a replay target are those of its size,
+answers and agreement; they say nothing of what any trained model would have said, and whoever shows
+them says so.
 
 Where that differs from trained models: a planted drafter errs at each position independently, and
 says its token for certain, so that above temperature 0 it is accepted less often than it agrees. A
-JSON schema masks the planted laws and cuts or mends drafts, so that under one more is accepted than
-agrees, and what follows a sampled token that left the record may have to be drawn evenly.
+JSON schema masks the planted distributions and cuts or mends drafts, so that under one more is
+accepted than agrees, and what follows a sampled token that left the record may have to be drawn
+evenly.
 
-A law is a function of (workload seed, index in the output, the recorded token there) alone: after a
-sampled token that differs, the recording goes on at the next index, and past its end it says EOS.
+A distribution is a function of (workload seed, index in the output, the recorded token there)
+alone: after a sampled token that differs, the recording goes on at the next index, and past its end
+it says EOS.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ from ..llm import LLM
 from ..models.base import Model, Output, Store
 from ..models.families import Shape, read_config, read_shape
 from ..models.rows import Segment
-from ..sampling.draws import Noise
 from ..sampling.noise import words
+from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, Scheduled, depths
 
-WHAT = "random weights at the cost of a real model, laws planted on recorded answers"
+WHAT = "random weights at the cost of a real model, distributions planted on recorded answers"
 HEAD_DIM = 64
 # Noise streams of their own: no draw of a request with the workload's seed is among them.
 LAW_STREAM, AGREEMENT_STREAM = 2**32 - 2, 2**32 - 3
@@ -169,9 +172,9 @@ class Track:
         if not rows:
             return
         chosen = torch.tensor([min(indices[i], len(self.ids) - 1) for i in rows])
-        law = self.rest[chosen, None].expand(-1, logits.shape[1]).contiguous()
-        law.scatter_(1, self.ids[chosen], self.z[chosen])
-        logits[rows] = law.to(logits.device)
+        distribution = self.rest[chosen, None].expand(-1, logits.shape[1]).contiguous()
+        distribution.scatter_(1, self.ids[chosen], self.z[chosen])
+        logits[rows] = distribution.to(logits.device)
 
 
 def uniforms(answer: Sequence[int], seed: int, stream: int, count: int) -> npt.NDArray[np.float64]:
@@ -181,7 +184,7 @@ def uniforms(answer: Sequence[int], seed: int, stream: int, count: int) -> npt.N
 
 
 def target_track(answer: Sequence[int], vocab_size: int, seed: int) -> Track:
-    """The laws of a replay target along ``answer`` (token ids), as logits: log probabilities."""
+    """A replay target's log probabilities along ``answer`` (token ids)."""
     u = uniforms(answer, seed, LAW_STREAM, 2 + OTHERS)
     low, high = OPEN_RANGE
     peak = np.where(u[:, 0] < OPEN, low + (high - low) * u[:, 1], CERTAIN)[:, None]
@@ -261,7 +264,7 @@ class ReplayModel(Model):
     """
 
     def __init__(self, model: Model, tracks: Tracks) -> None:
-        # Without the other's windows: planted laws go by the whole prompt.
+        # Without the other's windows: planted distributions go by the whole prompt.
         own = {field.name: getattr(model.shape, field.name) for field in fields(Shape)}
         self.shape = Shape(**own)
         for name in COPIED:

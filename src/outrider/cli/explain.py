@@ -29,7 +29,7 @@ PROPOSES = {
     "text",
 }
 GLOSSARY = (
-    ("law", "the probabilities of the next token, p the target's and q the drafter's"),
+    ("distribution", "the probabilities of the next token, p the target's and q the drafter's"),
     ("noise g", "random, one number for each token, fixed by the seed and the position"),
     ("accepted", "the draft token is the one that the target draws"),
     ("bonus", "the target's own token that ends the step"),
@@ -42,21 +42,21 @@ def introduction(step: Explanation) -> str:
         return "Without a drafter, a step is one pass of the target for one token."
     k = step.num_speculative_tokens
     proposes = PROPOSES.get(step.drafter, f"{step.drafter}, proposes up to {{k}} tokens")
-    law = "its law (the probabilities of the next token)"
+    distribution = "its distribution (the probabilities of the next token)"
     if not step.temperature:
         draw = "At temperature 0 no noise is drawn: the likeliest token wins."
     else:
         who = "both draw with the same" if step.drafter == "model" else "it draws with"
         draw = (
             f"At each position {who} random noise g: the highest log probability + g wins, which "
-            "is an exact draw from the law."
+            "is an exact draw from the distribution."
         )
     return (
         f"In one step the drafter, {proposes.format(k=k)}. The target, the model whose text this "
-        f"is, reads them all in one pass and so has {law} at every position. {draw} A draft token "
-        "stands if it is the one that the target draws; at the first that is not, the target's own "
-        "token goes out and the rest of the draft is dropped. So the text is the same as without a "
-        "drafter, and only comes sooner."
+        f"is, reads them all in one pass and so has {distribution} at every position. {draw} A "
+        "draft token stands if it is the one that the target draws; at the first that is not, the "
+        "target's own token goes out and the rest of the draft is dropped. So the text is the same "
+        "as without a drafter, and only comes sooner."
     )
 
 
@@ -73,7 +73,7 @@ def shown(position: Position) -> list[Candidate]:
     ]
 
 
-def laws(position: Position) -> Table:
+def distributions(position: Position) -> Table:
     """Return probabilities, noise and scores of a position, a token a line."""
     from ..audit.explain import label
 
@@ -135,7 +135,7 @@ def show(console: Console, explanation: Explanation) -> None:
             )
         )
         if outcome not in ("dropped", "ended"):
-            console.print(laws(position))
+            console.print(distributions(position))
     console.print()
     out = Text("Output: ", "bold")
     for i, each in enumerate(explanation.output):
@@ -167,7 +167,7 @@ def explain(
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     **options: Any,
 ) -> None:
-    """Show one decode step token by token: draft, laws, noise, what was accepted and why."""
+    """Show one decode step token by token: draft, probabilities, noise, what stands and why."""
     from .. import pocket
 
     text = pocket.prompts()[HELD_OUT] if prompt is None else prompt

@@ -26,7 +26,7 @@ LARGEST_SEED = 2**64 - 1
 
 def tested(check: Check, draws: int) -> str:
     """Return the scope of a check in words."""
-    if check.name != "laws":
+    if check.name != "distributions":
         runs = f", {len(check.runs)} ways to run" if check.runs else ""
         return f"{check.tested} tokens{runs}"
     return f"{check.tested} comparisons, {check.contexts} contexts x {draws} draws"
@@ -62,7 +62,7 @@ def show(report: Report) -> None:
             f"\nsmallest visible error of a rule, as total variation: "
             f"{report.visible.everywhere:.2g} if it is the same in all contexts, "
             f"{report.visible.somewhere:.2g} in one alone, {report.visible.tokens:.2g} in the "
-            f"joint law of three tokens; a false alarm once in a million audits"
+            f"joint distribution of three tokens; a false alarm once in a million audits"
         )
     console.print(
         f"{report.size}, model {escape(report.model)}, drafter {escape(report.drafter)}, "
@@ -111,7 +111,7 @@ def verify(
     json_: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
     **options: Any,
 ) -> None:
-    """Prove that nothing is lost: plain against speculative, and every rule against its law."""
+    """Prove that nothing is lost: plain against speculative, every rule against the oracle."""
     console = Console(stderr=True, highlight=False)
     with status("loading the models"):
         from transformers.utils import logging

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from ..config import EngineConfig
 from ..models.base import Model
-from ..sampling.draws import Noise
+from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
 
 
@@ -92,7 +92,7 @@ class DrafterContext:
         tokenizer: the target's, None for a model without text.
         config: limits of the engine.
         max_model_len: longest sequence, in tokens.
-        keeps_laws: drafts must carry the distributions that they were drawn from.
+        needs_logits: drafts must carry the distributions that they were drawn from.
         num_pages: of the target's cache; 0 while needs are asked.
         needs: what ``DrafterSpec.needs`` returned.
     """
@@ -101,7 +101,7 @@ class DrafterContext:
     tokenizer: Tokenizer | None
     config: EngineConfig
     max_model_len: int
-    keeps_laws: bool = False
+    needs_logits: bool = False
     num_pages: int = 0
     needs: Needs = Needs()
 

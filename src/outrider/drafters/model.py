@@ -15,9 +15,8 @@ from ..models.decide import DraftInput
 from ..models.families import Architecture, find_folder
 from ..models.load import cannot_go_back, load_model
 from ..models.rows import Segment
-from ..sampling.draws import Noise
-from ..types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
-from ..types import Sequence as Sampled
+from ..sampling.shared_noise import Noise
+from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 
 
@@ -73,22 +72,23 @@ class ModelSpec(DrafterSpec):
             config.page_size,
             config.max_num_batched_tokens,
             config.num_speculative_tokens,
-            context.keeps_laws,
+            context.needs_logits,
         )
 
 
 class ModelDrafter(Drafter):
     """Drafts with a smaller model, token by token, with the target's noise and processors.
 
-    x = argmax(log q + g): the coupled draw from the drafter's own law, so that x equals the
-    target's y as often as two laws with shared noise can agree.
+    x = argmax(log q + g): the coupled draw from the drafter's own pipeline, so that x equals the
+    target's y as often as two logits with shared noise can agree.
 
     Args:
         model: the drafter's model; its tokenizer is the target's.
         num_pages, page_size: those of the target's pool, whose page ids it uses.
         max_rows: rows that a sequence may catch up with in one step; the target's prefill chunk.
         max_length: longest draft.
-        keeps_laws: whether drafts carry the laws that they were drawn from, for the ratio rules.
+        needs_logits: whether drafts carry the logits that they were drawn from, for the ratio
+        rules.
     """
 
     name = "model"
@@ -100,7 +100,7 @@ class ModelDrafter(Drafter):
         page_size: int,
         max_rows: int,
         max_length: int,
-        keeps_laws: bool = False,
+        needs_logits: bool = False,
     ) -> None:
         self._model = model
         self.max_length = self.max_nodes = max_length
@@ -109,7 +109,7 @@ class ModelDrafter(Drafter):
         shape = model.shape
         self._reach = shape.reach if isinstance(shape, Architecture) else None
         self._shares = model.paged and self._reach is None  # else pages lack a beginning
-        self._keeps_laws = keeps_laws
+        self._needs_logits = needs_logits
         self._page_size = page_size
         self._states: dict[str, _State] = {}
         self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
@@ -123,7 +123,7 @@ class ModelDrafter(Drafter):
     ) -> Draft:
         tokens: list[list[int]] = [[] for _ in batch]
         parents: list[list[int]] = [[] for _ in batch]
-        laws: list[torch.Tensor | None] = [None] * len(batch)
+        logits: list[torch.Tensor | None] = [None] * len(batch)
         segments: list[Segment] = []
         inputs: list[DraftInput | None] = []
         running: list[tuple[int, _State]] = []
@@ -154,12 +154,12 @@ class ModelDrafter(Drafter):
                 inputs.append(DraftInput(sequence, length) if draws else None)
                 running.append((i, state))
         if segments:
-            drafts = self._model.draft(segments, self._store, inputs, noise, self._keeps_laws)
+            drafts = self._model.draft(segments, self._store, inputs, noise, self._needs_logits)
             for (i, state), nodes in zip(running, drafts, strict=True):
                 tokens[i] = state.drafted = nodes.tokens
-                parents[i], laws[i] = nodes.parents, nodes.laws
+                parents[i], logits[i] = nodes.parents, nodes.logits
                 state.num_computed += max(0, len(nodes.tokens) - 1)
-        return Draft(tokens, parents, laws if self._keeps_laws else None)
+        return Draft(tokens, parents, logits if self._needs_logits else None)
 
     def observe(
         self,
@@ -182,7 +182,7 @@ class ModelDrafter(Drafter):
             state.num_computed = min(state.num_computed, state.base + alike)
             self._note(item.sequence, state)
 
-    def _known(self, sequence: Sampled) -> _State:
+    def _known(self, sequence: SequenceState) -> _State:
         """Return the state of a new sequence whose beginning others may have computed."""
         if not self._shares:
             return _State()
@@ -194,7 +194,7 @@ class ModelDrafter(Drafter):
             noted += 1
         return _State(noted * self._page_size, noted)
 
-    def _note(self, sequence: Sampled, state: _State) -> None:
+    def _note(self, sequence: SequenceState, state: _State) -> None:
         """Note the complete pages; a sequence that ended has given them back."""
         full = min(state.num_computed // self._page_size, len(sequence.keys), len(sequence.pages))
         if self._shares and full > state.noted:

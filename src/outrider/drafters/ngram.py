@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from ..limits import LOOKUP, check_number
-from ..sampling.draws import Noise
+from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, Scheduled
 from .base import Drafter, DrafterContext, DrafterSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..sampling.draws import Noise
+from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, Scheduled
 from .base import Drafter, DrafterContext, DrafterSpec
 

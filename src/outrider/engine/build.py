@@ -77,7 +77,7 @@ def build_engine(
     length = config.model_length(target.shape.context)
     spec = fitting_spec(spec, folder, target)
     specs = {each.name: each for each in _companions(target)} | {spec.name: spec}
-    context = DrafterContext(target, tokenizer, config, length, rule.keeps_laws)
+    context = DrafterContext(target, tokenizer, config, length, rule.needs_logits)
     needs = {name: each.needs(context) for name, each in specs.items()}
     budget = plan_budget(config, length, target, needs.values())
     drafters = {

@@ -14,12 +14,12 @@ from ..config import EngineConfig
 from ..drafters.base import Drafter, NoSpec
 from ..errors import ConfigError, RequestError
 from ..models.base import Model
-from ..native.laws import measurer, sequence_law, shared_noise
+from ..native.native_sampling import measurer, sequence_pipeline, shared_noise
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.grammar import Grammars
-from ..sampling.law import RequestLaw
+from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
-from ..types import Counts, Draft, Event, Request, Sequence
+from ..types import Counts, Draft, Event, Request, SequenceState
 from .budget import Budget
 from .costs import StepCosts, StepTimes
 from .runner import Runner
@@ -109,13 +109,13 @@ class Engine:
             SpeculationState(drafter != NoSpec.name, drafter, config.num_speculative_tokens),
             rule.drafting(self.noise),
             shape.vocab_size,
-            probes=not rule.keeps_laws,  # else a step without drafts has another output
+            probes=not rule.needs_logits,  # else a step without drafts has another output
         )
         self.costs = StepCosts()
         self.counts = Counts()
         self._tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
-        self._live: dict[str, dict[int, Sequence]] = {}
+        self._live: dict[str, dict[int, SequenceState]] = {}
         self._bad_words = lru_cache(KNOWN_WORDS)(self._bad_word_ids)  # once for all its prompts
 
     def add(self, request: Request) -> None:
@@ -127,7 +127,7 @@ class Engine:
         """
         self.enqueue(self.prepare(request))
 
-    def enqueue(self, sequences: list[Sequence]) -> None:
+    def enqueue(self, sequences: list[SequenceState]) -> None:
         """Queue what ``prepare`` made of a request.
 
         Raises:
@@ -141,7 +141,7 @@ class Engine:
             self.scheduler.add(sequence)
         self._live[request.id] = {s.sample_index: s for s in sequences}
 
-    def prepare(self, request: Request) -> list[Sequence]:
+    def prepare(self, request: Request) -> list[SequenceState]:
         """Return the sequences of a request that ``InputProcessor`` has checked.
 
         Touches nothing that a step does, so that another thread may call it meanwhile.
@@ -151,13 +151,13 @@ class Engine:
         """
         self.speculator.check(request)
         prompt, params = request.prompt_token_ids, request.params
-        law = self.law_of(request)
+        pipeline = self.pipeline_of(request)
         keys: list[bytes] = []
         size = self.config.page_size
         extend_keys(keys, prompt, len(prompt) // size, size, request.cache_salt)
         writes = self._tokenizer if params.stop else None  # else the frontend writes the text
         sequences = [
-            Sequence(
+            SequenceState(
                 id=f"{request.id}/{i}",
                 request=request,
                 sample_index=i,
@@ -168,7 +168,7 @@ class Engine:
                     params.include_stop_str_in_output,
                     params.skip_special_tokens,
                 ),
-                law=sequence_law(law, i),
+                pipeline=sequence_pipeline(pipeline, i),
                 tokens=list(prompt),
             )
             for i in range(params.n)
@@ -177,7 +177,7 @@ class Engine:
             sequence.keys += keys
         return sequences
 
-    def law_of(self, request: Request) -> RequestLaw:
+    def pipeline_of(self, request: Request) -> RequestPipeline:
         """Return the logits pipeline of a request, which its samples share.
 
         Raises:
@@ -188,7 +188,7 @@ class Engine:
             self._bad_words(tuple(params.bad_words or ())),
             self.grammars.compile(params),
         )
-        return RequestLaw(request, vocabulary, self.model.device, words, grammar)
+        return RequestPipeline(request, vocabulary, self.model.device, words, grammar)
 
     def _bad_word_ids(self, words: tuple[str, ...]) -> list[list[int]]:
         """Return the ids of every bad word, behind a space and at the beginning of a text.
@@ -261,11 +261,15 @@ class Engine:
     def _fitted(plan: Plan, draft: Draft) -> Draft:
         """Cut drafts to what grammars accept; drafts with distributions comply already."""
         for i, item in enumerate(plan.batch):
-            law, depth = item.sequence.law, item.budget.depth
-            if not depth or not law.has_grammar or (draft.laws and draft.laws[i] is not None):
+            pipeline, depth = item.sequence.pipeline, item.budget.depth
+            if (
+                not depth
+                or not pipeline.has_grammar
+                or (draft.logits and draft.logits[i] is not None)
+            ):
                 continue
             try:
-                draft.tokens[i], draft.parents[i] = law.fit(
+                draft.tokens[i], draft.parents[i] = pipeline.fit(
                     item.sequence.tokens, draft.tokens[i], draft.parents[i], depth
                 )
             except Exception:  # the target will meet it too, and say so
@@ -282,7 +286,7 @@ class Engine:
         self._forget(done, ended=True)
         return event._replace(counts=done.counts)
 
-    def _forget(self, sequence: Sequence, ended: bool) -> None:
+    def _forget(self, sequence: SequenceState, ended: bool) -> None:
         self.speculator.release(sequence.id, ended)
         self.runner.store.release(sequence.id)
         self.noise.release(sequence.id)

@@ -11,9 +11,9 @@ from ..models.base import Model, Store
 from ..models.decide import Keep, SampleInput, Samples
 from ..models.rows import Segment
 from ..sampling.acceptance import AcceptanceRule
-from ..sampling.draws import SharedNoise
-from ..sampling.law import Laws
 from ..sampling.logprobs import Measure, logprobs, measure
+from ..sampling.pipeline import StepLogits
+from ..sampling.shared_noise import SharedNoise
 from ..types import Draft, HiddenStates, Row, Scheduled, Verdict
 from .scheduler import Plan, unexpected
 
@@ -86,13 +86,13 @@ class Runner:
                     sequence.id,
                 )
             )
-        if self.rule.keeps_laws:
+        if self.rule.needs_logits:
             samples = self.model.decide(segments, self.store, inputs, None, layers)
-            laws = Laws(samples.logits, _rows(segments, inputs), first)
+            target = StepLogits(samples.logits, _rows(segments, inputs), first)
         else:
             samples = self.model.decide(segments, self.store, inputs, self.noise, layers)
-            laws = Laws(samples.logits, [], first, (samples.tokens, samples.scores))
-        verdict = self.rule(laws, draft, self.noise)
+            target = StepLogits(samples.logits, [], first, (samples.tokens, samples.scores))
+        verdict = self.rule(target, draft, self.noise)
         for i, error in samples.errors.items():
             known = isinstance(error, RequestError)
             verdict.errors[i] = str(error) if known else unexpected(error)

@@ -19,7 +19,7 @@ from ..types import (
     Event,
     Origin,
     Scheduled,
-    Sequence,
+    SequenceState,
     Start,
     Verdict,
 )
@@ -33,7 +33,7 @@ def unexpected(error: Exception) -> str:
     return f"an unexpected error ended the request: {shown(error)}"
 
 
-Choose = Callable[[Sequence], tuple[str, DraftBudget]]
+Choose = Callable[[SequenceState], tuple[str, DraftBudget]]
 """Returns who drafts for a sequence, and how far the draft may go."""
 
 
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     """
 
     batch: list[Scheduled]
-    preempted: list[Sequence]
+    preempted: list[SequenceState]
     rows: int = 0
     decoding: int = 0
 
@@ -70,8 +70,8 @@ class Scheduler:
         caches: bool = True,
     ) -> None:
         self.pool = pool
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
         self.preemptions = 0
         self.rows = 0  # committed rows scheduled since the start
         self.queried = self.hit = 0  # tokens looked up in the prefix cache, and found
@@ -80,7 +80,7 @@ class Scheduler:
         self._max_rows = max_num_batched_tokens
         self._max_model_len = max_model_len
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: SequenceState) -> None:
         """Queue a sequence and say how long it may become.
 
         Raises:
@@ -119,8 +119,8 @@ class Scheduler:
                 but that of all rows.
             decoding: ``num_decoding``.
         """
-        chosen: list[tuple[Sequence, int]] = []
-        preempted: list[Sequence] = []
+        chosen: list[tuple[SequenceState, int]] = []
+        preempted: list[SequenceState] = []
         room = self._max_rows
         if max_chunk is not None and decoding:
             room = min(room, decoding + max_chunk)
@@ -154,19 +154,19 @@ class Scheduler:
         decoding = sum([item.samples and item.count == 1 for item in batch])
         return Plan(batch, preempted, rows, decoding)
 
-    def _looks_up(self, sequence: Sequence) -> bool:
+    def _looks_up(self, sequence: SequenceState) -> bool:
         """Return True if the prefix cache may serve a sequence; scored prompts are computed."""
         scored = sequence.request.params.prompt_logprobs is not None and not sequence.sample_index
         return self._caches and not scored
 
-    def _findable(self, sequence: Sequence) -> list[bytes]:
+    def _findable(self, sequence: SequenceState) -> list[bytes]:
         """Return the keys of pages that another sequence may have computed.
 
         The last token is computed in any case: its row says what comes next.
         """
         return sequence.keys[: (len(sequence.tokens) - 1) // self.pool.page_size]
 
-    def _comes_soon(self, sequence: Sequence, coming: set[bytes]) -> bool:
+    def _comes_soon(self, sequence: SequenceState, coming: set[bytes]) -> bool:
         """Return True if a running sequence computes the next page of a waiting one.
 
         So samples of one request, and requests that begin alike, compute their beginning once.
@@ -177,7 +177,7 @@ class Scheduler:
         found = len(self.pool.find(keys))
         return found < len(keys) and keys[found] in coming
 
-    def _let_in(self, sequence: Sequence) -> bool:
+    def _let_in(self, sequence: SequenceState) -> bool:
         """Give a waiting sequence the pages that hold its beginning already, and new ones.
 
         False if it does not fit: all of it must, for what is let in should not be thrown out at
@@ -198,7 +198,7 @@ class Scheduler:
             self.hit += sequence.num_computed
         return True
 
-    def _name_pages(self, sequence: Sequence) -> None:
+    def _name_pages(self, sequence: SequenceState) -> None:
         """Let others find the pages that are full of computed tokens."""
         size = self.pool.page_size
         full = sequence.num_computed // size
@@ -210,7 +210,9 @@ class Scheduler:
             self.pool.name(sequence.pages[page], sequence.keys[page])
         sequence.named = full
 
-    def _make_room(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
+    def _make_room(
+        self, sequence: SequenceState, count: int, preempted: list[SequenceState]
+    ) -> bool:
         """Give a running sequence its pages, younger ones' if need be; False if it lost its own."""
         while not self.pool.grow(sequence.pages, sequence.num_computed + count):
             youngest = self.running.pop()
@@ -223,7 +225,7 @@ class Scheduler:
                 return False
         return True
 
-    def _scheduled(self, sequence: Sequence, count: int, choose: Choose) -> Scheduled:
+    def _scheduled(self, sequence: SequenceState, count: int, choose: Choose) -> Scheduled:
         """Return a sequence's rows, with a draft as deep as its limit and the free pages allow."""
         start, known = sequence.num_computed, len(sequence.tokens)
         samples = start + count == known
@@ -234,7 +236,7 @@ class Scheduler:
             budget = self._affordable(sequence, budget)
         return Scheduled(sequence, start, count, samples, drafter, budget)
 
-    def _affordable(self, sequence: Sequence, budget: DraftBudget) -> DraftBudget:
+    def _affordable(self, sequence: SequenceState, budget: DraftBudget) -> DraftBudget:
         """Return ``budget`` as far as the sequence's limit and the free pages allow."""
         known, (depth, nodes) = len(sequence.tokens), budget
         branches = nodes > depth
@@ -247,7 +249,7 @@ class Scheduler:
             return budget
         return DraftBudget(depth, nodes if branches and depth else depth)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """Take a sequence out, whatever its state, and free its pages at once."""
         self.pool.free(sequence.pages)
         if sequence in self.running:
@@ -335,7 +337,7 @@ class Scheduler:
             events[-1] = events[-1]._replace(stop_reason=sequence.stop_reason)
         return events
 
-    def _advance(self, sequence: Sequence, token: int) -> str:
+    def _advance(self, sequence: SequenceState, token: int) -> str:
         """Set ``finish_reason`` if ``token`` ends the output; return the text to show."""
         request = sequence.request
         may_stop = sequence.num_output > request.params.min_tokens
@@ -356,7 +358,7 @@ class Scheduler:
         return text
 
     @staticmethod
-    def _failed(sequence: Sequence, error: str) -> Event:
+    def _failed(sequence: SequenceState, error: str) -> Event:
         return Event(
             sequence.request.id, sequence.sample_index, None, "", Origin.PLAIN, "error", error
         )
@@ -374,7 +376,7 @@ class Scheduler:
             else:
                 assert sequence.num_computed < len(sequence.tokens)
 
-    def sequences(self) -> Iterable[Sequence]:
+    def sequences(self) -> Iterable[SequenceState]:
         """Return every sequence that is waiting or running."""
         yield from self.running
         yield from self.waiting

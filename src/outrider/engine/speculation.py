@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..drafters.base import Drafter
 from ..drafters.prediction import PredictionSpec
 from ..errors import ConfigError, RequestError, shown
-from ..sampling.draws import Noise
+from ..sampling.shared_noise import Noise
 from ..types import (
     DEFAULT_SPECULATION,
     NO_DRAFT,
@@ -21,11 +21,11 @@ from ..types import (
     HiddenStates,
     Request,
     Scheduled,
+    SequenceState,
     Speculation,
     Verdict,
     depths,
 )
-from ..types import Sequence as SequenceState
 from .scheduler import Plan
 
 D = TypeVar("D", bound=Drafter)
@@ -265,7 +265,7 @@ def _merged(names: list[str], parts: Mapping[str, list[int]], made: Mapping[str,
         draft = made[name]
         for i, tokens, parents in zip(indices, draft.tokens, draft.parents, strict=True):
             found.tokens[i], found.parents[i] = tokens, parents
-        for field in ("laws", "sources", "margins"):
+        for field in ("logits", "sources", "margins"):
             values = getattr(draft, field)
             if values is not None:
                 column = columns.setdefault(field, [None] * len(names))

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 from ..errors import OutriderError, RequestError
 from ..text.codec import TextCodec, has_tokenizer
-from ..types import Request, SamplingParams, Sequence
+from ..types import Request, SamplingParams, SequenceState
 from .build import build_engine
 from .engine import Engine
 from .messages import (
@@ -244,7 +244,7 @@ class Worker:
         else:
             self.inbox.put(partial(self._enqueue, adding, sequences))
 
-    def _enqueue(self, adding: _Adding, sequences: list[Sequence]) -> None:
+    def _enqueue(self, adding: _Adding, sequences: list[SequenceState]) -> None:
         adding.done = True
         if adding.dropped:
             self.outlet.send(Aborted(adding.request.id, self._gauges()))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from ..sampling.draws import Noise
+from ..sampling.shared_noise import Noise
 from .decide import DraftInput, DraftNodes, Keep, SampleInput, Samples, sample_in_python
 from .families import Shape
 from .rows import Segment
@@ -105,7 +105,7 @@ class Model(ABC):
         store: Store,
         inputs: Sequence[DraftInput | None],
         noise: Noise,
-        keeps_laws: bool = False,
+        needs_logits: bool = False,
     ) -> list[DraftNodes]:
         """Run ``segments`` and draft behind each that wants a row of logits.
 
@@ -116,14 +116,14 @@ class Model(ABC):
             store: this model's cache.
             inputs: of each segment, None where nothing is drafted behind it.
             noise: what to draw with.
-            keeps_laws: whether nodes carry the processed logits that they were drawn from.
+            needs_logits: whether nodes carry the processed logits that they were drawn from.
 
         Returns:
             The nodes behind each segment.
         """
-        keep = Keep.PROCESSED if keeps_laws else Keep.NOTHING
+        keep = Keep.PROCESSED if needs_logits else Keep.NOTHING
         tokens: list[list[int]] = [[] for _ in segments]
-        laws: list[list[torch.Tensor]] = [[] for _ in segments]
+        logits: list[list[torch.Tensor]] = [[] for _ in segments]
         last, running = list(segments), list(range(len(segments)))
         while running:
             asked = [
@@ -138,8 +138,8 @@ class Model(ABC):
                 if drafted is None:
                     continue
                 tokens[i].append(next(drawn))
-                if keeps_laws:
-                    laws[i].append(samples.kept[number].clone())
+                if needs_logits:
+                    logits[i].append(samples.kept[number].clone())
                 if len(tokens[i]) < drafted.length and tokens[i][-1] < self.shape.vocab_size:
                     before = last[i]
                     start = before.start + len(before.tokens)
@@ -148,5 +148,5 @@ class Model(ABC):
             running = drafting
         return [
             DraftNodes.chain(ids, torch.cat(z) if z else None)
-            for ids, z in zip(tokens, laws, strict=True)
+            for ids, z in zip(tokens, logits, strict=True)
         ]

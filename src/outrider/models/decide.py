@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..sampling.draws import Noise
 from ..sampling.grammar import Mask
-from ..sampling.law import NEVER
-from ..types import Row
-from ..types import Sequence as SequenceState
+from ..sampling.pipeline import NEVER
+from ..sampling.shared_noise import Noise
+from ..types import Row, SequenceState
 from .rows import Segment
 
 
@@ -94,20 +93,20 @@ class DraftNodes(NamedTuple):
     """The nodes drafted for one sequence, parents before their children.
 
     Where they are free: ``logprobs`` are log q of each node, ``margins`` the gap of log q + g to
-    the next candidate. ``laws`` are the processed logits that the nodes were drawn from, fp32
+    the next candidate. ``logits`` are the processed logits that the nodes were drawn from, fp32
     [nodes, vocabulary], where they were asked for.
     """
 
     tokens: list[int]
     parents: list[int]
-    laws: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
     logprobs: list[float] | None = None
     margins: list[float] | None = None
 
     @staticmethod
-    def chain(tokens: list[int], laws: torch.Tensor | None = None) -> DraftNodes:
+    def chain(tokens: list[int], logits: torch.Tensor | None = None) -> DraftNodes:
         """Return nodes of which each is the child of the one before."""
-        return DraftNodes(tokens, list(range(-1, len(tokens) - 1)), laws)
+        return DraftNodes(tokens, list(range(-1, len(tokens) - 1)), logits)
 
 
 @torch.inference_mode()
@@ -151,11 +150,11 @@ def sample_in_python(
             # By NumPy: copies of torch wake its threads, which then spin beside the step's.
             kept[i] = torch.from_numpy(z.numpy().copy()) if z.is_cpu else z.clone()
         try:
-            sequence.law.apply(z, sequence.tokens, paths)
+            sequence.pipeline.apply(z, sequence.tokens, paths)
         except Exception as error:  # of its options: the others go on
             errors[i] = error
-        if sequence.law.error:
-            reasons[i] = sequence.law.error
+        if sequence.pipeline.error:
+            reasons[i] = sequence.pipeline.error
         if asked.keep == Keep.PROCESSED:
             kept[i] = z
         lines += range(first, end)
@@ -173,17 +172,17 @@ def grammar_masks(
     inputs: Sequence[SampleInput | None],
     grammars: Sequence[int],
     slow: list[int],
-    laws: list[int],
+    pipelines: list[int],
 ) -> list[Mask | None]:
     """Return the tokens that grammars allow at each row of logits.
 
-    A segment whose parser gives up loses its law and joins ``slow``, where it is told why.
+    A segment whose parser gives up loses its pipeline and joins ``slow``, where it is told why.
 
     Args:
         segments, inputs: as of ``Model.decide``.
         grammars: numbers of the segments that have one.
         slow: numbers of those that Python samples from.
-        laws: of the segments that want logits.
+        pipelines: of the segments that want logits.
     """
     masks: list[Mask | None] = []
     number = -1
@@ -192,11 +191,11 @@ def grammar_masks(
         found: list[Mask | str | None] = [None] * segment.logits
         if asked is not None and i in grammars:
             try:
-                found = asked.sequence.law.masks(asked.sequence.tokens, asked.paths(segment))
+                found = asked.sequence.pipeline.masks(asked.sequence.tokens, asked.paths(segment))
             except Exception as error:
                 found = [str(error)] * segment.logits
             if any(isinstance(mask, str) for mask in found):
-                laws[number] = 0
+                pipelines[number] = 0
                 slow.append(i)
         masks += [None if isinstance(mask, str) else mask for mask in found]
     return masks
@@ -208,7 +207,7 @@ def with_kept(
     inputs: Sequence[SampleInput | None],
     slow: Sequence[int],
 ) -> Samples:
-    """Return ``samples`` with the logits that inputs with a law keep; raw ones follow all rows."""
+    """Return ``samples`` with the logits that inputs keep; raw ones follow all rows."""
     kept = {}
     line, raw = 0, len(samples.tokens)
     for i, (segment, asked) in enumerate(zip(segments, inputs, strict=True)):

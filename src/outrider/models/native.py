@@ -13,10 +13,10 @@ from ..config import Recipe
 from ..errors import ModelError
 from ..native.checks import free_with
 from ..native.interface import DTYPES, TABLES, Config
-from ..native.laws import NativeLaw, NativeNoise
 from ..native.library import Library
+from ..native.native_sampling import NativeNoise, NativePipeline
 from ..native.ranges import within
-from ..sampling.draws import Noise
+from ..sampling.shared_noise import Noise
 from .base import Model, Output, Store
 from .decide import (
     DraftInput,
@@ -293,7 +293,7 @@ class NativeTransformer(Model):
         """
         assert isinstance(store, NativeStore)
         native = isinstance(noise, NativeNoise)
-        laws: list[int] = []
+        pipelines: list[int] = []
         keeps: list[bool] = []
         slow: list[int] = []
         grammars: list[int] = []
@@ -301,21 +301,21 @@ class NativeTransformer(Model):
         for i, asked in enumerate(inputs):
             if asked is None:
                 continue
-            segment, law, keep = segments[i], asked.sequence.law, asked.keep
+            segment, pipeline, keep = segments[i], asked.sequence.pipeline, asked.keep
             count = segment.logits
-            handle = law.native_handle if native and count == 1 + len(segment.nodes) else 0
-            if handle and (keep or law.penalises or not asked.samples):
+            handle = pipeline.native_handle if native and count == 1 + len(segment.nodes) else 0
+            if handle and (keep or pipeline.penalises or not asked.samples):
                 handle = self._handle(asked)
             if not handle:
                 slow.append(i)
-            elif law.has_grammar:
+            elif pipeline.has_grammar:
                 grammars.append(i)
-            laws.append(handle)
+            pipelines.append(handle)
             keeps.append(keep == Keep.RAW and handle != 0)
             kept += keeps[-1] * count
             keeping += keep
             rows += count
-        masks = grammar_masks(segments, inputs, grammars, slow, laws) if grammars else ()
+        masks = grammar_masks(segments, inputs, grammars, slow, pipelines) if grammars else ()
         room, states = store.room(rows + kept), None
         if hidden:
             count = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
@@ -324,7 +324,7 @@ class NativeTransformer(Model):
             self.handle,
             store.handle,
             _words(segments),
-            array("Q", laws),
+            array("Q", pipelines),
             rows,
             room,
             masks,
@@ -343,15 +343,15 @@ class NativeTransformer(Model):
         return samples
 
     def _handle(self, asked: SampleInput) -> int:
-        """Return the handle of an input's law, which knows all tokens; 0 where Python has a say."""
-        law = asked.sequence.law
-        assert isinstance(law, NativeLaw)
-        if not asked.samples or (law.penalises and asked.drafted):
+        """Return the handle of an input's pipeline; 0 where Python must process its rows."""
+        pipeline = asked.sequence.pipeline
+        assert isinstance(pipeline, NativePipeline)
+        if not asked.samples or (pipeline.penalises and asked.drafted):
             return 0
-        if asked.keep == Keep.PROCESSED and law.vocab_size != self.shape.vocab_size:
+        if asked.keep == Keep.PROCESSED and pipeline.vocab_size != self.shape.vocab_size:
             return 0
-        law.know(asked.sequence.tokens)
-        return law.native_handle
+        pipeline.know(asked.sequence.tokens)
+        return pipeline.native_handle
 
     def draft(
         self,
@@ -359,32 +359,32 @@ class NativeTransformer(Model):
         store: Store,
         inputs: Sequence[DraftInput | None],
         noise: Noise,
-        keeps_laws: bool = False,
+        needs_logits: bool = False,
     ) -> list[DraftNodes]:
         """See ``base.Model``; chains that need no Python are drafted in one call.
 
-        A chain also ends where its law leaves nothing to draw. A grammar's masks follow from
+        A chain also ends where its pipeline leaves nothing to draw. A grammar's masks follow from
         tokens, so that its chains are drafted token by token.
 
         Raises:
             ModelError: a token, page or position is out of range.
         """
         assert isinstance(store, NativeStore)
-        native = isinstance(noise, NativeNoise) and not keeps_laws
-        laws: list[int] = []
+        native = isinstance(noise, NativeNoise) and not needs_logits
+        pipelines: list[int] = []
         lengths: list[int] = []
         drafting: list[int] = []
         fast: list[Segment] = []
         slow: list[int] = []
         for i, asked in enumerate(inputs):
             if asked is not None:
-                law = asked.sequence.law
-                if not native or law.has_grammar or not law.native_handle:
+                pipeline = asked.sequence.pipeline
+                if not native or pipeline.has_grammar or not pipeline.native_handle:
                     slow.append(i)
                     continue
-                if law.penalises:
+                if pipeline.penalises:
                     self._handle(SampleInput(asked.sequence))
-                laws.append(law.native_handle)
+                pipelines.append(pipeline.native_handle)
                 lengths.append(asked.length)
                 drafting.append(i)
             fast.append(segments[i])
@@ -392,12 +392,12 @@ class NativeTransformer(Model):
         nodes = [DraftNodes([], [])] * len(segments)
         if fast:
             words = _words(fast)
-            drafts = self.library.draft(self.handle, store.handle, words, laws, lengths)
+            drafts = self.library.draft(self.handle, store.handle, words, pipelines, lengths)
             for i, tokens in zip(drafting, drafts, strict=True):
                 nodes[i] = DraftNodes.chain(tokens)
         if slow:
             some = [segments[i] for i in slow], store, [inputs[i] for i in slow]
-            for i, drafted in zip(slow, super().draft(*some, noise, keeps_laws), strict=True):
+            for i, drafted in zip(slow, super().draft(*some, noise, needs_logits), strict=True):
                 nodes[i] = drafted
         return nodes
 

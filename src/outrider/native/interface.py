@@ -33,7 +33,7 @@ class Config(Fields):
 
 
 class Options(Fields):
-    """A request's options in its pipeline; the layout is that of src/law.hpp."""
+    """A request's options in its pipeline; the layout is that of src/pipeline.hpp."""
 
     _fields_ = (
         ("seed", ctypes.c_uint64),
@@ -116,16 +116,16 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
             *(_Pointer, Whole("rows"), Whole("width")),
         ],
     ),
-    "law": (
+    "pipeline": (
         _Text,
         [
             *(ctypes.POINTER(Options), _Pointer, _Pointer, Whole("ends")),
             *(_Pointer, Whole("biases"), Whole("prompt"), _Pointer),
         ],
     ),
-    "law_free": (None, [_Pointer]),
-    "law_count": (_Text, [_Pointer, _Pointer, Whole("tokens")]),
-    "law_apply": (
+    "pipeline_free": (None, [_Pointer]),
+    "pipeline_count": (_Text, [_Pointer, _Pointer, Whole("tokens")]),
+    "pipeline_apply": (
         _Text,
         [
             *(_Pointer, _Pointer, Whole("rows"), Whole("vocabulary"), Whole("output")),

@@ -63,7 +63,7 @@ class Library(PackingCalls):
         room = logits.data_ptr(), *logits.shape, kept.data_ptr(), *kept.shape[1:]
         self._run(self._c.outrider_forward, model, store, at(words), len(words), *run, *room)
 
-    def new_law(
+    def new_pipeline(
         self,
         options: Options,
         banned: torch.Tensor | None,
@@ -77,7 +77,7 @@ class Library(PackingCalls):
         ids = int32s("token ids", [*ends, *bias, *prompt])
         by = float32s("logit_bias", bias.values())
         return self._made(
-            self._c.outrider_law,
+            self._c.outrider_pipeline,
             ctypes.byref(options),
             None if banned is None else banned.data_ptr(),
             at(ids),
@@ -87,24 +87,29 @@ class Library(PackingCalls):
             len(prompt),
         )
 
-    def free_law(self, law: int) -> None:
-        """Give a law's memory back, once no call uses it any more."""
-        self._c.outrider_law_free(law)
+    def free_pipeline(self, pipeline: int) -> None:
+        """Give a pipeline's memory back, once no call uses it any more."""
+        self._c.outrider_pipeline_free(pipeline)
 
-    def count(self, law: int, tokens: Sequence[int]) -> None:
-        """Tell a law which tokens of the output were committed since it was last told."""
+    def count(self, pipeline: int, tokens: Sequence[int]) -> None:
+        """Tell a pipeline which tokens of the output were committed since it was last told."""
         ids = int32s("token ids", tokens)
-        self._run(self._c.outrider_law_count, law, at(ids), len(ids))
+        self._run(self._c.outrider_pipeline_count, pipeline, at(ids), len(ids))
 
-    def apply_law(
-        self, law: int, logits: torch.Tensor, output: int, paths: list[list[int]], late_only: bool
+    def apply_pipeline(
+        self,
+        pipeline: int,
+        logits: torch.Tensor,
+        output: int,
+        paths: list[list[int]],
+        late_only: bool,
     ) -> None:
         """Process ``logits``, fp32 [rows, the pipeline's vocabulary], in place."""
         expect(logits, tuple(logits.shape[:2]), torch.float32)
         words = int32s("token ids", [i for path in paths for i in (len(path), *path)])
         self._run(
-            self._c.outrider_law_apply,
-            law,
+            self._c.outrider_pipeline_apply,
+            pipeline,
             logits.data_ptr(),
             *logits.shape,
             output,
@@ -149,7 +154,7 @@ class Library(PackingCalls):
         model: int,
         store: int,
         words: array[int],
-        laws: array[int],
+        pipelines: array[int],
         rows: int,
         logits: Room,
         masks: Sequence[NDArray[np.uint8] | None] = (),
@@ -157,22 +162,22 @@ class Library(PackingCalls):
         layers: Sequence[int] = (),
         hidden: torch.Tensor | None = None,
     ) -> tuple[array[int], array[float]]:
-        """Run the segments in ``words`` and draw for those that have a law.
+        """Run the segments in ``words`` and draw for those that have a pipeline.
 
         Args:
             model, store, words: as of ``forward``.
-            laws: uint64, of each segment that wants logits, 0 for none: its logits stay as they
-                are.
-            rows: how many want logits; a segment with a law wants those of its last token and of
-                all its nodes.
+            pipelines: uint64, of each segment that wants logits, 0 for none: its logits stay as
+                they are.
+            rows: how many want logits; a segment with a pipeline wants those of its last token and
+                of all its nodes.
             logits: at least that many rows; what is kept follows them.
-            masks: none, or one of the law's vocabulary for each row.
-            keeps: of each law, whether its segment's logits are kept as they were; none keeps
+            masks: none, or one of the pipeline's vocabulary for each row.
+            keeps: of each pipeline, whether its segment's logits are kept as they were; none keeps
                 none.
             layers, hidden: whose hidden states go to ``hidden``, fp32 [layers, all rows, width].
 
         Returns:
-            The token of each row and its score, 0 where there is no law.
+            The token of each row and its score, 0 where there is no pipeline.
         """
         pointers = flags = which = states = None
         states_rows = width = 0
@@ -180,7 +185,7 @@ class Library(PackingCalls):
             same_length(range(rows), masks)
             pointers = array("Q", [0 if mask is None else mask.ctypes.data for mask in masks])
         if keeps:
-            same_length(laws, keeps)
+            same_length(pipelines, keeps)
             flags = array("B", keeps)
         if hidden is not None:
             expect(hidden, (len(layers), *hidden.shape[1:3]), torch.float32)
@@ -190,7 +195,7 @@ class Library(PackingCalls):
             "q",
             (
                 len(words),
-                len(laws),
+                len(pipelines),
                 rows,
                 logits.rows,
                 logits.width,
@@ -206,7 +211,7 @@ class Library(PackingCalls):
             store,
             sizes.buffer_info()[0],
             words.buffer_info()[0],
-            laws.buffer_info()[0],
+            pipelines.buffer_info()[0],
             None if flags is None else at(flags),
             None if pointers is None else at(pointers),
             logits.pointer,
@@ -222,21 +227,21 @@ class Library(PackingCalls):
         model: int,
         store: int,
         words: array[int],
-        laws: Sequence[int],
+        pipelines: Sequence[int],
         lengths: Sequence[int],
     ) -> list[list[int]]:
         """Run the segments in ``words`` and go on from those that want a row of logits.
 
         Args:
             model, store, words: as of ``forward``; page tables reach to the end of the draft.
-            laws: of each segment that drafts.
+            pipelines: of each segment that drafts.
             lengths: how many tokens each of them drafts, 1 or more.
 
         Returns:
-            What was drafted; less than asked for where a law leaves nothing to draw.
+            What was drafted; less than asked for where a pipeline leaves nothing to draw.
         """
-        same_length(laws, lengths)
-        handles, wanted = array("Q", laws), int32s("draft lengths", lengths)
+        same_length(pipelines, lengths)
+        handles, wanted = array("Q", pipelines), int32s("draft lengths", lengths)
         longest = max([0, *wanted])
         tokens = array("i", bytes(4 * len(wanted) * longest))
         drafted = array("i", bytes(4 * len(wanted)))

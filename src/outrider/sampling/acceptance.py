@@ -6,8 +6,8 @@ import math
 from typing import Protocol
 
 from ..types import Draft, Verdict
-from .draws import Noise, SharedNoise
-from .law import Laws
+from .pipeline import StepLogits
+from .shared_noise import Noise, SharedNoise
 
 NOT_FINITE = "the model's logits are NaN or infinite; check the checkpoint, or try dtype='float32'."
 NOTHING_LEFT = (
@@ -22,7 +22,7 @@ class AcceptanceRule(Protocol):
     name: str
     trees: bool
     """True if drafts may branch."""
-    keeps_laws: bool
+    needs_logits: bool
     """True if the rule needs processed logits, the target's and those that drafts are drawn from;
     False if the target's draws are enough."""
 
@@ -30,7 +30,7 @@ class AcceptanceRule(Protocol):
         """Return the noise that drafters draw with, given the engine's shared noise."""
         ...
 
-    def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict: ...
+    def __call__(self, target: StepLogits, draft: Draft, noise: SharedNoise) -> Verdict: ...
 
 
 def trouble(best: float) -> str | None:
@@ -50,15 +50,17 @@ class Coupled:
 
     name = "coupled"
     trees = True
-    keeps_laws = False
+    needs_logits = False
 
     def drafting(self, noise: SharedNoise) -> Noise:
         return noise
 
-    def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict:
-        ids, best = laws.drawn or (noise.draw(laws.z, laws.rows) if laws.rows else ([], []))
+    def __call__(self, target: StepLogits, draft: Draft, noise: SharedNoise) -> Verdict:
+        ids, best = target.drawn or (
+            noise.draw(target.logits, target.rows) if target.rows else ([], [])
+        )
         verdict = Verdict([], [], [])
-        for first, nodes, parents in zip(laws.first, draft.tokens, draft.parents, strict=True):
+        for first, nodes, parents in zip(target.first, draft.tokens, draft.parents, strict=True):
             tokens: list[int] = []
             path: list[int] = []
             error = None

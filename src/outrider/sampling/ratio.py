@@ -29,9 +29,9 @@ import torch.nn.functional as F
 
 from ..types import Draft, Row, Verdict
 from .acceptance import NOT_FINITE, NOTHING_LEFT, AcceptanceRule, Coupled
-from .draws import Noise, SharedNoise
-from .fresh import DRAFTING, ENDING, FreshNoise, uniforms
-from .law import NEVER, Laws
+from .pipeline import NEVER, StepLogits
+from .ratio_noise import DRAFTING, ENDING, FreshNoise, uniforms
+from .shared_noise import Noise, SharedNoise
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Ratio(ABC):
 
     name: str
     trees = False
-    keeps_laws = True
+    needs_logits = True
 
     def drafting(self, noise: SharedNoise) -> Noise:
         return FreshNoise(noise.vocab_size, noise.device, DRAFTING)
@@ -110,23 +110,25 @@ class Ratio(ABC):
         accepted = self.count(u < h)
         return accepted, (self.after(chains, w, accepted).log() + g).argmax(-1)
 
-    def __call__(self, laws: Laws, draft: Draft, noise: SharedNoise) -> Verdict:
-        number = len(laws.first)
+    def __call__(self, target: StepLogits, draft: Draft, noise: SharedNoise) -> Verdict:
+        number = len(target.first)
         verdict = Verdict([[] for _ in range(number)], [[] for _ in range(number)], [None] * number)
         groups: dict[tuple[int, bool], list[int]] = {}
-        for s, first in enumerate(laws.first):
+        for s, first in enumerate(target.first):
             if first is not None:
-                certain = laws.rows[first].greedy or draft.laws is None or draft.laws[s] is None
+                certain = (
+                    target.rows[first].greedy or draft.logits is None or draft.logits[s] is None
+                )
                 groups.setdefault((len(draft.tokens[s]), certain), []).append(s)
         for (length, certain), members in groups.items():
-            size = max(1, _MOST // ((length + 1) * laws.z.shape[1]))
+            size = max(1, _MOST // ((length + 1) * target.logits.shape[1]))
             for start in range(0, len(members), size):
-                self._settle(laws, draft, noise, members[start : start + size], certain, verdict)
+                self._settle(target, draft, noise, members[start : start + size], certain, verdict)
         return verdict
 
     def _settle(
         self,
-        laws: Laws,
+        target: StepLogits,
         draft: Draft,
         noise: SharedNoise,
         members: list[int],
@@ -134,28 +136,28 @@ class Ratio(ABC):
         verdict: Verdict,
     ) -> None:
         """Decide the sequences ``members``, which have drafts of one length, into ``verdict``."""
-        device, vocabulary = laws.z.device, laws.z.shape[1]
-        starts = [first for s in members if (first := laws.first[s]) is not None]
+        device, vocabulary = target.logits.device, target.logits.shape[1]
+        starts = [first for s in members if (first := target.first[s]) is not None]
         x = torch.tensor([draft.tokens[s] for s in members], dtype=torch.int64, device=device)
         length = x.shape[1]
         chain = torch.arange(length + 1, device=device)
-        z_p = laws.z[torch.tensor(starts, device=device)[:, None] + chain]
+        z_p = target.logits[torch.tensor(starts, device=device)[:, None] + chain]
         best = z_p.amax(-1)
         finite, masked = best.isfinite(), best == NEVER
         z_p.masked_fill_(~finite[..., None], 0)
-        greedy = torch.tensor([laws.rows[first].greedy for first in starts], device=device)
+        greedy = torch.tensor([target.rows[first].greedy for first in starts], device=device)
         z_p = torch.where(greedy[:, None, None], _only(z_p.max(-1).indices, vocabulary), z_p)
         z_q = None
-        if not certain and draft.laws is not None:
-            z_q = torch.stack([draft.laws[s] for s in members])
+        if not certain and draft.logits is not None:
+            z_q = torch.stack([draft.logits[s] for s in members])
         # Greedy rows have one outcome and need no noise.
         u = torch.full((len(members), length), 0.5, dtype=torch.float64, device=device)
         g = torch.zeros((len(members), vocabulary), device=device)
-        drawn = [first for first in starts if not laws.rows[first].greedy]
+        drawn = [first for first in starts if not target.rows[first].greedy]
         if drawn:
-            rows = [laws.rows[first + i] for first in drawn for i in range(length)]
+            rows = [target.rows[first + i] for first in drawn for i in range(length)]
             u[~greedy] = uniforms(rows, device).reshape(len(drawn), length)
-            g[~greedy] = self.ending([laws.rows[first] for first in drawn], noise)[:, :vocabulary]
+            g[~greedy] = self.ending([target.rows[first] for first in drawn], noise)[:, :vocabulary]
         accepted, tokens = self.decide(z_p, z_q, x, u, g)
         # A row behind a token that the target never says may be anything.
         likely = z_p[:, :length].gather(-1, x[..., None])[..., 0] > NEVER
@@ -226,6 +228,6 @@ def _chains(z_p: torch.Tensor, z_q: torch.Tensor | None, x: torch.Tensor) -> Cha
     q[:, :length].scatter_(-1, x[..., None], 1.0)
     if z_q is not None:
         finite = z_q.amax(-1, keepdim=True).isfinite()
-        law = F.pad(z_q.double().softmax(-1), (0, p.shape[-1] - z_q.shape[-1]))
-        q[:, :length] = torch.where(finite, law, q[:, :length])
+        q_own = F.pad(z_q.double().softmax(-1), (0, p.shape[-1] - z_q.shape[-1]))
+        q[:, :length] = torch.where(finite, q_own, q[:, :length])
     return Chains(p, q, x)

@@ -46,7 +46,7 @@ public:
         for (int i = 0; i < queries; ++i) {
             T* to = out + (tile.first_row + i / heads) * out_stride +
                     std::size_t(tile.first_head + i % heads) * head_dim_;
-            const F16 mass = splat(b.mass[i]);
+            const F32x16 mass = splat(b.mass[i]);
             int d = 0;
             for (; d + LANES <= head_dim_; d += LANES) store(to + d, load(b.sums[i] + d) / mass);
             for (; d < head_dim_; ++d) narrow_to(to + d, b.sums[i][d] / b.mass[i]);
@@ -225,25 +225,25 @@ private:
         for (int q = first; q < last; ++q)
             now[q] = scale(b.scores[q], rows_.rows[tile.first_row + q / tile.heads], chunk, now[q]);
         // Who has seen nothing yet has weights of zero.
-        const F16 most = load(now), shift = where_less(most, splat(-3e38f), splat(0.0f), most);
-        const F16 shrunk = exp(load(b.most) - shift);
+        const F32x16 most = load(now), shift = where_less(most, splat(-3e38f), splat(0.0f), most);
+        const F32x16 shrunk = exp(load(b.most) - shift);
         store(b.most, most);
         store(b.shrunk, shrunk);
         store(now, shift);
         for (int q = first; q < last; ++q) {
-            const F16 less = splat(now[q]);
-            F16 all = splat(0.0f);
+            const F32x16 less = splat(now[q]);
+            F32x16 all = splat(0.0f);
             for (int i = chunk.from; i < chunk.to; ++i) {
                 if (i % 4 == 0) ask(share);
-                const F16 p = exp(load(b.scores[q] + i * BLOCK) - less);
-                store(b.law[q] + i * BLOCK, p);
+                const F32x16 p = exp(load(b.scores[q] + i * BLOCK) - less);
+                store(b.probs[q] + i * BLOCK, p);
                 all = all + p;
             }
             mass[q] = total(all);
         }
         store(b.mass, load(b.mass) * shrunk + load(mass));
         for (int q = first; q < last; ++q) {
-            const F16 by = splat(b.shrunk[q]);
+            const F32x16 by = splat(b.shrunk[q]);
             for (int d = 0; d < cache_.width; d += LANES)
                 store(b.sums[q] + d, load(b.sums[q] + d) * by);
         }
@@ -254,13 +254,13 @@ private:
         alignas(64) static constexpr float lanes[LANES] = {0, 1, 2,  3,  4,  5,  6,  7,
                                                            8, 9, 10, 11, 12, 13, 14, 15};
         const int least = first_of(row), length = length_of(row);
-        const F16 never = splat(-INFINITY);
-        F16 most = splat(best);
+        const F32x16 never = splat(-INFINITY);
+        F32x16 most = splat(best);
         for (int i = chunk.from; i < chunk.to; ++i) {
             float* at = scores + i * BLOCK;
             const int low = least - chunk.token[i];
             const int high = std::min(chunk.room[i], length - chunk.token[i]);
-            F16 s = load(at) * splat(scale_);
+            F32x16 s = load(at) * splat(scale_);
             if (low > 0) s = where_less(load(lanes), splat(float(low)), never, s);
             if (high < BLOCK) s = where_less(load(lanes), splat(float(high)), s, never);
             store(at, s);

@@ -14,7 +14,7 @@ template <class T>
 struct alignas(64) Bench {
     float scores[QUERIES][CHUNK];
     float sums[QUERIES][MAX_HEAD_DIM];
-    T law[QUERIES][CHUNK];
+    T probs[QUERIES][CHUNK];
     T q[QUERIES][MAX_HEAD_DIM];
     T keys[BLOCK * MAX_HEAD_DIM], values[CHUNK_BLOCKS][BLOCK * MAX_HEAD_DIM];  // of a tree's row
     float most[QUERIES], mass[QUERIES], shrunk[QUERIES];
@@ -33,8 +33,8 @@ struct Chunk {
 // scores[r, 16 lanes] = q[r] . keys of a block, for R queries.
 template <class T, int R>
 inline void score_some(float* scores, const T* keys, const T* q, int width) {
-    F16 sums[R];
-    for (F16& sum : sums) sum = splat(0.0f);
+    F32x16 sums[R];
+    for (F32x16& sum : sums) sum = splat(0.0f);
     constexpr int pair = PER_LANE<T>;
     for (int d = 0; d < width; d += pair) {
         const auto k = load_pairs(keys + d * BLOCK);
@@ -56,10 +56,10 @@ inline void score(float* scores, const T* keys, const T* q, int width, int count
     }
 }
 
-// sums[r, D units of 16] += law[r] . values of a block, for R queries.
+// sums[r, D units of 16] += probs[r] . values of a block, for R queries.
 template <class T, int R, int D>
-inline void weigh_some(float* sums, const T* values, const T* law, int width) {
-    F16 s[R][D];
+inline void weigh_some(float* sums, const T* values, const T* probs, int width) {
+    F32x16 s[R][D];
     for (int r = 0; r < R; ++r)
         for (int d = 0; d < D; ++d) s[r][d] = load(sums + std::size_t(r) * MAX_HEAD_DIM + d * LANES);
     constexpr int pair = PER_LANE<T>;
@@ -67,7 +67,7 @@ inline void weigh_some(float* sums, const T* values, const T* law, int width) {
         decltype(load_pairs(values)) v[D];
         for (int d = 0; d < D; ++d) v[d] = load_pairs(values + j * width + d * LANES * pair);
         for (int r = 0; r < R; ++r) {
-            const auto p = splat_pair(law + std::size_t(r) * CHUNK + j);
+            const auto p = splat_pair(probs + std::size_t(r) * CHUNK + j);
             for (int d = 0; d < D; ++d) s[r][d] = dot(s[r][d], v[d], p);
         }
     }
@@ -78,19 +78,19 @@ inline void weigh_some(float* sums, const T* values, const T* law, int width) {
 constexpr int WEIGHED = MAX_ROWS >= 4 ? 4 : MAX_ROWS;
 
 template <class T, int R = WEIGHED>
-inline void weigh(float* sums, const T* values, const T* law, int width, int count) {
+inline void weigh(float* sums, const T* values, const T* probs, int width, int count) {
     constexpr int D = MAX_ROWS >= 4 ? 4 : 2;
     for (; count >= R; count -= R) {
         int d = 0;
         for (; d + D * LANES <= width; d += D * LANES)
-            weigh_some<T, R, D>(sums + d, values + d * PER_LANE<T>, law, width);
+            weigh_some<T, R, D>(sums + d, values + d * PER_LANE<T>, probs, width);
         for (; d < width; d += LANES)
-            weigh_some<T, R, 1>(sums + d, values + d * PER_LANE<T>, law, width);
+            weigh_some<T, R, 1>(sums + d, values + d * PER_LANE<T>, probs, width);
         sums += std::size_t(R) * MAX_HEAD_DIM;
-        law += std::size_t(R) * CHUNK;
+        probs += std::size_t(R) * CHUNK;
     }
     if constexpr (R > 1) {
-        if (count) weigh<T, R / 2>(sums, values, law, width, count);
+        if (count) weigh<T, R / 2>(sums, values, probs, width, count);
     }
 }
 
@@ -112,7 +112,7 @@ struct Products {
                       int share) {
         for (int i = chunk.from; i < chunk.to; ++i) {
             ask(share);
-            outrider::weigh(b.sums[first], chunk.values[i], b.law[first] + i * BLOCK, width,
+            outrider::weigh(b.sums[first], chunk.values[i], b.probs[first] + i * BLOCK, width,
                             last - first);
         }
     }
@@ -120,7 +120,7 @@ struct Products {
 
 #if defined(__AMX_BF16__)
 
-// Tiles 0 to 3 hold sums, 4 queries, 5 keys, 6 laws of a block, 7 its values.
+// Tiles 0 to 3 hold sums, 4 queries, 5 keys, 6 probs of a block, 7 its values.
 template <>
 struct Products<bf16> {
     static void configure(Bench<bf16>& b, int queries) {
@@ -205,7 +205,7 @@ private:
         for (int i = chunk.from; i < chunk.to; ++i) {
             const bf16* values = chunk.values[i] + 2 * d;
             ask(share * N * LANES / width);
-            _tile_loadd(6, b.law[first] + i * BLOCK, CHUNK * sizeof(bf16));
+            _tile_loadd(6, b.probs[first] + i * BLOCK, CHUNK * sizeof(bf16));
             _tile_loadd(7, values, line);
             _tile_dpbf16ps(0, 6, 7);
             _tile_loadd(7, values + 2 * LANES, line);

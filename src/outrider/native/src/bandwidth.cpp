@@ -16,7 +16,7 @@ struct Reading : Work {
     std::atomic<float> sum{0};
 
     void run(Team& team) override {
-        F16 sums[4] = {splat(0), splat(0), splat(0), splat(0)};
+        F32x16 sums[4] = {splat(0), splat(0), splat(0), splat(0)};
         team.share(pieces, 8, [&](int first, int last) {
             const float* p = data + std::size_t(first) * PIECE;
             const float* end = data + std::size_t(last) * PIECE;

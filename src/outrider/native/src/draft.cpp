@@ -1,4 +1,4 @@
-// Laws and draws in the forward's own call: a target's step, or all steps of a drafter.
+// Processing and drawing in the forward's own call: a target's step, or all steps of a drafter.
 #include <algorithm>
 #include <cmath>
 
@@ -17,10 +17,10 @@ void run(const Model& model, Store& store, const Rows& rows, float* logits, Hidd
                    hidden.out});
 }
 
-// Makes the law of a row of `own` logits, in place, and draws from it. Before its position stand
+// Processes a row of `own` logits in place, and draws from it. Before its position stand
 // `committed` tokens and then the path.
-Drawn decide(const Law& law, float* z, int own, int committed, Path path, Mask mask) {
-    const int wanted = law.o.vocabulary;
+Drawn decide(const Pipeline& pipeline, float* z, int own, int committed, Path path, Mask mask) {
+    const int wanted = pipeline.o.vocabulary;
     if (mask) keep(z, std::min(own, wanted), mask);
     // Padded or cut to the target's vocabulary, which its options speak of.
     std::vector<float> wide;
@@ -29,17 +29,17 @@ Drawn decide(const Law& law, float* z, int own, int committed, Path path, Mask m
         std::copy(z, z + own, wide.begin());
         z = wide.data();
     }
-    law.apply(z, committed - law.o.prompt_length, path, false);
-    const NoiseKey key = law.key(committed + path.length);
-    return draw(z, wanted, law.o.temperature == 0 ? nullptr : &key);
+    pipeline.apply(z, committed - pipeline.o.prompt_length, path, false);
+    const NoiseKey key = pipeline.key(committed + path.length);
+    return draw(z, wanted, pipeline.o.temperature == 0 ? nullptr : &key);
 }
 
 // A row to decide: line `line` of the logits, behind a node or its segment's last token (-1).
 struct Decision {
-    const Law* law;
+    const Pipeline* pipeline;
     const Scored* from;
     int node, line;
-    float* raw;  // where its logits are kept before they become a law, or null
+    float* raw;  // where its raw logits are kept, or null
 };
 
 // The ids of a node's ancestors and its own: in place for a chain, in `room` for a tree.
@@ -56,23 +56,23 @@ bool known(const Model& model, Hidden hidden) {
                        [&](int layer) { return layer >= -1 && layer < model.c.layers; });
 }
 
-const char* decide_all(const Model& model, Store& store, const Rows& rows, const Law* const* laws,
-                       const std::uint8_t* keeps, int num_laws, const Mask* masks, float* logits,
+const char* decide_all(const Model& model, Store& store, const Rows& rows, const Pipeline* const* pipelines,
+                       const std::uint8_t* keeps, int num_pipelines, const Mask* masks, float* logits,
                        std::int64_t num_lines, Hidden hidden, std::int32_t* tokens, float* scores) {
     if (!complete(model)) return INCOMPLETE;
-    if (int(rows.scored.size()) != num_laws) return "there are not as many laws as wanted";
+    if (int(rows.scored.size()) != num_pipelines) return "there are not as many pipelines as wanted";
     if (!known(model, hidden)) return "there is no such layer";
     const std::size_t width = model.c.vocabulary;
     std::vector<Decision> all;
     int line = 0, kept = rows.num_logits;
-    for (int s = 0; s < num_laws; ++s) {
+    for (int s = 0; s < num_pipelines; ++s) {
         const Scored& from = rows.scored[s];
-        if (laws[s] && from.logits != 1 + from.num_nodes)
+        if (pipelines[s] && from.logits != 1 + from.num_nodes)
             return "not every node wants a row of logits";
-        for (int node = -1; laws[s] && node < from.num_nodes; ++node) {
+        for (int node = -1; pipelines[s] && node < from.num_nodes; ++node) {
             const bool keep = keeps && keeps[s];
             if (keep && kept >= num_lines) return "there is no room for logits that are kept";
-            all.push_back({laws[s], &from, node, line + 1 + node,
+            all.push_back({pipelines[s], &from, node, line + 1 + node,
                            keep ? logits + kept++ * width : nullptr});
         }
         line += from.logits;
@@ -83,7 +83,7 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows, const
         float* z = logits + d.line * width;
         if (d.raw) std::copy(z, z + width, d.raw);
         std::vector<std::int32_t> room;
-        const Drawn drawn = decide(*d.law, z, model.c.vocabulary, d.from->committed,
+        const Drawn drawn = decide(*d.pipeline, z, model.c.vocabulary, d.from->committed,
                                    path_to(*d.from, d.node, room), masks ? masks[d.line] : nullptr);
         tokens[d.line] = drawn.token;
         scores[d.line] = drawn.score;
@@ -93,7 +93,7 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows, const
 
 // A sequence that drafts: its first segment is run as it came, then one row a token.
 struct Drafting {
-    const Law* law;
+    const Pipeline* pipeline;
     const Scored from;  // all of its tokens are in the cache after the first forward
     int length;         // tokens to draft
     std::int32_t* tokens;
@@ -112,7 +112,7 @@ const char* draft(const Model& model, Store& store, Rows rows, std::vector<Draft
         if (drawing.empty()) return nullptr;
         each_row(int(drawing.size()), own, [&](int r) {
             Drafting& d = *drawing[r];
-            const Drawn drawn = decide(*d.law, logits + std::size_t(r) * own, own,
+            const Drawn drawn = decide(*d.pipeline, logits + std::size_t(r) * own, own,
                                        d.from.committed, {d.tokens, d.drafted}, nullptr);
             // What no target could draw ends the draft; so does what the drafter cannot read.
             if (std::isfinite(drawn.score)) d.tokens[d.drafted++] = drawn.token;
@@ -142,17 +142,17 @@ using namespace outrider;
 
 // Sizes of a call of outrider_decide; the layout is that of Library.decide.
 struct DecideSizes {
-    std::int64_t words, laws, rows, lines, vocabulary, hidden, hidden_rows, width;
+    std::int64_t words, pipelines, rows, lines, vocabulary, hidden, hidden_rows, width;
 };
 
 // A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
-// lines are those of the rows that want logits. A segment with a law wants them of its last token
+// lines are those of the rows that want logits. A segment with a pipeline wants them of its last token
 // and of all nodes: these rows are decided, with a mask a row unless `masks` is null, and their
 // `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits are copied before
-// that to the next lines behind the others. A segment without a law (null) keeps its logits as they
+// that to the next lines behind the others. A segment without a pipeline (null) keeps its logits as they
 // are. `hidden` are layers, and `hidden_out` is as outrider_forward's.
 API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
-                                const std::int32_t* words, const Law* const* laws,
+                                const std::int32_t* words, const Pipeline* const* pipelines,
                                 const std::uint8_t* keeps, const Mask* masks, float* logits,
                                 const std::int32_t* hidden, float* hidden_out,
                                 std::int32_t* tokens, float* scores) {
@@ -161,27 +161,27 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
         if (store->model != model) return "the cache is another model's";
         if (n.vocabulary != model->c.vocabulary || (n.hidden && n.width != model->c.hidden))
             return "the room for results has another shape than its model";
-        const std::vector<Using> kept(laws, laws + n.laws);
+        const std::vector<Using> kept(pipelines, pipelines + n.pipelines);
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
         if (rows.num_logits != n.rows || n.lines < n.rows ||
             (n.hidden && n.hidden_rows != std::int64_t(rows.rows.size())))
             return "the rows are not as many as announced";
-        return decide_all(*model, *store, rows, laws, keeps, int(n.laws), masks, logits, n.lines,
+        return decide_all(*model, *store, rows, pipelines, keeps, int(n.pipelines), masks, logits, n.lines,
                           {hidden, int(n.hidden), hidden_out}, tokens, scores);
     }, model, store);
 }
 
 // A forward over `words`; segments that want a row of logits, one each, go on for as many tokens as
-// `lengths` says, by a law each. Their page tables reach to the end of the draft. `tokens` [drafts,
+// `lengths` says, by a pipeline each. Their page tables reach to the end of the draft. `tokens` [drafts,
 // longest] and `drafted` are written.
 API const char* outrider_draft(const Model* model, Store* store, const std::int32_t* words,
-                               std::int64_t count, const Law* const* laws,
+                               std::int64_t count, const Pipeline* const* pipelines,
                                const std::int32_t* lengths, int drafts, int longest,
                                std::int32_t* tokens, std::int32_t* drafted) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
-        const std::vector<Using> kept(laws, laws + drafts);
+        const std::vector<Using> kept(pipelines, pipelines + drafts);
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         if (int(rows.scored.size()) != drafts) return "there are not as many drafts as wanted";
@@ -190,7 +190,7 @@ API const char* outrider_draft(const Model* model, Store* store, const std::int3
             const Scored& from = rows.scored[i];
             if (from.logits != 1 || from.num_nodes) return "a draft begins with one row of logits";
             if (lengths[i] < 1 || lengths[i] > longest) return "a draft has a bad size";
-            all.push_back({laws[i], from, lengths[i], tokens + std::size_t(i) * longest});
+            all.push_back({pipelines[i], from, lengths[i], tokens + std::size_t(i) * longest});
         }
         const char* wrong = draft(*model, *store, std::move(rows), all);
         for (int i = 0; i < drafts; ++i) drafted[i] = all[i].drafted;

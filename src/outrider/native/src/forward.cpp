@@ -18,9 +18,9 @@ constexpr int DIGITS_ALONE = 4;
 
 template <class T>
 void rms_norm(T* to, const float* x, const float* weight, int width, int stride, float eps) {
-    F16 sum = splat(0.0f);
+    F32x16 sum = splat(0.0f);
     for (int i = 0; i < stride; i += LANES) sum = fma(load(x + i), load(x + i), sum);
-    F16 factor = splat(1.0f / std::sqrt(total(sum) / float(width) + eps));
+    F32x16 factor = splat(1.0f / std::sqrt(total(sum) / float(width) + eps));
     for (int i = 0; i < stride; i += LANES) store(to + i, load(x + i) * factor * load(weight + i));
 }
 
@@ -205,7 +205,7 @@ struct Forward : Work {
         alignas(64) float value[MAX_HEAD_DIM];
         std::memcpy(value, from, c.head_dim * sizeof(float));
         std::memset(value + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
-        F16 zero = splat(0.0f);  // stays so unless an element is no number
+        F32x16 zero = splat(0.0f);  // stays so unless an element is no number
         for (int i = 0; i < head_pad; i += LANES) {
             store(to + i, load(value + i));
             zero = fma(load(to + i), splat(0.0f), zero);
@@ -288,7 +288,7 @@ struct Forward : Work {
         }
         team.share(n, 4, [&](int first, int last) {
             for (int r = first; r < last; ++r) {
-                F16 zero = splat(0.0f);  // stays so unless an element is no number
+                F32x16 zero = splat(0.0f);  // stays so unless an element is no number
                 for (int i = 0; i < width; i += LANES)
                     zero = fma(load(x + std::size_t(r) * width + i), splat(0.0f), zero);
                 bad[r] |= !(total(zero) == 0);

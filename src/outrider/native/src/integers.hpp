@@ -32,12 +32,12 @@ inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Ints max(Ints a, Ints b) { return {_mm512_max_epi32(a.v, b.v)}; }
 inline std::int32_t total(Ints a) { return _mm512_reduce_add_epi32(a.v); }
 inline std::int32_t highest(Ints a) { return _mm512_reduce_max_epi32(a.v); }
-inline Ints magnitude(F16 a) {
+inline Ints magnitude(F32x16 a) {
     return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff))};
 }
-inline Ints rounded(F16 a) { return {_mm512_cvtps_epi32(a.v)}; }
-inline F16 to_float(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline F16 load_half(const std::uint16_t* p) {
+inline Ints rounded(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline F32x16 to_float(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline F32x16 load_half(const std::uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
 }
 // Sixteen pairs (zero, 128 * zero), to be multiplied with a Part's (low, high).
@@ -80,14 +80,14 @@ inline Ints operator+(Ints x, Ints y) {
 inline Ints max(Ints x, Ints y) {
     return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
 }
-inline Ints magnitude(F16 x) {
+inline Ints magnitude(F32x16 x) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
     return {_mm256_and_si256(_mm256_castps_si256(x.a), mask),
             _mm256_and_si256(_mm256_castps_si256(x.b), mask)};
 }
-inline Ints rounded(F16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
-inline F16 to_float(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-inline F16 load_half(const std::uint16_t* p) {
+inline Ints rounded(F32x16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline F32x16 to_float(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline F32x16 load_half(const std::uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
@@ -122,23 +122,23 @@ inline Ints operator+(Ints a, Ints b) {
 inline Ints max(Ints a, Ints b) {
     return each_int([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
-inline Ints magnitude(F16 a) {
+inline Ints magnitude(F32x16 a) {
     Ints out;
     std::memcpy(out.v, a.v, 64);
     return each_int([&](int i) { return out.v[i] & 0x7fffffff; });
 }
-inline Ints rounded(F16 a) {
+inline Ints rounded(F32x16 a) {
     float near[LANES];
-    const F16 magic = splat(12582912.0f);  // the sum's last bit is worth 1
+    const F32x16 magic = splat(12582912.0f);  // the sum's last bit is worth 1
     store(near, (a + magic) - magic);
     return each_int([&](int i) { return std::int32_t(near[i]); });
 }
-inline F16 to_float(Ints a) {
+inline F32x16 to_float(Ints a) {
     float out[LANES];
     for (int i = 0; i < LANES; ++i) out[i] = float(a.v[i]);
     return load(out);
 }
-inline F16 load_half(const std::uint16_t* p) {
+inline F32x16 load_half(const std::uint16_t* p) {
     float out[LANES];
     for (int i = 0; i < LANES; ++i) out[i] = from_half(p[i]);
     return load(out);

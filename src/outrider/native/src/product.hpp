@@ -60,7 +60,7 @@ struct End {
     bool narrow = false;       // gate: to bf16
 };
 
-inline void finish_one(const End& end, int row, int unit, F16 sum) {
+inline void finish_one(const End& end, int row, int unit, F32x16 sum) {
     float* y = end.y + row * end.stride + std::size_t(unit) * LANES;
     int left = end.columns - unit * LANES;
     if (end.kind == End::put) {
@@ -78,13 +78,13 @@ inline void finish_one(const End& end, int row, int unit, F16 sum) {
 }
 
 template <int C>
-inline void finish(const End& end, const float* bias, int row, int unit, F16* sums) {
+inline void finish(const End& end, const float* bias, int row, int unit, F32x16* sums) {
     for (int c = 0; bias && c < C; ++c) sums[c] = sums[c] + load(bias + (unit + c) * LANES);
     if (end.kind == End::gate) {
         const std::size_t at = row * end.gated_stride + std::size_t(unit / 2) * LANES;
         for (int c = 0; c + 1 < C; c += 2) {
-            F16 g = sums[c];
-            F16 silu = g / (splat(1.0f) + exp(splat(0.0f) - g));
+            F32x16 g = sums[c];
+            F32x16 silu = g / (splat(1.0f) + exp(splat(0.0f) - g));
             if (end.narrow)
                 store(static_cast<bf16*>(end.gated) + at + c / 2 * LANES, silu * sums[c + 1]);
             else
@@ -99,7 +99,7 @@ inline void finish(const End& end, const float* bias, int row, int unit, F16* su
 template <class T, int R, int C>
 inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, int row,
                   const End& end) {
-    F16 sums[R][C];
+    F32x16 sums[R][C];
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
     constexpr int pair = PER_LANE<T>;

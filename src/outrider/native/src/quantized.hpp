@@ -73,7 +73,7 @@ void digitise_block(const T* x, int block, std::int8_t* row, int width, int at, 
     std::memcpy(&top, &bits, 4);
     const bool finite = bits < 0x7f800000;
     const bool faint = !finite || top < FAINTEST;
-    const F16 inverse = splat(faint ? 0.0f : float(HIGHEST_DIGIT) / top);
+    const F32x16 inverse = splat(faint ? 0.0f : float(HIGHEST_DIGIT) / top);
     Ints sum = ints(0);
     for (int i = 0; i < block; i += LANES) {
         const Ints digits = faint ? ints(0) : rounded(load(x + i) * inverse);
@@ -136,7 +136,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
     const Part* parts = x.parts + std::size_t(row) * blocks;
     alignas(16) std::uint8_t middle[LANES];
     std::memset(middle, 1 << (BITS - 1), LANES);
-    F16 sums[C][R];
+    F32x16 sums[C][R];
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
     for (int b = 0, g = 0, part = 0; b < blocks; ++b) {
@@ -160,7 +160,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
                         all[i][r].add(codes, line + std::size_t(r) * 2 * width, width, k);
                 }
             }
-            const F16 scale = load_half(m.scales.data() + at);
+            const F32x16 scale = load_half(m.scales.data() + at);
             for (int r = 0; r < R; ++r) {
                 const Ints whole = each == 2 ? all[0][r].all() + all[each - 1][r].all()
                                              : all[0][r].all();
@@ -174,7 +174,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
         }
     }
     for (int r = 0; r < R; ++r) {
-        F16 line[C];
+        F32x16 line[C];
         for (int c = 0; c < C; ++c) line[c] = sums[c][r] * splat(m.factor);
         finish<C>(end, m.bias.data(), row + r, unit, line);
     }

@@ -62,7 +62,7 @@ struct DigitRun {
     const Part* const parts;
     alignas(64) std::int32_t ints[C][16 * LANES];
     alignas(64) std::uint8_t codes[C][BITS == 4 ? LONGEST_BLOCK * LANES : 1];
-    alignas(64) F16 sums[C][DIGIT_LINES];
+    alignas(64) F32x16 sums[C][DIGIT_LINES];
     alignas(16) std::uint8_t middle[LANES];
 
     DigitRun(const Packed& m, int unit, const std::uint8_t* w, std::size_t size, const Digits& x,
@@ -101,7 +101,7 @@ struct DigitRun {
     void take_up(int b, int c) {
         const std::size_t at = (std::size_t(unit + c) * m.groups + b / m.split) * LANES;
         const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
-        const F16 scale = load_half(m.scales.data() + at);
+        const F32x16 scale = load_half(m.scales.data() + at);
         const std::int32_t* line = ints[c];
         const Part* part = parts + b;
         for (int r = 0; r < rows; ++r, line += 2 * LANES, part += blocks) {
@@ -144,7 +144,7 @@ void digit_tiles(const Packed& m, int unit, const std::uint8_t* w, std::size_t s
     DigitRun<BITS, C> work(m, unit, w, size, x, row, rows);
     work.run();
     for (int r = 0; r < rows; ++r) {
-        F16 line[C];
+        F32x16 line[C];
         for (int c = 0; c < C; ++c) line[c] = work.sums[c][r] * splat(m.factor);
         finish<C>(end, m.bias.data(), row + r, unit, line);
     }

@@ -1,4 +1,4 @@
-// The C interface of laws and draws, read by native/library.py.
+// The C interface of pipelines and draws, declared in native/interface.py.
 #include "sampler.hpp"
 
 #include <cmath>
@@ -20,43 +20,43 @@ bool all_below(const std::int32_t* ids, std::int64_t count, std::int32_t vocabul
 
 // `ids` are, one after the other: what ends the output, what has a bias, the prompt's tokens (where
 // penalties want them). `banned` [vocabulary] stays its owner's.
-API const char* outrider_law(const Options* options, const std::uint8_t* banned,
+API const char* outrider_pipeline(const Options* options, const std::uint8_t* banned,
                              const std::int32_t* ids, int ends, const float* bias, int biased,
-                             int prompt, Law** made) {
+                             int prompt, Pipeline** made) {
     return guarded([&]() -> const char* {
         const Options& o = *options;
         if (ends < 0 || biased < 0 || prompt < 0 || o.vocabulary < 1 || o.vocabulary > MOST ||
             o.top_k < 0 || o.sample < 0 || o.prompt_length < 0 || o.min_tokens < 0)
-            return "a law has a number below its least";
+            return "a pipeline has a number below its least";
         if (!all_below(ids, std::int64_t(ends) + biased + prompt, o.vocabulary))
-            return "a token id of a law is past the vocabulary";
-        auto law = std::make_unique<Law>(*options, banned);
-        law->ends.assign(ids, ids + ends);
-        law->bias_ids.assign(ids + ends, ids + ends + biased);
-        law->bias.assign(bias, bias + biased);
-        law->count_prompt(ids + ends + biased, prompt);
-        *made = law.release();
+            return "a token id of a pipeline is past the vocabulary";
+        auto pipeline = std::make_unique<Pipeline>(*options, banned);
+        pipeline->ends.assign(ids, ids + ends);
+        pipeline->bias_ids.assign(ids + ends, ids + ends + biased);
+        pipeline->bias.assign(bias, bias + biased);
+        pipeline->count_prompt(ids + ends + biased, prompt);
+        *made = pipeline.release();
         return nullptr;
     });
 }
 
-API void outrider_law_free(const Law* law) noexcept { release(law); }
+API void outrider_pipeline_free(const Pipeline* pipeline) noexcept { release(pipeline); }
 
 // Tokens of the output that were committed since the last call.
-API const char* outrider_law_count(Law* law, const std::int32_t* ids, int count) {
+API const char* outrider_pipeline_count(Pipeline* pipeline, const std::int32_t* ids, int count) {
     return guarded([&]() -> const char* {
-        if (!all_below(ids, count, law->o.vocabulary)) return "a token id is past the vocabulary";
-        law->count_output(ids, count);
+        if (!all_below(ids, count, pipeline->o.vocabulary)) return "a token id is past the vocabulary";
+        pipeline->count_output(ids, count);
         return nullptr;
-    }, law);
+    }, pipeline);
 }
 
-// Makes laws of `rows` rows of `width` logits, in place. `paths` are the rows' paths, each its length and
+// Processes `rows` rows of `width` logits, in place. `paths` are the rows' paths, each its length and
 // then its ids.
-API const char* outrider_law_apply(const Law* law, float* z, int rows, int width, int output,
+API const char* outrider_pipeline_apply(const Pipeline* pipeline, float* z, int rows, int width, int output,
                                    const std::int32_t* paths, std::int64_t count, int late_only) {
     return guarded([&]() -> const char* {
-        if (width != law->o.vocabulary) return "a row is not as long as the vocabulary";
+        if (width != pipeline->o.vocabulary) return "a row is not as long as the vocabulary";
         if (output < 0) return "the output has a length below 0";
         std::vector<Path> found;
         for (std::int64_t at = 0; at < count;) {
@@ -68,10 +68,10 @@ API const char* outrider_law_apply(const Law* law, float* z, int rows, int width
         }
         if (int(found.size()) != rows) return "there are not as many paths as rows";
         each_row(rows, width, [&](int r) {
-            law->apply(z + std::size_t(r) * width, output, found[r], late_only != 0);
+            pipeline->apply(z + std::size_t(r) * width, output, found[r], late_only != 0);
         });
         return nullptr;
-    }, law);
+    }, pipeline);
 }
 
 // The token and score of each row of z, `stride` apart. `keys` [rows, 4] are seed (low, high),

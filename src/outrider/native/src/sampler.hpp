@@ -1,10 +1,10 @@
-// Work on laws, shared out over the pool row by row.
+// Work on rows of logits, shared out over the pool row by row.
 #pragma once
 
 #include <functional>
 #include <memory>
 
-#include "law.hpp"
+#include "pipeline.hpp"
 #include "pool.hpp"
 
 namespace outrider {

@@ -38,7 +38,7 @@ template <int C>
 inline void finish_tiles(const Matrix<bf16>& m, const float (*sums)[TILE_ROWS * LANES], int unit,
                          int row, int rows, const End& end) {
     for (int r = 0; r < rows; ++r) {
-        F16 line[C];
+        F32x16 line[C];
         for (int c = 0; c < C; ++c) line[c] = load(sums[c] + r * LANES);
         finish<C>(end, m.bias.data(), row + r, unit, line);
     }

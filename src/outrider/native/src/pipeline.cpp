@@ -1,4 +1,4 @@
-#include "law.hpp"
+#include "pipeline.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@ constexpr float NEVER = -INFINITY;
 
 // The largest element; NaNs are passed over.
 float most(const float* z, int count) {
-    F16 best = splat(NEVER);
+    F32x16 best = splat(NEVER);
     int i = 0;
     for (; i + LANES <= count; i += LANES) best = max(load(z + i), best);
     float found = highest(best);
@@ -97,7 +97,7 @@ void keep(float* z, int count, Mask mask) {
     }
 }
 
-Law::Seen& Law::seen(std::int32_t id) {
+Pipeline::Seen& Pipeline::seen(std::int32_t id) {
     // Room comes first: once the map has the token, nothing may fail.
     if (seen_.size() == seen_.capacity()) seen_.reserve(2 * seen_.size() + 16);
     const auto [at, fresh] = slots_.emplace(id, int(seen_.size()));
@@ -105,23 +105,23 @@ Law::Seen& Law::seen(std::int32_t id) {
     return seen_[at->second];
 }
 
-void Law::count_prompt(const std::int32_t* ids, int count) {
+void Pipeline::count_prompt(const std::int32_t* ids, int count) {
     for (int i = 0; i < count; ++i) seen(ids[i]);
 }
 
-void Law::count_output(const std::int32_t* ids, int count) {
+void Pipeline::count_output(const std::int32_t* ids, int count) {
     for (int i = 0; i < count; ++i) ++seen(ids[i]).times;
 }
 
 // Of a token that occurs, in the output so many times.
-float Law::penalised(float z, int times) const {
+float Pipeline::penalised(float z, int times) const {
     if (o.repetition != 1) z = z > 0 ? z / o.repetition : z * o.repetition;
     // Rounded as NumPy rounds it in sampling/history.py.
     const double off = double(o.frequency * float(times)) + (times > 0 ? o.presence : 0.0);
     return z - float(off);
 }
 
-void Law::penalise(float* z, Path path) const {
+void Pipeline::penalise(float* z, Path path) const {
     std::vector<std::int32_t> sorted(path.ids, path.ids + path.length);
     std::sort(sorted.begin(), sorted.end());
     std::vector<std::pair<std::int32_t, float>> ahead;  // tokens of the path, as they will be
@@ -136,7 +136,7 @@ void Law::penalise(float* z, Path path) const {
     for (const auto& [id, value] : ahead) z[id] = value;
 }
 
-void Law::apply(float* z, int output, Path path, bool late_only) const {
+void Pipeline::apply(float* z, int output, Path path, bool late_only) const {
     const int count = o.vocabulary;
     if (!late_only) {
         if (banned_)

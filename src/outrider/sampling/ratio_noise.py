@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 
 from ..types import Row
-from .draws import Noise
 from .noise import gumbel, gumbel_torch, words
+from .shared_noise import Noise
 
 DRAFTING, ACCEPTING, ENDING = range(3)
 LARGEST_BASE = 2**30 - 3

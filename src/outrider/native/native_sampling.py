@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ..sampling.draws import SharedNoise
 from ..sampling.grammar import Grammar
-from ..sampling.law import RequestLaw, SequenceLaw
 from ..sampling.logprobs import Measure, Measured, measure
 from ..sampling.noise import WORD
+from ..sampling.pipeline import RequestPipeline, SequencePipeline
+from ..sampling.shared_noise import SharedNoise
 from ..types import Row
 from .checks import free_with
 from .choice import library
@@ -22,14 +22,14 @@ OFF = 1.0
 """Stands for no min_p, whose logarithm is never above 0."""
 
 
-class NativeLaw(SequenceLaw):
+class NativePipeline(SequencePipeline):
     """A sequence's pipeline whose bans, biases, penalties, temperature and truncation run in C++.
 
     Grammars, bad words of several tokens and custom processors come first, as in any pipeline.
     """
 
     def __init__(
-        self, request: RequestLaw, grammar: Grammar | None, sample: int, step: Library
+        self, request: RequestPipeline, grammar: Grammar | None, sample: int, step: Library
     ) -> None:
         super().__init__(request, grammar)
         params = request.params
@@ -61,14 +61,14 @@ class NativeLaw(SequenceLaw):
             min_tokens=params.min_tokens,
             penalises=params.penalises,
         )
-        self.handle = step.new_law(
+        self.handle = step.new_pipeline(
             options,
             request.banned,
             request.ends.tolist() if params.min_tokens else (),
             params.logit_bias or {},
             self._prompt if params.penalises else (),
         )
-        free_with(self, step.free_law, self.handle)
+        free_with(self, step.free_pipeline, self.handle)
         if not request.bad_words and not params.logits_processors:
             self.native_handle = self.handle
 
@@ -81,7 +81,7 @@ class NativeLaw(SequenceLaw):
     def apply(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
     ) -> torch.Tensor:
-        """Process logits as ``SequenceLaw.apply`` does; they must be contiguous."""
+        """Process logits as ``SequencePipeline.apply`` does; they must be contiguous."""
         self._constrain(logits, tokens, paths)
         if not self._changes and not self._late:
             return logits
@@ -90,7 +90,7 @@ class NativeLaw(SequenceLaw):
             self._process(logits, tokens, paths)
         self.know(tokens)
         output = len(tokens) - len(self._prompt)
-        self._step.apply_law(self.handle, logits, output, paths, self._late)
+        self._step.apply_pipeline(self.handle, logits, output, paths, self._late)
         return logits
 
 
@@ -128,13 +128,13 @@ def measurer(device: torch.device) -> Measure:
     return measured
 
 
-def sequence_law(request: RequestLaw, sample: int = 0) -> SequenceLaw:
+def sequence_pipeline(request: RequestPipeline, sample: int = 0) -> SequencePipeline:
     """Return the pipeline of a request's sample, native where the logits are on the CPU."""
     step = library() if request.device.type == "cpu" else None
     if step is None:
         return request.sequence()
     grammar = None if request.grammar is None else request.grammar.copy()
-    return NativeLaw(request, grammar, sample, step)
+    return NativePipeline(request, grammar, sample, step)
 
 
 def shared_noise(vocab_size: int, device: torch.device) -> SharedNoise:

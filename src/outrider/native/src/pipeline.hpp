@@ -1,4 +1,4 @@
-// A sequence's law: what its options make of logits, as sampling/law.py says, and the draw.
+// A sequence's logits pipeline, specified by sampling/pipeline.py, and the draw.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace outrider {
 
-// The layout is that of native/laws.py's Options.
+// The layout is that of Options in native/interface.py.
 struct Options {
     std::uint64_t seed;
     double presence;
@@ -34,10 +34,10 @@ using Mask = const std::uint8_t*;
 // Makes of z [count] what the mask keeps, in place.
 void keep(float* z, int count, Mask mask);
 
-class Law : public Counted {
+class Pipeline : public Counted {
 public:
-    // `banned` [vocabulary] or null is its owner's and must outlive the law.
-    Law(const Options& options, const std::uint8_t* banned) : o(options), banned_(banned) {}
+    // `banned` [vocabulary] or null is its owner's and must outlive the pipeline.
+    Pipeline(const Options& options, const std::uint8_t* banned) : o(options), banned_(banned) {}
 
     const Options o;
     std::vector<std::int32_t> ends;  // masked before `min_tokens`
@@ -72,7 +72,7 @@ private:
     std::vector<Seen> seen_;
 };
 
-// The token of a law and its score: NaN where an element of z is.
+// The token of a row of processed logits and its score: NaN where an element of z is.
 struct Drawn {
     std::int32_t token;
     float score;
@@ -81,7 +81,7 @@ struct Drawn {
 // argmax z + g; with no `key`, argmax z. The lowest id on a tie.
 Drawn draw(const float* z, int vocabulary, const NoiseKey* key);
 
-// Of the law z: a token's log probability and rank, and the `count` likeliest ids with theirs.
+// Of the logits z: a token's log probability and rank, and the `count` likeliest ids with theirs.
 struct Logprobs {
     float own;
     std::int32_t rank;

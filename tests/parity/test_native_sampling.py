@@ -1,4 +1,4 @@
-"""Laws, draws and drafts of the native step: those of sampling, on every instruction set."""
+"""Processed logits, draws and drafts of the native step, on every instruction set."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from outrider.models.native import NativeTransformer, _words
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import Room
-from outrider.native.laws import NativeLaw, NativeNoise, measurer
-from outrider.sampling.draws import SharedNoise
+from outrider.native.native_sampling import NativeNoise, NativePipeline, measurer
 from outrider.sampling.grammar import keep
-from outrider.sampling.law import RequestLaw
 from outrider.sampling.logprobs import measure
 from outrider.sampling.noise import gumbel
+from outrider.sampling.pipeline import RequestPipeline
+from outrider.sampling.shared_noise import SharedNoise
 from outrider.text.detokenize import Detokenizer
-from outrider.types import Request, Row, SamplingParams, Sequence
+from outrider.types import Request, Row, SamplingParams, SequenceState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def random_laws(rows: int, width: int = WIDTH, seed: int = 0) -> torch.Tensor:
+def random_logits(rows: int, width: int = WIDTH, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, width, generator=generator) * 4
 
@@ -62,30 +62,32 @@ def test_noise_has_the_specified_bits(isa: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_law_is_samplings(name: str) -> None:
     params = SamplingParams(**OPTIONS[name])
-    law = RequestLaw(Request("r", PROMPT, params, 0, frozenset({2})), WIDTH, CPU)
+    pipeline = RequestPipeline(Request("r", PROMPT, params, 0, frozenset({2})), WIDTH, CPU)
     tokens = [*PROMPT, 10, 11, 10]
     paths = [[], [10], [10, 44], [10, 44, 44], [3], []]
-    expected = law.sequence().apply(random_laws(6), tokens, paths)
+    expected = pipeline.sequence().apply(random_logits(6), tokens, paths)
     for isa in HERE:
-        mine = NativeLaw(law, None, 0, step(isa))
+        mine = NativePipeline(pipeline, None, 0, step(isa))
         for length in (5, 7):  # committed bit by bit, and each token counted once
-            z = mine.apply(random_laws(6), tokens[:length], paths)
+            z = mine.apply(random_logits(6), tokens[:length], paths)
         assert torch.equal(z, expected)
 
 
 def test_equals_at_the_edge_of_top_p_are_kept_by_id() -> None:
-    law = RequestLaw(Request("r", (1,), SamplingParams(top_p=0.45), 0), WIDTH, CPU)
+    pipeline = RequestPipeline(Request("r", (1,), SamplingParams(top_p=0.45), 0), WIDTH, CPU)
     z = torch.full((1, WIDTH), -30.0)
     z[0, 100:110] = 2.0
     for isa in HERE:
-        kept = NativeLaw(law, None, 0, step(isa)).apply(z.clone(), [1], [[]])[0].isfinite()
+        kept = (
+            NativePipeline(pipeline, None, 0, step(isa)).apply(z.clone(), [1], [[]])[0].isfinite()
+        )
         assert kept.nonzero()[:, 0].tolist() == list(range(100, 105))
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
 def test_a_draw_is_the_argmax_over_all_noise(scale: float) -> None:
     rows = [Row("s", 2**63 + i, i % 2, 1000 * i, i % 5 == 4, 0) for i in range(20)]
-    z = random_laws(20) * scale
+    z = random_logits(20) * scale
     z[3, 10:] = -torch.inf
     z[5] = z[5].round()  # ties
     expected = SharedNoise(WIDTH, CPU).draw(z, rows)
@@ -94,7 +96,7 @@ def test_a_draw_is_the_argmax_over_all_noise(scale: float) -> None:
 
 
 def test_a_row_that_is_no_law_has_no_finite_score() -> None:
-    z = random_laws(3)
+    z = random_logits(3)
     z[0, 999] = torch.nan
     z[1] = -torch.inf
     z[2, 4] = torch.inf
@@ -107,7 +109,7 @@ def test_a_row_that_is_no_law_has_no_finite_score() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 20])
 def test_log_probabilities_are_samplings(count: int) -> None:
-    z = random_laws(4)
+    z = random_logits(4)
     z[2, 50:] = -torch.inf
     rows, tokens = [0, 2, 3], [17, 3, 1002]
     expected, mine = measure(z, rows, tokens, count), measurer(CPU)(z, rows, tokens, count)
@@ -119,26 +121,30 @@ def test_log_probabilities_are_samplings(count: int) -> None:
 def test_ids_past_the_vocabulary_are_refused() -> None:
     found = native.library()
     assert found is not None
-    law = RequestLaw(Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), WIDTH, CPU)
-    mine = NativeLaw(law, None, 0, found)
+    pipeline = RequestPipeline(
+        Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), WIDTH, CPU
+    )
+    mine = NativePipeline(pipeline, None, 0, found)
     with pytest.raises(ModelError, match="past the vocabulary"):
-        mine.apply(random_laws(1), list(PROMPT), [[WIDTH]])
+        mine.apply(random_logits(1), list(PROMPT), [[WIDTH]])
     with pytest.raises(ModelError, match="past the vocabulary"):
-        found.logprobs(random_laws(1), [0], [-1], 2)
-    narrow = RequestLaw(Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100, CPU)
-    with pytest.raises(ModelError, match="of a law is past the vocabulary"):
-        NativeLaw(narrow, None, 0, found)
+        found.logprobs(random_logits(1), [0], [-1], 2)
+    narrow = RequestPipeline(
+        Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100, CPU
+    )
+    with pytest.raises(ModelError, match="of a pipeline is past the vocabulary"):
+        NativePipeline(narrow, None, 0, found)
 
 
 def test_what_a_law_cannot_read_is_refused() -> None:
     found = native.library()
     assert found is not None
     request = Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0)
-    mine = NativeLaw(RequestLaw(request, WIDTH, CPU), None, 0, found)
-    z, key = random_laws(2), (1, 0, 0, 0)
+    mine = NativePipeline(RequestPipeline(request, WIDTH, CPU), None, 0, found)
+    z, key = random_logits(2), (1, 0, 0, 0)
     for wrong in (z[:, :-1].contiguous(), z.double(), z[:, ::2]):
         with pytest.raises(ModelError, match=r"vocabulary|cannot read"):
-            found.apply_law(mine.handle, wrong, 0, [[], []], False)
+            found.apply_pipeline(mine.handle, wrong, 0, [[], []], False)
     for rows, keys, greedy in ((z.double(), [key] * 2, [True] * 2), (z.T, [key] * 2, [True] * 2),
                                (z, [key], [True] * 2), (z, [key] * 2, [True])):  # fmt: skip
         with pytest.raises(ModelError, match=r"in one piece|belong together"):
@@ -152,7 +158,7 @@ def test_what_a_law_cannot_read_is_refused() -> None:
 def same_in_single_calls(
     monkeypatch: pytest.MonkeyPatch, target: Path, drafter: Path, prompts: list[Any], params: Any
 ) -> None:
-    """Output and drafts stay the same where laws and draws are calls of their own."""
+    """Output and drafts stay the same where pipelines and draws are calls of their own."""
 
     def run() -> tuple[list[list[int]], list[int]]:
         llm = LLM(target, drafter=str(drafter), dtype="float32", num_speculative_tokens=5)
@@ -228,23 +234,28 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
     sequences, segments = [], []
     for i, (nodes, parents) in enumerate(plans):
         request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
-        law = NativeLaw(RequestLaw(request, WIDTH, CPU), None, 0, found)
+        pipeline = NativePipeline(RequestPipeline(request, WIDTH, CPU), None, 0, found)
         tokens = [1, 2, 3, 4, 2][: 5 - i]
-        sequences.append(Sequence(f"{i}", request, 0, Detokenizer(None, (), ()), law, tokens))
+        sequences.append(
+            SequenceState(f"{i}", request, 0, Detokenizer(None, (), ()), pipeline, tokens)
+        )
         rows = 1 + len(nodes)
         segments.append(Segment(tokens, 0, [1 + i], rows, 3, nodes, parents))
     prompt = Segment([7, 8], 0, [4], 0, 9)  # wants nothing
     segments.insert(1, prompt)
-    laws = [sequence.law for sequence in sequences]
-    assert all(isinstance(law, NativeLaw) for law in laws)
-    for law, sequence in zip(laws, sequences, strict=True):
-        law.know(sequence.tokens)
+    pipelines = [sequence.pipeline for sequence in sequences]
+    assert all(isinstance(pipeline, NativePipeline) for pipeline in pipelines)
+    for pipeline, sequence in zip(pipelines, sequences, strict=True):
+        pipeline.know(sequence.tokens)
     rng = np.random.default_rng(0)
     some = rng.integers(0, 256, (10, -(-WIDTH // 8)), np.uint8)
     masks = [mask if row % 3 else None for row, mask in enumerate(some)]
 
     def decide(masks: list[Any]) -> tuple[Any, torch.Tensor]:
-        store, handles = model.new_store(5, 16), array("Q", [law.handle for law in laws])
+        store, handles = (
+            model.new_store(5, 16),
+            array("Q", [pipeline.handle for pipeline in pipelines]),
+        )
         logits = Room(torch.empty(14, WIDTH))
         keeps = [True, False, False]
         words = _words(segments)
@@ -270,7 +281,7 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
 def test_a_row_that_needs_python_leaves_its_neighbours_alone(
     options: str, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """One batch: a law in C++, one that keeps logits, one with a processor, a scored prompt."""
+    """One batch: a pipeline in C++, one that keeps logits, a processor, a scored prompt."""
     found = step(HERE[-1])
     model = NativeTransformer(
         found, make_checkpoint(tmp_path, "llama", vocab_size=WIDTH), "float32", 64
@@ -284,8 +295,10 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
         processors = [lambda ids, logits: -logits] if i == 3 else None
         params = SamplingParams(**OPTIONS[options], logits_processors=processors)
         request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
-        law = NativeLaw(RequestLaw(request, WIDTH, CPU), None, 0, found)
-        sequence = Sequence(f"{i}", request, 0, Detokenizer(None, (), ()), law, [1, 2, 3, 4])
+        pipeline = NativePipeline(RequestPipeline(request, WIDTH, CPU), None, 0, found)
+        sequence = SequenceState(
+            f"{i}", request, 0, Detokenizer(None, (), ()), pipeline, [1, 2, 3, 4]
+        )
         inputs.append(SampleInput(sequence, True, shown))
         segments.append(Segment([1, 2, 3, 4], 0, [1 + i], 1 + len(nodes), 3, nodes, parents))
     segments[0] = segments[0]._replace(logits=3, nodes=(), parents=())  # a prompt that is scored
@@ -306,18 +319,18 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
 
 def judged(
     z: torch.Tensor,
-    sequences: list[Sequence],
+    sequences: list[SequenceState],
     plans: list[tuple[list[int], list[int]]],
     noise: NativeNoise,
 ) -> tuple[list[int], list[float]]:
-    """Tokens and scores by laws and draws in calls of their own."""
+    """Tokens and scores by pipelines and draws in calls of their own."""
     keys = []
     for sequence, (nodes, parents) in zip(sequences, plans, strict=True):
         paths: list[list[int]] = [[]]
         for token, parent in zip(nodes, parents, strict=True):
             paths.append([*paths[parent + 1], token])
         first, base = len(keys), len(sequence.tokens)
-        sequence.law.apply(z[first : first + len(paths)], sequence.tokens, paths)
+        sequence.pipeline.apply(z[first : first + len(paths)], sequence.tokens, paths)
         seed, greedy = sequence.request.seed, sequence.request.params.greedy
         keys += [Row(sequence.id, seed, 0, base + len(p), greedy, base) for p in paths]
     return noise.draw(z, keys)
@@ -331,27 +344,27 @@ def test_what_cannot_be_decided_is_refused(
     store = model.new_store(3, 16)
     width = model.shape.vocab_size
 
-    asked = RequestLaw(Request("r", (1,), SamplingParams(), 0), width, CPU)
-    good = NativeLaw(asked, None, 0, found)
+    asked = RequestPipeline(Request("r", (1,), SamplingParams(), 0), width, CPU)
+    good = NativePipeline(asked, None, 0, found)
 
-    def decide(segments: list[Segment], laws: list[NativeLaw], **options: Any) -> None:
+    def decide(segments: list[Segment], pipelines: list[NativePipeline], **options: Any) -> None:
         rows = sum(segment.logits for segment in segments)
         options = {"logits": Room(torch.empty(rows, width))} | options
-        handles = array("Q", [law.handle for law in laws])
+        handles = array("Q", [pipeline.handle for pipeline in pipelines])
         found.decide(model.handle, store.handle, _words(segments), handles, rows, **options)
 
     one = Segment([1], 0, [1], 1, 1)
     drafted = Segment([1], 0, [1], 2, 1, [2], [-1])
-    for segment, laws, sentence in (
-        (one, [], "as many laws"),
-        (one, [good] * 2, "as many laws"),
+    for segment, pipelines, sentence in (
+        (one, [], "as many pipelines"),
+        (one, [good] * 2, "as many pipelines"),
         (drafted._replace(logits=1), [good], "not every node"),
         (one._replace(tokens=[width]), [good], "no embedding"),
         (one._replace(pages=[3]), [good], "page is not"),
         (one._replace(start=64, pages=[1] * 5), [good], "past the longest"),
     ):
         with pytest.raises(ModelError, match=sentence):
-            decide([segment], laws)
+            decide([segment], pipelines)
     for options, sentence in (
         ({"logits": Room(torch.empty(0, width))}, "as many as announced"),
         ({"logits": Room(torch.empty(1, width + 1))}, "another shape"),
@@ -366,18 +379,18 @@ def test_what_cannot_be_decided_is_refused(
     ):
         with pytest.raises(ModelError, match=sentence):
             decide([one], [good], **options)
-    for segment, laws, lengths, sentence in (
+    for segment, pipelines, lengths, sentence in (
         (one, [], [], "as many drafts"),
         (drafted, [good], [1], "begins with one row"),
         (one, [good], [0], "bad size"),
         (one, [good], [17], "pages do not cover"),
     ):
-        handles = [law.handle for law in laws]
+        handles = [pipeline.handle for pipeline in pipelines]
         with pytest.raises(ModelError, match=sentence):
             found.draft(model.handle, store.handle, _words([segment]), handles, lengths)
     for wrong in (torch.empty(2, 2, dtype=torch.float64), torch.empty(2, 2).T[:1]):
         with pytest.raises(ModelError, match="cannot read"):
             Room(wrong)
-    sequence = Sequence("r", asked.request, 0, Detokenizer(None, (), ()), good, [1])
+    sequence = SequenceState("r", asked.request, 0, Detokenizer(None, (), ()), good, [1])
     with pytest.raises(ModelError, match="a draft's length is 4294967297"):
         model.draft([one], store, [DraftInput(sequence, 2**32 + 1)], NativeNoise(width, CPU, found))

@@ -23,7 +23,7 @@ from .history import History
 NEVER = float("-inf")
 
 
-class RequestLaw:
+class RequestPipeline:
     """The part of a request's options that is the same at every position, shared by its samples.
 
     Args:
@@ -77,20 +77,20 @@ class RequestLaw:
         self.bad_words = [tuple(word) for word in words if len(word) > 1]
         self.tried: set[int] = set()  # processors that have been checked
 
-    def sequence(self) -> SequenceLaw:
+    def sequence(self) -> SequencePipeline:
         """Return the pipeline of one of the request's samples."""
-        return SequenceLaw(self, None if self.grammar is None else self.grammar.copy())
+        return SequencePipeline(self, None if self.grammar is None else self.grammar.copy())
 
 
-class SequenceLaw:
+class SequencePipeline:
     """One sequence's options, and their memory of its tokens.
 
     Target and drafters call it alike, each for the positions of its rows. Tokens drafted before a
     row count as output there, so that a draft changes no distribution.
     """
 
-    def __init__(self, request: RequestLaw, grammar: Grammar | None) -> None:
-        self._law = request
+    def __init__(self, request: RequestPipeline, grammar: Grammar | None) -> None:
+        self._pipeline = request
         self._prompt = request.request.prompt_token_ids
         self._grammar = grammar
         self._history: History | None = None
@@ -134,7 +134,7 @@ class SequenceLaw:
                     z.fill_(torch.nan)
                 elif mask is not None:
                     keep(z, mask)
-        if self._law.bad_words:
+        if self._pipeline.bad_words:
             self._ban_words(logits, tokens, paths)
 
     def masks(self, tokens: list[int], paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
@@ -151,22 +151,22 @@ class SequenceLaw:
     def _ban_and_bias(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
     ) -> None:
-        law = self._law
-        if law.banned is not None:
-            logits.masked_fill_(law.banned, NEVER)
+        pipeline = self._pipeline
+        if pipeline.banned is not None:
+            logits.masked_fill_(pipeline.banned, NEVER)
         self._keep_going(logits, len(tokens) - len(self._prompt), paths)
-        if len(law.bias_ids):
-            logits.index_add_(1, law.bias_ids, law.bias.expand(len(paths), -1))
+        if len(pipeline.bias_ids):
+            logits.index_add_(1, pipeline.bias_ids, pipeline.bias.expand(len(paths), -1))
 
     def _process(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
-        for number, processor in enumerate(self._law.params.logits_processors or ()):
+        for number, processor in enumerate(self._pipeline.params.logits_processors or ()):
             self._call(number, processor, logits, tokens, paths)
 
     def _shape(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
     ) -> torch.Tensor:
         """Penalties, temperature and truncation."""
-        params = self._law.params
+        params = self._pipeline.params
         if self._history is None and params.penalises:
             self._history = History(params, self._prompt)
         if self._history is not None:
@@ -179,17 +179,17 @@ class SequenceLaw:
 
     def _ban_words(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
         """Mask the last token of a bad word whose other tokens stand at the end of the output."""
-        longest = max(map(len, self._law.bad_words)) - 1
+        longest = max(map(len, self._pipeline.bad_words)) - 1
         recent = tokens[len(self._prompt) :][-longest:]
         for row, path in enumerate(paths):
             before = tuple([*recent, *path][-longest:])
-            for word in self._law.bad_words:
+            for word in self._pipeline.bad_words:
                 if before[len(before) - len(word) + 1 :] == word[:-1]:
                     logits[row, word[-1]] = NEVER
 
     def _keep_going(self, logits: torch.Tensor, output: int, paths: list[list[int]]) -> None:
         """Mask what would end the output before ``min_tokens``."""
-        least, ends = self._law.params.min_tokens, self._law.ends
+        least, ends = self._pipeline.params.min_tokens, self._pipeline.ends
         early = [row for row, path in enumerate(paths) if output + len(path) < least]
         if early and len(ends):
             logits[torch.tensor(early, device=logits.device)[:, None], ends] = NEVER
@@ -207,13 +207,13 @@ class SequenceLaw:
             ids = [*tokens, *path]
             try:
                 made = self._made(number, processor, logits[row], ids)
-                if number not in self._law.tried:
+                if number not in self._pipeline.tried:
                     if not torch.equal(made, self._made(number, processor, logits[row], ids)):
                         raise RequestError(
                             f"logits_processors[{number}] gave two results for the same ids and "
                             "logits; it must be a pure function of them."
                         )
-                    self._law.tried.add(number)
+                    self._pipeline.tried.add(number)
                 logits[row] = made
             except RequestError as error:
                 # A failure after drafted tokens counts only if they turn out to be the output.
@@ -294,7 +294,7 @@ def truncate(z: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return z
 
 
-class Laws(NamedTuple):
+class StepLogits(NamedTuple):
     """The target's processed logits of one step, fp32 [rows, vocabulary], row by row.
 
     ``first[s]`` is the row of sequence s's last committed token, None when it draws nothing; its
@@ -302,7 +302,7 @@ class Laws(NamedTuple):
     noise, where the model drew them itself; there are no z and rows then.
     """
 
-    z: torch.Tensor
+    logits: torch.Tensor
     rows: list[Row]
     first: list[int | None]
     drawn: tuple[Sequence[int], Sequence[float]] | None = None
