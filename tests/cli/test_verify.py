@@ -91,7 +91,7 @@ def test_a_spoilt_engine_is_caught(pair: Path) -> None:
         def apply(self, logits: Any, tokens: list[int], paths: list[list[int]]) -> Any:
             return super().apply(logits.mul_(1.3), tokens, paths)
 
-    fault = Fault("sharper", distribution=lambda sequence: Sharper(sequence.pipeline))
+    fault = Fault("sharper", pipeline=lambda sequence: Sharper(sequence.pipeline))
     report = verify(pair, prompts(), "none", LAWS, 6, fault)
     assert not report.checks[1].passed
     assert "gap" in report.checks[1].violations[0]
