@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "mistral": {"head_dim": 24, "sliding_window": 70, "hidden_size": 40, "intermediate_size": 52},
 }
-Paths = Transformer | NativeTransformer
+Paths: TypeAlias = Transformer | NativeTransformer
 
 
 @pytest.fixture(

@@ -7,7 +7,7 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ from outrider.types import Draft, DraftBudget, Request, Scheduled, SequenceState
 pytestmark = pytest.mark.engine
 
 CPU = torch.device("cpu")
-Paths = Transformer | NativeTransformer
+Paths: TypeAlias = Transformer | NativeTransformer
 Run = Callable[[Sequence[int], int, int], torch.Tensor]
 LENGTH = 150
 PARAMS = SamplingParams(temperature=0.8, max_tokens=40, seed=5, ignore_eos=True)

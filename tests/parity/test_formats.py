@@ -78,7 +78,7 @@ def write(
     folder: Path,
     options: dict[str, Any],
     writer: Writer,
-    make: Callable[[int, int, int], Quantized],
+    make: Callable[..., Quantized],
     but: str = "nothing",
 ) -> tuple[Path, Path, dict[str, Quantized]]:
     """``source`` with its projections quantised, the same dequantised, and the matrices."""

@@ -3,10 +3,14 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.served import Served
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 selenium = pytest.importorskip("selenium")
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
@@ -23,7 +27,7 @@ def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator["selenium.webdriver.Chrome"]:
+def browser() -> Iterator["Chrome"]:
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 

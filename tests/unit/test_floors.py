@@ -63,7 +63,7 @@ class ImportReader(ast.NodeVisitor):
         self.imports: list[Import] = []
         self.typing_only = False
 
-    def add(self, name: str, node: ast.AST) -> None:
+    def add(self, name: str, node: ast.stmt) -> None:
         self.imports.append(Import(name, node.lineno, self.typing_only))
 
     def visit_Import(self, node: ast.Import) -> None:
