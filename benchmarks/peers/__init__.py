@@ -1,1 +1,1 @@
-"""Other engines on this machine's CPU, measured beside our own: ``outrider bench peers``."""
+"""Other engines on this machine's CPU, measured beside our own."""
