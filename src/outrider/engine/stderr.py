@@ -72,7 +72,7 @@ class Stderr(io.TextIOBase):
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._texts)
+                self._changed.wait_for(lambda: self._texts or self._dropped)
                 text, self._texts = "".join(self._texts), []
                 if self._dropped:
                     text += f"{self._dropped} lines were dropped: stderr was too slow\n"
