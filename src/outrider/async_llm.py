@@ -219,6 +219,8 @@ class AsyncLLM:
                     yield await asyncio.to_thread(lambda new: [*map(state.take, new)], events)
                 else:
                     yield [state.take(event) for event in events]
+                if state.broken:
+                    return
             if body in self.suspects and body not in self._engaged.values():
                 self.suspects.completed(body)
         finally:

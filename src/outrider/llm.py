@@ -182,13 +182,18 @@ class LLM:
 
         Leaving the iterator aborts what is not finished.
         """
-        left = {state.request.id: state for state in states}
+        by_id = {state.request.id: state for state in states}
+        left = dict.fromkeys(by_id)
         try:
             while left:
                 for event in self.engine.step():
-                    state = left[event.request_id]
+                    state = by_id[event.request_id]
+                    if event.request_id not in left:  # broken by an earlier event of this step
+                        continue
                     shown = state.take(event)
-                    if event.finish_reason is not None and state.done:
+                    if state.broken:
+                        self.engine.abort(event.request_id)
+                    if state.broken or (event.finish_reason is not None and state.done):
                         del left[event.request_id]
                     yield shown
         finally:

@@ -87,5 +87,7 @@ def check_fields(owner: Any) -> None:
         elif isinstance(each.default, bool) and not isinstance(value, bool):
             raise ConfigError(f"{each.name} is {shown(value)}; give True or False.")
         elif choices and value not in choices:
-            listed = ", ".join(str(choice) for choice in choices)
-            raise ConfigError(f"{each.name} is {shown(value)}; give one of {listed}.")
+            names = [str(choice) for choice in choices if choice is not None]
+            listed = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+            none = ", or None" if None in choices else ""
+            raise ConfigError(f"{each.name} is {shown(value)}; give {listed}{none}.")

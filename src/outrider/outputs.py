@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .engine.scheduler import unexpected
 from .text.codec import TextCodec
 from .text.detokenize import Detokenizer
 from .types import Counts, Drafted, Event, Logprob, Logprobs, Origin, Request
@@ -179,6 +180,8 @@ class RequestState:
         self.samples = [SampleState() for _ in range(params.n)]
         self.counts = Counts()
         self.error: str | None = None
+        self.broken = False
+        """True where the frontend must end the request, which the engine would go on with."""
         self.prompt_logprobs: list[Logprobs | None] | None = None
         self.cached_tokens = 0
         self.queued: float | None = None
@@ -193,13 +196,17 @@ class RequestState:
             ]
 
     def take(self, event: Event) -> Event:
-        """Add one event; return it with its text and the prompt's index."""
-        text = event.text if self._texts is None else self._text(event, self._texts)
-        # Not by _replace, which takes five times as long.
-        values: Any = (*event[:TEXT], text, *event[TEXT + 1 : -1], self.index)
-        event = Event(*values)
-        if event.logprobs is not None or event.prompt_logprobs is not None:
-            event = self._with_words(event)
+        """Add one event; return it with its text and the prompt's index.
+
+        A text that cannot be written ends the request, see ``broken``.
+        """
+        try:
+            event = self._shown(event)
+        except Exception as problem:  # of its text: the other requests go on
+            self.broken = True
+            event = event._replace(
+                finish_reason="error", error=unexpected(problem), prompt_index=self.index
+            )
         self.ended = time.perf_counter()
         self.samples[event.sample_index].take(event)
         if event.token_id is not None and self._first is None:
@@ -213,6 +220,16 @@ class RequestState:
         if event.counts is not None:
             self.counts.add(event.counts)
         self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
+        return event
+
+    def _shown(self, event: Event) -> Event:
+        """Return an event with its text, the prompt's index, and the texts of log probabilities."""
+        text = event.text if self._texts is None else self._text(event, self._texts)
+        # Not by _replace, which takes twice as long.
+        values: Any = (*event[:TEXT], text, *event[TEXT + 1 : -1], self.index)
+        event = Event(*values)
+        if event.logprobs is not None or event.prompt_logprobs is not None:
+            event = self._with_words(event)
         return event
 
     def _text(self, event: Event, texts: list[Detokenizer]) -> str:

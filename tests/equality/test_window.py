@@ -244,7 +244,7 @@ def test_a_window_that_is_none_is_refused(window: Any) -> None:
 
 
 def test_a_preset_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="preset is 'long'; give one of long-context, None"):
+    with pytest.raises(ConfigError, match="preset is 'long'; give long-context, or None"):
         EngineConfig(preset="long")
 
 

@@ -365,12 +365,16 @@ def test_what_cannot_be_decided_is_refused(
     ):
         with pytest.raises(ModelError, match=sentence):
             decide([segment], pipelines)
+    short, whole = np.zeros(width // 8 - 1, np.uint8), np.full(-(-width // 8), 255, np.uint8)
+    decide([one], [good], masks=[whole])
     for options, sentence in (
         ({"logits": Room(torch.empty(0, width))}, "as many as announced"),
         ({"logits": Room(torch.empty(1, width + 1))}, "another shape"),
         ({"keeps": [True]}, "no room for logits"),
         ({"keeps": [True] * 2}, "belong together"),
         ({"masks": [None] * 2}, "belong together"),
+        ({"masks": [short]}, "shorter than"),
+        ({"masks": [whole, None]}, "belong together"),
         ({"layers": [2], "hidden": torch.empty(1, 1, model.shape.hidden_size)}, "no such layer"),
         ({"layers": [-2], "hidden": torch.empty(1, 1, model.shape.hidden_size)}, "no such layer"),
         ({"layers": [0], "hidden": torch.empty(1, 1, model.shape.hidden_size + 1)}, "another sh"),

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, GenerationError, RequestError
+from outrider.outputs import RequestState
 from outrider.sampling.pipeline import SequencePipeline
 from outrider.text.detokenize import Detokenizer
 from outrider.types import Draft, Request, SequenceState
@@ -305,11 +306,11 @@ class Unwritable(Detokenizer):
         return super().push(token, may_stop)
 
 
-def no_law(*_: Any) -> Any:
-    raise ZeroDivisionError("no such law")
+def no_pipeline(*_: Any) -> Any:
+    raise ZeroDivisionError("no such pipeline")
 
 
-@pytest.mark.parametrize("part", ["law", "masks", "text"])
+@pytest.mark.parametrize("part", ["pipeline", "masks", "text", "frontend"])
 def test_an_unforeseen_error_ends_its_own_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -318,15 +319,25 @@ def test_an_unforeseen_error_ends_its_own_request(
 
     def spoilt(request: Request) -> list[SequenceState]:
         (sequence,) = prepare(request)
-        if request.seed == 666 and part == "law":
+        if request.seed == 666 and part == "pipeline":
             sequence.pipeline = SequencePipeline(llm.engine.pipeline_of(request), None)
-            monkeypatch.setattr(sequence.pipeline, "apply", no_law)
+            monkeypatch.setattr(sequence.pipeline, "apply", no_pipeline)
         elif request.seed == 666 and part == "masks":
-            monkeypatch.setattr(sequence.pipeline, "masks", no_law)
-        elif request.seed == 666:
+            monkeypatch.setattr(sequence.pipeline, "masks", no_pipeline)
+        elif request.seed == 666 and part == "text":
             sequence.text = Unwritable(byte_level_tokenizer(), [], ())
         return [sequence]
 
+    def start(*args: Any, **options: Any) -> list[RequestState]:
+        states = starts(*args, **options)
+        for state in states:
+            if state.request.seed == 666:
+                state._texts = [Unwritable(byte_level_tokenizer(), [], ())]
+        return states
+
+    starts = llm.start
+    if part == "frontend":
+        monkeypatch.setattr(llm, "start", start)
     monkeypatch.setattr(llm.engine, "prepare", spoilt)
     form = {"structured_outputs": {"regex": "[a-z]{30}"}, "ignore_eos": False}
     bad = replace(BASE, seed=666, **(form if part == "masks" else {}))

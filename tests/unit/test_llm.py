@@ -223,7 +223,7 @@ def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
         ),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization is nan; give a number"),
         ({"gpu_memory_utilization": "most"}, "gpu_memory_utilization is 'most'; give a number"),
-        ({"preset": ["long-context"]}, "preset is .*; give one of long-context, None"),
+        ({"preset": ["long-context"]}, "preset is .*; give long-context, or None"),
         ({"drafter": "ngram", "prompt_lookup_max": 1}, "ngram sizes are 2 to 1"),
     ],
 )

@@ -37,6 +37,11 @@ class Budget:
         )
 
 
+def most_nodes(config: EngineConfig, needs: Collection[Needs]) -> int:
+    """Return the most nodes that a draft can have."""
+    return max([config.num_speculative_tokens, *(each.max_nodes for each in needs)])
+
+
 def working_bytes(config: EngineConfig, model: Model, needs: Collection[Needs]) -> int:
     """Return the bytes that a step's logits and hidden states take at most.
 
@@ -44,9 +49,8 @@ def working_bytes(config: EngineConfig, model: Model, needs: Collection[Needs]) 
     where raw ones are kept for log probabilities; a prompt whose log probabilities are asked has
     one for each of its tokens.
     """
-    nodes = max([config.num_speculative_tokens, *(each.max_nodes for each in needs)])
     layers = {layer for each in needs for layer in each.target_layers}
-    decoding = config.max_num_seqs * (1 + nodes)
+    decoding = config.max_num_seqs * (1 + most_nodes(config, needs))
     rows = decoding + config.max_num_batched_tokens
     numbers = (rows + decoding) * model.shape.vocab_size
     return 4 * (numbers + rows * len(layers) * model.hidden_size)
@@ -64,8 +68,7 @@ def plan_budget(
         MemoryBudgetError: not even one sequence of a page fits.
     """
     size = config.page_size
-    nodes = max([config.num_speculative_tokens, *(each.max_nodes for each in needs)])
-    per_sequence = -(-(max_length + nodes) // size)
+    per_sequence = -(-(max_length + most_nodes(config, needs)) // size)
     most = LARGEST_INT // size  # slots are numbered in int32
     wanted = min(per_sequence * config.max_num_seqs + 1, most)
     target_bytes = model.page_bytes(size)

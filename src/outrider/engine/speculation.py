@@ -46,7 +46,7 @@ class SpeculationState:
     num_speculative_tokens: int
 
 
-def check_drafter(name: str, drafters: Collection[str]) -> None:
+def check_known(name: str, drafters: Collection[str]) -> None:
     """Refuse the name of a drafter that the engine does not have.
 
     Raises:
@@ -63,7 +63,7 @@ def check_choice(state: SpeculationState, drafters: Collection[str], longest: in
     Raises:
         ConfigError: there is no such drafter, or the length is not from 1 to ``longest``.
     """
-    check_drafter(state.drafter, drafters)
+    check_known(state.drafter, drafters)
     if not 1 <= state.num_speculative_tokens <= longest:
         raise ConfigError(
             f"num_speculative_tokens is {state.num_speculative_tokens}; give 1 to {longest}."
@@ -173,7 +173,7 @@ class Speculator:
             ConfigError: there is none of the name that it gives.
         """
         if wishes.drafter is not None:
-            check_drafter(wishes.drafter, self.drafters)
+            check_known(wishes.drafter, self.drafters)
             return wishes.drafter
         predicts = wishes.prediction and PredictionSpec.name in self.drafters
         return PredictionSpec.name if predicts else self.state.drafter

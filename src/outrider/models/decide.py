@@ -57,7 +57,7 @@ class SampleInput(NamedTuple):
         ]
 
 
-NOTHING: Any = MappingProxyType({})
+EMPTY: Any = MappingProxyType({})
 
 
 class Samples(NamedTuple):
@@ -75,11 +75,11 @@ class Samples(NamedTuple):
     tokens: Sequence[int]
     scores: Sequence[float]
     logits: torch.Tensor
-    kept: Mapping[int, torch.Tensor] = NOTHING
-    scored: Mapping[int, torch.Tensor] = NOTHING
-    errors: Mapping[int, Exception] = NOTHING
-    reasons: Mapping[int, str] = NOTHING
-    hidden: Mapping[int, torch.Tensor] = NOTHING
+    kept: Mapping[int, torch.Tensor] = EMPTY
+    scored: Mapping[int, torch.Tensor] = EMPTY
+    errors: Mapping[int, Exception] = EMPTY
+    reasons: Mapping[int, str] = EMPTY
+    hidden: Mapping[int, torch.Tensor] = EMPTY
 
 
 class DraftInput(NamedTuple):

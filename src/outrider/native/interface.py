@@ -9,7 +9,7 @@ import torch
 
 from .ranges import Fields, Whole
 
-ABI = 10
+ABI = 11
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}

@@ -180,9 +180,10 @@ class Library(PackingCalls):
             The token of each row and its score, 0 where there is no pipeline.
         """
         pointers = flags = which = states = None
-        states_rows = width = 0
+        states_rows = width = mask_bytes = 0
         if masks:
             same_length(range(rows), masks)
+            mask_bytes = min((len(mask) for mask in masks if mask is not None), default=0)
             pointers = array("Q", [0 if mask is None else mask.ctypes.data for mask in masks])
         if keeps:
             same_length(pipelines, keeps)
@@ -202,6 +203,7 @@ class Library(PackingCalls):
                 len(layers),
                 states_rows,
                 width,
+                mask_bytes,
             ),
         )
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))

@@ -56,8 +56,9 @@ bool known(const Model& model, Hidden hidden) {
                        [&](int layer) { return layer >= -1 && layer < model.c.layers; });
 }
 
-const char* decide_all(const Model& model, Store& store, const Rows& rows, const Pipeline* const* pipelines,
-                       const std::uint8_t* keeps, int num_pipelines, const Mask* masks, float* logits,
+const char* decide_all(const Model& model, Store& store, const Rows& rows,
+                       const Pipeline* const* pipelines, const std::uint8_t* keeps,
+                       int num_pipelines, const Mask* masks, std::int64_t mask_bytes, float* logits,
                        std::int64_t num_lines, Hidden hidden, std::int32_t* tokens, float* scores) {
     if (!complete(model)) return INCOMPLETE;
     if (int(rows.scored.size()) != num_pipelines) return "there are not as many pipelines as wanted";
@@ -71,8 +72,11 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows, const
             return "not every node wants a row of logits";
         for (int node = -1; pipelines[s] && node < from.num_nodes; ++node) {
             const bool keep = keeps && keeps[s];
+            const int row = line + 1 + node;
             if (keep && kept >= num_lines) return "there is no room for logits that are kept";
-            all.push_back({pipelines[s], &from, node, line + 1 + node,
+            if (masks && masks[row] && mask_bytes * 8 < pipelines[s]->o.vocabulary)
+                return "a mask is shorter than the vocabulary";
+            all.push_back({pipelines[s], &from, node, row,
                            keep ? logits + kept++ * width : nullptr});
         }
         line += from.logits;
@@ -142,12 +146,12 @@ using namespace outrider;
 
 // Sizes of a call of outrider_decide; the layout is that of Library.decide.
 struct DecideSizes {
-    std::int64_t words, pipelines, rows, lines, vocabulary, hidden, hidden_rows, width;
+    std::int64_t words, pipelines, rows, lines, vocabulary, hidden, hidden_rows, width, mask_bytes;
 };
 
 // A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
 // lines are those of the rows that want logits. A segment with a pipeline wants them of its last token
-// and of all nodes: these rows are decided, with a mask a row unless `masks` is null, and their
+// and of all nodes: these rows are decided, with a mask a row, of `mask_bytes` or more, unless `masks` is null, and their
 // `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits are copied before
 // that to the next lines behind the others. A segment without a pipeline (null) keeps its logits as they
 // are. `hidden` are layers, and `hidden_out` is as outrider_forward's.
@@ -167,8 +171,9 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
         if (rows.num_logits != n.rows || n.lines < n.rows ||
             (n.hidden && n.hidden_rows != std::int64_t(rows.rows.size())))
             return "the rows are not as many as announced";
-        return decide_all(*model, *store, rows, pipelines, keeps, int(n.pipelines), masks, logits, n.lines,
-                          {hidden, int(n.hidden), hidden_out}, tokens, scores);
+        return decide_all(*model, *store, rows, pipelines, keeps, int(n.pipelines), masks,
+                          n.mask_bytes, logits, n.lines, {hidden, int(n.hidden), hidden_out},
+                          tokens, scores);
     }, model, store);
 }
 
