@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, engines, rounds, tables."""
+"""Shared by the benchmarks: arguments, engines, rounds, tables."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def build_llama_cpp(folder: Path) -> None:
 
 
 def missing(peer: str) -> str | None:
-    """Why a peer cannot run for want of installation; None if it can."""
+    """Return why a peer cannot run, None if it is installed."""
     ready = all(environment.ready for environment in ENVIRONMENTS.get(peer, ()))
     return None if ready else f"not installed in {home()}; run: make peers"
 

@@ -1,4 +1,4 @@
-"""What options cost under speculation.
+"""The cost of sampling options under speculation.
 
 The same requests plainly, with penalties, min_p and log probabilities, and with a form, by turns in
 one engine. Options and form are too weak to move a token, so that all decode the same text with the

@@ -1,4 +1,4 @@
-"""How much each acceptance rule accepts on a pair.
+"""Acceptance of each rule on a pair.
 
 Every rule decodes the same prompts with the same drafter. Beside what it accepted stand the bounds
 of theory for the first position of a draft, averaged over the steps of that very run: 1 - TV(p, q)

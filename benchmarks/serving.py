@@ -1,4 +1,4 @@
-"""What the server adds to its engine.
+"""The server's cost beside its engine.
 
 Tokens a second over HTTP beside those of ``LLM`` in this process, at 1 and 16 streams, in turns;
 the time to the first token of a prompt of 1,000 tokens that is new and that came before; and of new

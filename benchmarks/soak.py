@@ -72,7 +72,7 @@ class Item:
 
 @dataclass
 class Seen:
-    """What came of all calls."""
+    """The outcome of all calls."""
 
     codes: Counter[int] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)

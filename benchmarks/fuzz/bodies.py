@@ -80,7 +80,7 @@ HOSTILE: dict[str, Callable[[random.Random], Any]] = {
     "tools": lambda draw: [{"type": "function", "function": {
         "name": values.text(draw), "parameters": values.schema(draw)}}],
 }  # fmt: skip
-"""What is wrong in a field's own way."""
+"""Wrong values of single fields."""
 BROKEN: tuple[bytes, ...] = (
     b"", b" ", b"{", b"}", b"[", b"null", b"true", b"5", b'"x"', b"[]", b"{}", b"NaN", b"\x00",
     b"\xff\xfe",

@@ -63,7 +63,7 @@ def shortest(raw: bytes, timeout: float | None) -> float | None:
 
 
 def _error(found: Any) -> Iterator[str]:
-    """What is wrong with the JSON of an error."""
+    """Yield what is wrong with the JSON of an error."""
     error = found.get("error") if isinstance(found, dict) else None
     if not isinstance(error, dict) or not error.keys() >= ERROR_FIELDS:
         yield f"no error of OpenAI's form: {str(found)[:300]}"
@@ -82,7 +82,7 @@ def _error(found: Any) -> Iterator[str]:
 
 
 def _whole(case: Case, answer: Answer) -> Iterator[str]:
-    """What is wrong with an answer that is no stream."""
+    """Yield what is wrong with an answer that is no stream."""
     found = parsed(bytes(answer.body))
     if not isinstance(found, dict):
         yield f"the answer is no JSON: {shown(answer)}"
@@ -95,7 +95,7 @@ def _whole(case: Case, answer: Answer) -> Iterator[str]:
 
 
 def _stream(answer: Answer) -> Iterator[str]:
-    """What is wrong with a stream."""
+    """Yield what is wrong with a stream."""
     events = bytes(answer.body).split(b"\n\n")
     if events[-1] != b"" or events[-2:-1] != [b"data: [DONE]"]:
         yield f"the stream does not end in [DONE]: ...{bytes(answer.body[-200:])!r}"

@@ -58,7 +58,7 @@ REFERENCE = json.dumps(
 
 @dataclass
 class Seen:
-    """What came of all bodies."""
+    """The outcome of all bodies."""
 
     codes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -78,7 +78,7 @@ class Seen:
 
     @property
     def wrong(self) -> int:
-        """How many faults there are."""
+        """The number of faults."""
         return len(self.general) + sum(map(len, self.classes.values()))
 
 
@@ -185,7 +185,7 @@ class Fuzzer:
         return answer
 
     def alive(self) -> bool:
-        """Whether the server's process runs."""
+        """True while the server's process runs."""
         return self.server is None or self.server.process.poll() is None
 
     async def memory(self, count: int) -> int | None:

@@ -70,7 +70,7 @@ NESTED = {
     "list": ("[", "", "]"), "object": ('{"a":', "1", "}"),
     "schema": ('{"type":"object","properties":{"a":', '{"type":"string"}', "}}"),
 }  # fmt: skip
-"""What begins, fills and ends a value that nests."""
+"""The beginning, the filling and the end of a value that nests."""
 DEPTHS = (2, 10, 63, 65, 190, 210, 950, 5000)
 
 

@@ -1,4 +1,4 @@
-"""Which peers there are, and how each is started."""
+"""The peers, and how each is started."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Peer:
     weights: str = ""
 
     def modes(self, dtype: str) -> tuple[str, ...]:
-        """What it is measured in: a drafter of 8 bits beside a target of more, where it has one."""
+        """Return the modes of measurement: with a drafter of 8 bits where the peer has one."""
         coarse = "int8" in self.dtypes and dtype in ("float32", "bfloat16")
         return tuple(mode for mode in MODES if coarse or mode != "draft int8")
 
@@ -90,7 +90,7 @@ class Peer:
         return folder
 
     def conversions(self, checkpoint: Path) -> Path:
-        """Where its conversions lie: elsewhere when the weights change, or what converts them."""
+        """Return the folder of its conversions, another one when weights or converter change."""
         about = [str(checkpoint.resolve()), *(self.converter or ())]
         for file in sorted(checkpoint.glob("*.safetensors")):
             stat = file.stat()
@@ -128,7 +128,7 @@ def number_of_weights(checkpoint: Path) -> int:
 
 
 def weights_read(checkpoint: Path) -> int:
-    """How many of them a step of one token reads: all but an embedding that is no head as well."""
+    """Return the weights that a step of one token reads: all but an embedding that is no head."""
     config = read_config(checkpoint)
     looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     return number_of_weights(checkpoint) - int(looked_up)

@@ -24,7 +24,7 @@ WARM_TOKENS = 16
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine is given to do.
+    """The load of an engine.
 
     Args:
         kind: "decode": the pair's prompts, one by one. "batch": ``size`` prompts at once.
@@ -45,7 +45,7 @@ DECODE = Load("decode")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure.
+    """The settings of a measurement.
 
     Args:
         dtypes: see ``known.DTYPES``.
@@ -81,7 +81,7 @@ class Options:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """What every engine is given."""
+        """The loads of every engine."""
         found = [DECODE if n == 1 else Load("batch", n) for n in self.concurrency]
         return (*found, Load("prefill", self.prefill)) if self.prefill else tuple(found)
 

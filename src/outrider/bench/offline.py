@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure.
+    """The settings of a measurement.
 
     Args:
         model: the target, and ``target`` its name in the report.
@@ -90,7 +90,7 @@ class Cell:
 
     @property
     def conditions(self) -> tuple[float, int]:
-        """What a drafter has in common with the plain decoding it is compared to."""
+        """The conditions that a cell shares with the plain decoding it is compared to."""
         return self.temperature, self.batch_size
 
 

@@ -1,4 +1,4 @@
-"""What quantisation costs: quantised weights against the same checkpoint's own, over text.
+"""The cost of quantisation: quantised weights against the checkpoint's own, over text.
 
 Both models read the same windows of text, and every position is compared: the loss of what stands
 there, the most likely next token, and the distributions. Windows are independent of each other as
@@ -73,7 +73,7 @@ def distribution(model: Model, window: Sequence[int]) -> torch.Tensor:
 
 @dataclass
 class Tally:
-    """What one quantised model does, window by window: nats, nats of divergence, agreement."""
+    """One quantised model's figures by window: nats, nats of divergence, agreement."""
 
     losses: list[float] = field(default_factory=list)
     divergences: list[float] = field(default_factory=list)

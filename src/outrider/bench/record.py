@@ -1,4 +1,4 @@
-"""What a run gives away token by token: times, origins, counts."""
+"""The record of a run, token by token: times, origins, counts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Batch:
 
     @property
     def end(self) -> float:
-        """When the last token came."""
+        """The time of the last token."""
         return max(s.last for s in self.samples)
 
     @property

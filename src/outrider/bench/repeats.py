@@ -1,4 +1,4 @@
-"""How much of a figure is owed to text that repeats itself.
+"""The share of a figure that comes from text that repeats itself.
 
 A small model decodes in loops when it is greedy, and any drafter continues a loop. So acceptance is
 also told without the steps that repeat earlier output: a step repeats when the last 4 tokens of

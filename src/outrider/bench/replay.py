@@ -61,8 +61,8 @@ CERTAIN = 0.999
 OPEN_RANGE = (0.4, 0.95)
 """Probability of the recorded token where it is nearly certain, and from where to where if not."""
 OTHERS = 8
-"""How many other tokens have a mass to speak of, each half the one before; a tenth of what the
-recorded token leaves is spread over the whole vocabulary."""
+"""Number of other tokens with a notable mass, each half the one before; a tenth of the mass that
+the recorded token leaves is spread over the whole vocabulary."""
 SPREAD = 0.1
 
 
@@ -77,7 +77,7 @@ class Size:
     kv_heads: int
 
     def parameters(self, vocab_size: int) -> int:
-        """How many weights it has, embeddings (which are the head, too) included."""
+        """The number of weights, with embeddings (which are the head, too)."""
         attention = 2 * self.width * HEAD_DIM * (self.heads + self.kv_heads)
         layer = attention + 3 * self.width * self.inner + 2 * self.width
         return self.layers * layer + (vocab_size + 1) * self.width
@@ -135,7 +135,7 @@ class Planted:
 
     @staticmethod
     def parse(text: str) -> Planted:
-        """What "planted:0.8" and, at the cost of a model of 3M parameters, "planted:0.8:3m" mean.
+        """Read "planted:0.8" or, at the cost of a model of 3M parameters, "planted:0.8:3m".
 
         Raises:
             ConfigError: it is neither.
@@ -201,7 +201,7 @@ def target_track(answer: Sequence[int], vocab_size: int, seed: int) -> Track:
 
 
 def planted_track(target: Track, seed: int, agreement: float) -> Track:
-    """What a drafter says of ``target``: its most likely token, or else the second, for certain.
+    """Return a drafter's track: the most likely token of ``target``, or the second, for certain.
 
     It agrees where a number in (0, 1) lies below ``agreement``, so that a drafter that agrees more
     often agrees wherever the others do.
@@ -213,7 +213,7 @@ def planted_track(target: Track, seed: int, agreement: float) -> Track:
 
 
 def prompt_key(prompt: Sequence[int]) -> bytes:
-    """What a prompt is found by."""
+    """Return the key of a prompt."""
     return np.asarray(prompt, np.int32).tobytes()
 
 
@@ -249,7 +249,7 @@ class ReplayStore:
 
 
 COPIED = ("dtype", "device", "trees", "truncates", "paged", "hidden_layers", "hidden_size")
-"""What a replay model has of the model that it runs."""
+"""Attributes that a replay model takes from the model that it runs."""
 
 
 class ReplayModel(Model):
@@ -295,7 +295,7 @@ class ReplayModel(Model):
 
 
 def output_indices(segment: Segment) -> list[int]:
-    """Which output token each row of ``segment`` that wants logits decides, 0 for the first."""
+    """Return the output token that each row of logits of ``segment`` decides, 0 for the first."""
     last = segment.start + len(segment.tokens) - 1
     rows = [*range(segment.start, last + 1), *(last + d for d in depths(segment.parents))]
     return [row + 1 - segment.prompt_length for row in rows[len(rows) - segment.logits :]]

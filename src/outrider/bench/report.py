@@ -123,7 +123,7 @@ def report(bench: Bench, timings: dict[Cell, list[Timing]]) -> dict[str, Any]:
 
 
 def heading(report: dict[str, Any]) -> list[str]:
-    """What ran where, in lines: what stands above every table and figure, replay targets named."""
+    """Return the lines above every table and figure: what ran where, replay targets named."""
     run, machine = report["runs"][0], report["machine"]
     workload = run["workload"] + (" (held to JSON schemas)" if run["structured_outputs"] else "")
     weights = machine["dtype"]

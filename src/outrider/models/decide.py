@@ -26,7 +26,7 @@ class Keep(IntEnum):
 
 
 class SampleInput(NamedTuple):
-    """How to sample from the rows of logits that a segment wants.
+    """The sampling from the rows of logits that a segment wants.
 
     With ``samples`` a token is drawn behind the segment's last token and behind each of its nodes;
     rows before these are scored only. ``drafted`` are the ids at the segment's end that are drafted

@@ -129,7 +129,7 @@ class Fallback(Model):
             self._page = self._measure()
 
     def _span_at(self, row: int, prompt_length: int) -> tuple[int, int]:
-        """Where the span of ``row`` begins and ends."""
+        """Return the first position of the span of ``row``, and the one behind it."""
         for size in (PROMPT_SPAN, TILE):
             begin = row // size * size
             if self.truncates and (size == TILE or begin + size <= prompt_length):

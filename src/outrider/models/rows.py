@@ -1,4 +1,4 @@
-"""What one forward sees: rows of any sequences, where they write, and whom they attend to."""
+"""The rows of one forward: of any sequences, with the slots they write and attend to."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class Rows:
     num_logits: int
 
     def seeing(self, marked: torch.Tensor, reach: int | None) -> torch.Tensor:
-        """Which rows [padded rows] depend on a slot of ``marked`` [slots], themselves included.
+        """Return the rows [padded rows] that depend on a slot of ``marked`` [slots], or are one.
 
-        They do on the last ``reach`` positions, or on all.
+        Rows depend on their last ``reach`` positions, or on all.
         """
         parts = []
         for tile in self.tiles:

@@ -41,7 +41,7 @@ def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) ->
 
 
 def row_unit(weights: Weights) -> int:
-    """What to pad rows to for these weights: 1 where products of few rows sum alike, else ``TILE``.
+    """Return the multiple that rows are padded to: 1 where products of few rows sum alike, or TILE.
 
     Measured on random rows, for every shape of a product: the bits of the first n of ``TILE`` rows
     must be those of n rows. They are with oneDNN's bf16 kernels (AMX), and with MKL's fp32 not.

@@ -101,7 +101,7 @@ class SequencePipeline:
         self.penalises = request.params.penalises
         """True if drafted tokens before a row change its processed logits."""
         self.error: str | None = None
-        """Why rows are NaN after the last ``apply``: a processor, or a grammar's parser."""
+        """The cause of NaN rows after the last ``apply``: a processor, or a grammar's parser."""
 
     def apply(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
