@@ -27,14 +27,14 @@ import typer
 from outrider.bench.intervals import median_interval, shown
 from outrider.bench.machine import machine
 from outrider.bench.offline import PLAIN
-from outrider.bench.record import Pass, run_all
+from outrider.bench.record import Pass, run_all, total
 from outrider.cli.common import Dtype, JsonFile, write_json
 from outrider.config import PRESETS
 from outrider.errors import ConfigError, OutriderError
 from outrider.llm import LLM
 from outrider.models.families import read_config, read_shape
 from outrider.text.codec import TextCodec
-from outrider.types import Counts, SamplingParams
+from outrider.types import SamplingParams
 
 from .common import Length, Rounds, Tokens, measured, ratio, table
 from .peers.pairs import Pair, find_pair
@@ -157,14 +157,12 @@ def figures(side: Side, runs: list[Pass], plain: list[Pass], context: int) -> di
     """
     speeds, plain_speeds = ([run.speed for run in each] for each in (runs, plain))
     waits, plain_waits = ([run.ttft for run in each] for each in (runs, plain))
-    speedup, wait, counts = ratio(speeds, plain_speeds), ratio(waits, plain_waits), Counts()
-    for run in runs:
-        counts.add(run.counts)
+    speedup, wait = ratio(speeds, plain_speeds), ratio(waits, plain_waits)
     return {
         "context": context, "drafter": side[0], "window": side[1],
         "tokens_per_second": median(speeds), "tokens_per_second_interval": median_interval(speeds),
         "speedup": speedup["ratio"], "speedup_interval": speedup["interval"],
-        "acceptance_length": counts.acceptance_length,
+        "acceptance_length": total(run.counts for run in runs).acceptance_length,
         "ttft_ms": 1000 * median(waits), "ttft_ratio": wait["ratio"],
         "ttft_ratio_interval": wait["interval"],
     }  # fmt: skip

@@ -19,12 +19,12 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.bench.record import Pass, run_all
+from outrider.bench.record import Pass, run_all, total
 from outrider.bench.replay import SIZES, write_random
 from outrider.cli.common import JsonFile, write_json
 from outrider.input_processor import Prompt
 from outrider.llm import LLM
-from outrider.types import Counts, SamplingParams
+from outrider.types import SamplingParams
 
 from .common import (
     POCKET,
@@ -65,9 +65,7 @@ def compare(
         return run_all(llm, prompts, [params] * len(prompts), batch)
 
     runs = measured({name: partial(decode, more) for name, more in SIDES.items()}, rounds)
-    plain, counts = runs["plain"], Counts()
-    for run in chain(*runs.values()):
-        counts.add(run.counts)
+    plain, counts = runs["plain"], total(run.counts for run in chain(*runs.values()))
     report: dict[str, Any] = {
         "vocabulary": llm.engine.model.shape.vocab_size,
         "batch": batch,

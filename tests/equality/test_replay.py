@@ -24,8 +24,8 @@ from outrider.bench.replay import (
     OTHERS,
     SIZES,
     SPREAD,
-    Planted,
     Replay,
+    parse_planted,
     planted_track,
     target_track,
 )
@@ -193,12 +193,12 @@ def test_what_cannot_be_replayed_is_refused() -> None:
         Replay("1m", pocket.PATH, [PROMPT], [[3]])
     with pytest.raises(ConfigError, match="prompt 2 came before with another answer"):
         Replay("1m", pocket.PATH, [PROMPT] * 2, [tokens(5), tokens(6)])
-    assert Planted.parse("planted:.5:3m") == Planted(0.5, "3m")
+    assert parse_planted("planted:.5:3m") == (0.5, "3m")
     for wrong in ("planted", "planted:1.1", "planted:-1", "auto", "planted:0.5:"):
         with pytest.raises(ConfigError, match="is not one of a replay target"):
-            Planted.parse(wrong)
+            parse_planted(wrong)
     with pytest.raises(ConfigError, match="size '9x'"):
-        Planted.parse("planted:0.5:9x")
+        parse_planted("planted:0.5:9x")
     with pytest.raises(ConfigError, match="give --replay as well"):
         drafter_names(Options(model=pocket.PATH, target="t", drafters=("planted:0.5",)))
 

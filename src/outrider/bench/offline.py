@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +15,8 @@ from ..models.families import find_folder, read_config
 from ..params import StructuredOutputsParams
 from ..text.codec import TextCodec
 from ..types import Request, SamplingParams
-from .machine import available_cores, peak_memory, reset_peak_memory
 from .record import Pass, run_all
-from .replay import Planted, Replay, find_size
+from .replay import Replay, parse_planted
 from .workload import BUNDLED, Workload
 
 PLAIN = "none"
@@ -75,8 +73,6 @@ class Options:
         ):
             if value < least:
                 raise ConfigError(f"{name} is {value}; give {least} or more.")
-        if self.replay is not None:
-            find_size(self.replay)
 
 
 @dataclass(frozen=True)
@@ -94,18 +90,6 @@ class Cell:
         return self.temperature, self.batch_size
 
 
-@dataclass(frozen=True)
-class Timing:
-    """One cell in one round.
-
-    ``utilisation`` is CPU time over wall time and cores; ``peak_memory`` the most bytes resident.
-    """
-
-    run: Pass
-    utilisation: float
-    peak_memory: int
-
-
 def drafter_names(options: Options) -> dict[str, str]:
     """The drafters to run: their names in the report, and what ``LLM`` is given for them.
 
@@ -116,7 +100,7 @@ def drafter_names(options: Options) -> dict[str, str]:
         chosen = [d for d in options.drafters or ("planted:0.8", "ngram") if d != PLAIN]
         for drafter in chosen:
             if drafter != "ngram":
-                Planted.parse(drafter)
+                parse_planted(drafter)
         return dict(zip(chosen, chosen, strict=True))
     names: dict[str, str] = {}
     for drafter in options.drafters or ("auto", "ngram"):
@@ -249,29 +233,22 @@ class Bench:
         for conditions in turned(self.conditions, number):
             yield from turned([c for c in self.cells if c.conditions == conditions], number)
 
-    def run(self, progress: Callable[[int, int], None]) -> dict[Cell, list[Timing]]:
+    def run(self, progress: Callable[[int, int], None]) -> dict[Cell, list[Pass]]:
         """Warm up, then run every round; ``progress`` is told (cells done, cells in all)."""
-        timings: dict[Cell, list[Timing]] = {cell: [] for cell in self.cells}
+        timings: dict[Cell, list[Pass]] = {cell: [] for cell in self.cells}
         schedule = [cell for number in range(self.options.rounds) for cell in self.order(number)]
         count = len(self.cells)
         gc.collect()
         gc.freeze()  # what is loaded need not be searched before every measurement
         try:
             for done, cell in enumerate([*self.cells, *schedule], 1):
-                timing = self._measure(cell)
+                llm = self.engines[cell.drafter]
+                set_draft_length(llm, cell.length or max(self.options.lengths))
+                gc.collect()
+                params = self.params(cell.temperature)
+                timing = run_all(llm, self.prompts, params, cell.batch_size)
                 timings[cell] += [timing] if done > count else []
                 progress(done, count + len(schedule))
         finally:
             gc.unfreeze()
         return timings
-
-    def _measure(self, cell: Cell) -> Timing:
-        """Run all prompts once."""
-        llm = self.engines[cell.drafter]
-        set_draft_length(llm, cell.length or max(self.options.lengths))
-        gc.collect()
-        reset_peak_memory()
-        cpu, wall = time.process_time(), time.perf_counter()
-        done = run_all(llm, self.prompts, self.params(cell.temperature), cell.batch_size)
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        return Timing(done, cpu / (wall * available_cores()), peak_memory())

@@ -1,95 +1,80 @@
-"""The record of a run, token by token: times, origins, counts."""
+"""The record of a run: its requests, their events, and the time and memory that it took."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ..errors import NumericalError
 from ..input_processor import Prompt
 from ..llm import LLM
-from ..types import Counts, Event, Origin, SamplingParams
-
-
-@dataclass
-class Sample:
-    """One sample as it comes; ``first`` and ``last`` are when its first and last token came, s.
-
-    ``pieces`` are its text with the origin of the token that released it.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
-    pieces: list[tuple[str, Origin]] = field(default_factory=list)
-    first: float = 0.0
-    last: float = 0.0
-    finish_reason: str | None = None
-    error: str | None = None
-    counts: Counts = field(default_factory=Counts)
-
-    def take(self, event: Event) -> None:
-        """Note one event, now."""
-        if event.text:
-            self.pieces.append((event.text, event.origin))
-        if event.token_id is not None:
-            self.last = time.perf_counter()
-            self.first = self.first or self.last
-            self.token_ids.append(event.token_id)
-            self.origins.append(event.origin)
-        self.finish_reason = event.finish_reason
-        self.error = event.error
-        self.counts = event.counts or self.counts
-
-    @property
-    def text(self) -> str:
-        return "".join(text for text, _ in self.pieces)
+from ..outputs import RequestState, SampleState
+from ..types import Counts, Event, SamplingParams
+from .machine import available_cores, peak_memory, reset_peak_memory
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that ran together, one a prompt, and when they were asked for."""
+    """Requests that ran together, of one sample each, their events, and when they were made.
+
+    Times are seconds on ``time.perf_counter``.
+    """
 
     start: float
-    samples: list[Sample]
+    states: list[RequestState]
+    events: list[Event]
+
+    @property
+    def firsts(self) -> list[float]:
+        """The times of the requests' first tokens."""
+        return [state.started + (state.ttft or 0.0) for state in self.states]
 
     @property
     def end(self) -> float:
         """The time of the last token."""
-        return max(s.last for s in self.samples)
+        return max(state.ended for state in self.states)
 
     @property
     def decode_tokens(self) -> int:
         """N - 1, added up: tokens after each sample's first."""
-        return sum(len(sample.token_ids) - 1 for sample in self.samples)
+        return sum(len(state.samples[0].token_ids) - 1 for state in self.states)
 
     @property
     def decode_seconds(self) -> float:
         """T(N) - T(1): from the batch's first token to its last."""
-        return self.end - min(s.first for s in self.samples)
+        return self.end - min(self.firsts)
 
 
 def run(llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> Batch:
     """Continue ``prompts`` (one sample each) together, watching the clock."""
-    samples = [Sample() for _ in prompts]
     start = time.perf_counter()
-    for event in llm.stream(list(prompts), list(params)):
-        samples[event.prompt_index].take(event)
-    for sample in samples:
-        if sample.error is not None:
-            raise NumericalError(f"a prompt failed: {sample.error}")
-    return Batch(start, samples)
+    states = llm.start(list(prompts), list(params))
+    events = list(llm.run(states))
+    for state in states:
+        if state.error is not None:
+            raise NumericalError(f"a prompt failed: {state.error}")
+    return Batch(start, states, events)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """All prompts once, in batches one after the other."""
+    """All prompts once, in batches one after the other.
+
+    ``utilisation`` is CPU time over wall time and cores; ``peak_memory`` the most bytes resident.
+    """
 
     batches: list[Batch]
+    utilisation: float
+    peak_memory: int
 
     @property
-    def samples(self) -> list[Sample]:
-        return [sample for batch in self.batches for sample in batch.samples]
+    def states(self) -> list[RequestState]:
+        return [state for batch in self.batches for state in batch.states]
+
+    @property
+    def samples(self) -> list[SampleState]:
+        return [state.samples[0] for state in self.states]
 
     @property
     def outputs(self) -> list[list[int]]:
@@ -117,19 +102,25 @@ class Pass:
     @property
     def latency(self) -> float:
         """Seconds that a sequence waits for a token."""
-        return sum(s.last - s.first for s in self.samples) / self.decode_tokens
+        waits = [state.ended - state.started - (state.ttft or 0.0) for state in self.states]
+        return sum(waits) / self.decode_tokens
 
     @property
     def ttft(self) -> float:
         """Seconds from the first batch's call to its first token."""
-        return min(sample.first for sample in self.batches[0].samples) - self.batches[0].start
+        return min(self.batches[0].firsts) - self.batches[0].start
 
     @property
     def counts(self) -> Counts:
-        total = Counts()
-        for sample in self.samples:
-            total.add(sample.counts)
-        return total
+        return total(state.counts for state in self.states)
+
+
+def total(parts: Iterable[Counts]) -> Counts:
+    """Return the sum of counts."""
+    counts = Counts()
+    for part in parts:
+        counts.add(part)
+    return counts
 
 
 def run_all(
@@ -137,4 +128,8 @@ def run_all(
 ) -> Pass:
     """Continue all ``prompts``, ``size`` at a time."""
     starts = range(0, len(prompts), size)
-    return Pass([run(llm, prompts[i : i + size], params[i : i + size]) for i in starts])
+    reset_peak_memory()
+    cpu, wall = time.process_time(), time.perf_counter()
+    batches = [run(llm, prompts[i : i + size], params[i : i + size]) for i in starts]
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    return Pass(batches, cpu / (wall * available_cores()), peak_memory())

@@ -126,29 +126,23 @@ def write_random(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A planted drafter: how often it agrees, and the size that it costs (None: nothing)."""
+def parse_planted(drafter: str) -> tuple[float, str | None]:
+    """Return how often a planted drafter agrees, and the size that it costs (None: nothing).
 
-    agreement: float
-    size: str | None
+    "planted:0.8" costs nothing, and "planted:0.8:3m" a model of 3M parameters.
 
-    @staticmethod
-    def parse(text: str) -> Planted:
-        """Read "planted:0.8" or, at the cost of a model of 3M parameters, "planted:0.8:3m".
-
-        Raises:
-            ConfigError: it is neither.
-        """
-        found = re.fullmatch(r"planted:(\d*\.?\d+)(?::(\w+))?", text)
-        if not found or not 0 <= float(found[1]) <= 1:
-            raise ConfigError(
-                f"drafter {text!r} is not one of a replay target; give ngram, or "
-                "planted:AGREEMENT with a share from 0 to 1, and :SIZE after it for its cost."
-            )
-        if found[2]:
-            find_size(found[2])
-        return Planted(float(found[1]), found[2])
+    Raises:
+        ConfigError: it is neither.
+    """
+    parts = re.fullmatch(r"planted:(\d*\.?\d+)(?::(\w+))?", drafter)
+    if not parts or not 0 <= float(parts[1]) <= 1:
+        raise ConfigError(
+            f"drafter {drafter!r} is not one of a replay target; give ngram, or "
+            "planted:AGREEMENT with a share from 0 to 1, and :SIZE after it for its cost."
+        )
+    if parts[2]:
+        find_size(parts[2])
+    return float(parts[1]), parts[2]
 
 
 @dataclass(frozen=True)
@@ -220,34 +214,6 @@ def prompt_key(prompt: Sequence[int]) -> bytes:
 Tracks = Mapping[bytes, Track]
 
 
-class ReplayStore:
-    """A model's cache that also holds the prompts' tokens, page by page as it holds their keys."""
-
-    def __init__(self, inner: Store, num_pages: int) -> None:
-        self.inner = inner
-        self.page_size = inner.page_size
-        self._tokens = np.zeros((num_pages, inner.page_size), np.int32)
-
-    def note(self, segment: Segment) -> None:
-        """Keep the tokens of the prompt that ``segment`` brings."""
-        count = min(len(segment.tokens), segment.prompt_length - segment.start)
-        if count > 0:
-            positions = np.arange(segment.start, segment.start + count)
-            pages = np.asarray(segment.pages)[positions // self.page_size]
-            self._tokens[pages, positions % self.page_size] = segment.tokens[:count]
-
-    def prompt(self, segment: Segment) -> bytes:
-        """The key of the prompt that ``segment`` goes on."""
-        pages = segment.pages[: -(-segment.prompt_length // self.page_size)]
-        return self._tokens[list(pages)].ravel()[: segment.prompt_length].tobytes()
-
-    def move(self, sources: list[int], targets: list[int]) -> None:
-        self.inner.move(sources, targets)
-
-    def release(self, key: str) -> None:
-        self.inner.release(key)
-
-
 COPIED = ("dtype", "device", "trees", "truncates", "paged", "hidden_layers", "hidden_size")
 """Attributes that a replay model takes from the model that it runs."""
 
@@ -256,7 +222,7 @@ class ReplayModel(Model):
     """Runs another model and says what was planted for the prompt.
 
     Whatever the other computes, a row's logits depend on its prompt and position alone. After a
-    prompt without a track they are the other's own.
+    prompt without a track they are the other's own. It sees every prompt whole: no prefix cache.
 
     Args:
         model: what it costs.
@@ -270,28 +236,35 @@ class ReplayModel(Model):
         for name in COPIED:
             setattr(self, name, getattr(model, name))
         self._model, self._tracks = model, tracks
+        self._prompts: dict[str, bytes] = {}
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page takes."""
         return self._model.page_bytes(page_size)
 
-    def new_store(self, num_pages: int, page_size: int) -> ReplayStore:
+    def new_store(self, num_pages: int, page_size: int) -> Store:
         """An empty cache."""
-        return ReplayStore(self._model.new_store(num_pages, page_size), num_pages)
+        return self._model.new_store(num_pages, page_size)
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """Return what the other model does, with the planted logits."""
-        assert isinstance(store, ReplayStore)
-        output = self._model.run(segments, store.inner, hidden)
+        output = self._model.run(segments, store, hidden)
         end = 0
         for segment in segments:
-            store.note(segment)
             start, end = end, end + segment.logits
-            track = self._tracks.get(store.prompt(segment)) if segment.logits else None
+            track = self._tracks.get(self._prompt(segment))
             if track is not None and output.logits is not None:
                 track.plant(output.logits[start:end], output_indices(segment))
         return output
+
+    def _prompt(self, segment: Segment) -> bytes:
+        """Return the key of the prompt of a segment's sequence, as far as it has come."""
+        rest = segment.prompt_length - segment.start
+        if rest > 0:
+            before = self._prompts[segment.key] if segment.start else b""
+            self._prompts[segment.key] = before + prompt_key(segment.tokens[:rest])
+        return self._prompts[segment.key]
 
 
 def output_indices(segment: Segment) -> list[int]:
@@ -333,20 +306,15 @@ class PlantedSpec(DrafterSpec):
         return PlantedDrafter(self.tracks, context.config.num_speculative_tokens)
 
 
-@dataclass(frozen=True)
-class ReplayedSpec(DrafterSpec):
-    """The drafter of ``inner``, whose model says what ``tracks`` hold."""
+@dataclass(frozen=True, kw_only=True)
+class ReplayedSpec(ModelSpec):
+    """A checkpoint as drafter, whose model says what ``tracks`` hold."""
 
-    name = ModelSpec.name
-    inner: ModelSpec
     tracks: Tracks
 
     def needs(self, context: DrafterContext) -> Needs:
-        needs = self.inner.needs(context)
+        needs = super().needs(context)
         return replace(needs, loaded=ReplayModel(needs.loaded, self.tracks))
-
-    def make(self, context: DrafterContext) -> Drafter:
-        return self.inner.make(context)
 
 
 class Replay:
@@ -393,33 +361,33 @@ class Replay:
         }
 
     def open(self, drafter: str, **options: Any) -> LLM:
-        """An ``LLM`` of this target with a drafter: "none", "ngram" or see ``Planted.parse``.
+        """An ``LLM`` of this target with a drafter: "none", "ngram" or see ``parse_planted``.
 
-        ``options`` are those of ``LLM``.
+        ``options`` are those of ``LLM``; there is no prefix cache.
         """
-        lookup = drafter in ("none", "ngram")
-        planted = None if lookup else Planted.parse(drafter)
         with TemporaryDirectory() as place:
             target, small = Path(place) / "target", Path(place) / "small"
             self._write(self._size, target)
             for file in (*self._source.glob("tokenizer*"), *self._source.glob("*.jinja")):
                 shutil.copy(file, target)
-            inner = drafter if lookup else "none"
-            if planted and planted.size:
-                self._write(planted.size, small)
-                inner = str(small)
-            inputs = InputProcessor(target, inner, options)
-            spec: DrafterSpec = inputs.spec
-            if planted:
-                tracks = {
-                    key: planted_track(track, self._seed, planted.agreement)
-                    for key, track in self.tracks.items()
-                }
-                small_model = spec if isinstance(spec, ModelSpec) else None
-                spec = ReplayedSpec(small_model, tracks) if small_model else PlantedSpec(tracks)
+            chosen = drafter if drafter in ("none", "ngram") else self._planted(drafter, small)
+            inputs = InputProcessor(target, chosen, {**options, "enable_prefix_caching": False})
             model = ReplayModel(load_target(inputs.folder, inputs.config), self.tracks)
-            engine = build_engine(inputs.folder, spec, inputs.config, inputs.backend, model=model)
+            engine = build_engine(
+                inputs.folder, inputs.spec, inputs.config, inputs.backend, model=model
+            )
         return LLM.from_engine(inputs, engine)
+
+    def _planted(self, drafter: str, folder: Path) -> DrafterSpec:
+        """Return a planted drafter; one that costs a model has it in ``folder``."""
+        agreement, size = parse_planted(drafter)
+        tracks = {
+            key: planted_track(track, self._seed, agreement) for key, track in self.tracks.items()
+        }
+        if size is None:
+            return PlantedSpec(tracks)
+        self._write(size, folder)
+        return ReplayedSpec(folder, tracks=tracks)
 
     def _write(self, size: str, folder: Path) -> None:
         shape, form = self._shape, find_size(size)

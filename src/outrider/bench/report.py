@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any
 
 from ..audit.ties import Difference, compare
-from ..types import Counts
 from .intervals import METHOD, median_interval, ranks
 from .machine import machine
-from .offline import PLAIN, Bench, Cell, Timing
+from .offline import PLAIN, Bench, Cell
+from .record import Pass, total
 from .repeats import fresh_acceptance_length, repeats
 
 
@@ -36,20 +36,20 @@ def setting(bench: Bench) -> dict[str, Any]:
 
 
 def differences(
-    bench: Bench, cell: Cell, timings: list[Timing], plain: list[Timing]
+    bench: Bench, cell: Cell, runs: list[Pass], plain: list[Pass]
 ) -> list[tuple[int, Difference]]:
     """Every difference to plain decoding's first outputs: (prompt, what it is)."""
     params = bench.params(cell.temperature)
     parted = []
-    for i, expected in enumerate(plain[0].run.outputs):
-        for output in sorted({tuple(timing.run.outputs[i]) for timing in timings}):
+    for i, expected in enumerate(plain[0].outputs):
+        for output in sorted({tuple(run.outputs[i]) for run in runs}):
             difference = compare(bench.plain, bench.prompts[i], params[i], expected, output, seed=i)
             if difference is not None:
                 parted.append((i, difference))
     return parted
 
 
-def figures(bench: Bench, cell: Cell, timings: list[Timing], plain: list[Timing]) -> dict[str, Any]:
+def figures(bench: Bench, cell: Cell, runs: list[Pass], plain: list[Pass]) -> dict[str, Any]:
     """One entry of ``runs``.
 
     ``tokens_per_second`` is decode speed, (N-1)/(T(N)-T(1)) over all prompts of a round, and
@@ -66,14 +66,12 @@ def figures(bench: Bench, cell: Cell, timings: list[Timing], plain: list[Timing]
     ``bench/repeats.py``.
     """
     drafts = cell.drafter != PLAIN
-    runs, samples, counts = [t.run for t in timings], timings[0].run.samples, Counts()
-    for run in runs:
-        counts.add(run.counts)
+    samples, counts = runs[0].samples, total(run.counts for run in runs)
     lengths = [len(p) + len(s.token_ids) for p, s in zip(bench.prompts, samples, strict=True)]
-    paired = list(zip(runs, (t.run for t in plain), strict=True))
+    paired = list(zip(runs, plain, strict=True))
     speeds, latencies = [run.speed for run in runs], [1000 * run.latency for run in runs]
     speedups = [mine.speed / theirs.speed for mine, theirs in paired]
-    parted = differences(bench, cell, timings, plain)
+    parted = differences(bench, cell, runs, plain)
     texts = [(p, s.token_ids, s.origins) for p, s in zip(bench.prompts, samples, strict=True)]
     again = [r for prompt, output, _ in texts for r in repeats(prompt, output)]
     return {
@@ -90,8 +88,8 @@ def figures(bench: Bench, cell: Cell, timings: list[Timing], plain: list[Timing]
         "acceptance_rate": counts.acceptance_rate if drafts else None,
         "acceptance_length": counts.acceptance_length if drafts else None,
         "acceptance_by_position": counts.acceptance_by_position if drafts else None,
-        "peak_memory_bytes": max(t.peak_memory for t in timings),
-        "utilisation": median(t.utilisation for t in timings),
+        "peak_memory_bytes": max(run.peak_memory for run in runs),
+        "utilisation": median(run.utilisation for run in runs),
         "outputs_identical": all(d.is_tie for _, d in parted),
         "numerical_ties": len({i for i, d in parted if d.is_tie}),
         "end_to_end_tokens_per_second": median(run.end_to_end for run in runs),
@@ -113,7 +111,7 @@ def figures(bench: Bench, cell: Cell, timings: list[Timing], plain: list[Timing]
     }
 
 
-def report(bench: Bench, timings: dict[Cell, list[Timing]]) -> dict[str, Any]:
+def report(bench: Bench, timings: dict[Cell, list[Pass]]) -> dict[str, Any]:
     """The whole report: ``machine``, and ``runs`` in the order of the cells."""
     plain = {cell.conditions: each for cell, each in timings.items() if cell.drafter == PLAIN}
     runs = [figures(bench, cell, each, plain[cell.conditions]) for cell, each in timings.items()]

@@ -39,7 +39,8 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..bench.offline import Bench as Engines
-    from ..bench.offline import Cell, Timing
+    from ..bench.offline import Cell
+    from ..bench.record import Pass
     from ..bench.workload import Workload
 
 DEFINITIONS = (
@@ -59,7 +60,7 @@ def named_workload(name: str) -> Workload:
     return Workload.of_prompts(CODE, pocket.prompts()) if name == CODE else load_workload(name)
 
 
-def measure(bench: Engines) -> dict[Cell, list[Timing]]:
+def measure(bench: Engines) -> dict[Cell, list[Pass]]:
     """Run everything, with a bar on stderr when that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

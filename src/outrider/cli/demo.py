@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import OutriderError
-from ..types import Counts, Origin, SamplingParams
+from ..types import Origin, SamplingParams
 from .common import SIGNS, Model, bars, model_folder, open_llm, program, shares, status
 
 if TYPE_CHECKING:
     from ..audit.ties import Difference
-    from ..bench.record import Batch, Sample
+    from ..bench.record import Pass
     from ..llm import LLM
 
 PROMPTS, TOKENS, REPEATS = 6, 96, 3
@@ -35,46 +35,50 @@ TEACHING = (
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt, decoded both ways; speeds are decode speeds, tokens a second, one a repeat."""
+    """One prompt, decoded plainly and speculatively by turns, a run a repeat."""
 
     prompt: str
-    plain: Sample
-    speculative: Sample
-    plain_speeds: list[float]
-    speculative_speeds: list[float]
+    plain: list[Pass]
+    speculative: list[Pass]
     differences: list[Difference]
 
     @property
     def speedup(self) -> float:
         """The median over repeats of the ratio of neighbours in time."""
-        both = zip(self.speculative_speeds, self.plain_speeds, strict=True)
-        return median(mine / theirs for mine, theirs in both)
+        both = zip(self.speculative, self.plain, strict=True)
+        return median(mine.speed / theirs.speed for mine, theirs in both)
 
 
-def decode(engines: tuple[LLM, LLM], prompt: str, seed: int) -> Pair:
+def speed(runs: Sequence[Pass]) -> float:
+    """Return the median decode speed, in tokens a second."""
+    return median(run.speed for run in runs)
+
+
+def decode(engines: Sequence[LLM], prompt: str, seed: int) -> Pair:
     """Decode a prompt plainly and speculatively, by turns, and compare."""
     from ..audit.ties import compare
-    from ..bench.record import run
+    from ..bench.record import run_all
 
     params = SamplingParams(temperature=TEMPERATURE, seed=seed, max_tokens=TOKENS, ignore_eos=True)
     one = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     ids, _ = (llm.generate(prompt, one)[0].prompt_token_ids for llm in engines)  # warms up, too
-    batches: tuple[list[Batch], list[Batch]] = ([], [])
+    plain: list[Pass] = []
+    speculative: list[Pass] = []
+    sides = list(zip(engines, (plain, speculative), strict=True))
     for repeat in range(REPEATS):
-        for side in (0, 1) if repeat % 2 == 0 else (1, 0):
-            batches[side].append(run(engines[side], [ids], [params]))
-    plain, speculative = ([b.samples[0] for b in side] for side in batches)
-    expected = plain[0].token_ids
-    outputs = {tuple(s.token_ids) for s in [*plain, *speculative]}
+        for llm, runs in sides if repeat % 2 == 0 else reversed(sides):
+            runs.append(run_all(llm, [ids], [params]))
+    expected = plain[0].outputs[0]
+    outputs = {tuple(run.outputs[0]) for run in [*plain, *speculative]}
     compared = [compare(engines[0], ids, params, expected, o, seed=seed) for o in sorted(outputs)]
-    slow, fast = ([b.decode_tokens / b.decode_seconds for b in side] for side in batches)
-    parted = [d for d in compared if d is not None]
-    return Pair(prompt, plain[0], speculative[0], slow, fast, parted)
+    return Pair(prompt, plain, speculative, [d for d in compared if d is not None])
 
 
-def coloured(sample: Sample) -> Text:
-    """Return a sample's text, each piece in the colour of its origin."""
-    return Text.assemble(*((text.translate(SIGNS), STYLES[o]) for text, o in sample.pieces))
+def coloured(run: Pass, styles: Mapping[Origin, str]) -> Text:
+    """Return the text of a run, each piece in the style of its origin."""
+    (batch,) = run.batches
+    pieces = ((e.text.translate(SIGNS), styles.get(e.origin, "")) for e in batch.events)
+    return Text.assemble(*pieces)
 
 
 def verdict(differences: Sequence[Difference]) -> str:
@@ -88,13 +92,12 @@ def show(console: Console, title: str, pair: Pair) -> None:
     """Print the end of a prompt and its two outputs."""
     console.print(Rule(title, style="dim"))
     start = "".join(pair.prompt.splitlines(keepends=True)[-PROMPT_LINES:])
-    left = Text.assemble((start, "dim"), pair.plain.text.translate(SIGNS))
-    right = Text.assemble((start, "dim"), coloured(pair.speculative))
+    left = Text.assemble((start, "dim"), coloured(pair.plain[0], {}))
+    right = Text.assemble((start, "dim"), coloured(pair.speculative[0], STYLES))
     if console.width >= NARROWEST_COLUMNS:
         columns = Table(box=None, expand=True, padding=(0, 2, 0, 0))
-        columns.add_column(f"plain, {median(pair.plain_speeds):.0f} tokens/s", ratio=1)
-        fast = median(pair.speculative_speeds)
-        columns.add_column(f"speculative, {fast:.0f} tokens/s", ratio=1)
+        columns.add_column(f"plain, {speed(pair.plain):.0f} tokens/s", ratio=1)
+        columns.add_column(f"speculative, {speed(pair.speculative):.0f} tokens/s", ratio=1)
         columns.add_row(left, right)
         console.print(columns)
     else:
@@ -109,18 +112,17 @@ def show(console: Console, title: str, pair: Pair) -> None:
 
 def summary(console: Console, pairs: list[Pair]) -> None:
     """Print the result of all prompts: speeds as bars, the answer, and where to go from here."""
-    plain = median(median(p.plain_speeds) for p in pairs)
-    fast = median(median(p.speculative_speeds) for p in pairs)
-    speedup = median(p.speedup for p in pairs)
-    counts = Counts()
-    for pair in pairs:
-        counts.add(pair.speculative.counts)
+    from ..bench.record import total
+
+    plain = median(speed(pair.plain) for pair in pairs)
+    fast = median(speed(pair.speculative) for pair in pairs)
+    speedup = median(pair.speedup for pair in pairs)
+    counts = total(pair.speculative[0].counts for pair in pairs)
     length, survival = counts.acceptance_length, counts.acceptance_by_position
-    most = max(plain, fast)
     console.print(Rule("together", style="dim"))
-    for name, speed, style in (("plain", plain, "white"), ("speculative", fast, "green")):
-        bar = "█" * max(1, round(BAR * speed / most))
-        console.print(f"{name:<12} [{style}]{bar}[/{style}] {speed:.0f} tokens/s")
+    for name, rate, style in (("plain", plain, "white"), ("speculative", fast, "green")):
+        bar = "█" * max(1, round(BAR * rate / max(plain, fast)))
+        console.print(f"{name:<12} [{style}]{bar}[/{style}] {rate:.0f} tokens/s")
     console.print(f"\nidentical: [bold]{verdict([d for p in pairs for d in p.differences])}[/bold]")
     console.print(
         f"speedup: [bold]{speedup:.2f}x[/bold] [dim](median over {len(pairs)} prompts of decode "
@@ -148,14 +150,14 @@ def demo(model: Model = None) -> None:
     console = Console(highlight=False)
     folder, pairs = model_folder(model), []
     prompts = pocket.prompts()[:PROMPTS]
-    engines = tuple(
+    engines = [
         open_llm(folder, drafter=d, max_num_seqs=1, enable_prefix_caching=False)
         for d in ("none", "auto")
-    )
+    ]
     console.print(TEACHING)
     for i, prompt in enumerate(prompts):
         with status(f"decoding prompt {i + 1} of {len(prompts)}, {2 * REPEATS} times"):
-            pair = decode((engines[0], engines[1]), prompt, FIRST_SEED + i)
+            pair = decode(engines, prompt, FIRST_SEED + i)
         pairs.append(pair)
         show(console, f"prompt {i + 1} of {len(prompts)}", pair)
     summary(console, pairs)
