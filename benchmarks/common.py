@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: arguments, engines, rounds, tables."""
+"""Shared by the benchmarks: arguments, rounds, tables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from tqdm import tqdm
 from outrider import pocket
 from outrider.bench.intervals import median_interval
 from outrider.bench.offline import turned
-from outrider.engine.build import build_engine
-from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
-from outrider.input_processor import InputProcessor
-from outrider.sampling.acceptance import AcceptanceRule
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -50,11 +46,6 @@ def read_prompts(file: Path) -> list[str]:
     return texts
 
 
-def open_engine(inputs: InputProcessor, rule: AcceptanceRule | None = None) -> Engine:
-    """Return the engine that ``LLM`` would build for ``inputs``, with another rule if given."""
-    return build_engine(inputs.folder, inputs.spec, inputs.config, inputs.backend, rule=rule)
-
-
 def measured(cells: Mapping[K, Callable[[int], V]], rounds: int) -> dict[K, list[V]]:
     """Return what every cell gave, a value a round; cells take turns.
 
@@ -63,10 +54,8 @@ def measured(cells: Mapping[K, Callable[[int], V]], rounds: int) -> dict[K, list
     values: dict[K, list[V]] = {key: [] for key in cells}
     for number in tqdm(range(-1, rounds), leave=False, disable=None):
         for key in turned(list(cells), number):
-            value = cells[key](number)
-            if number >= 0:
-                values[key].append(value)
-    return values
+            values[key].append(cells[key](number))
+    return {key: each[1:] for key, each in values.items()}
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:

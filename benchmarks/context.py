@@ -37,14 +37,11 @@ from outrider.text.codec import TextCodec
 from outrider.types import SamplingParams
 
 from .common import Length, Rounds, Tokens, measured, ratio, table
-from .peers.pairs import Pair, find_pair
+from .peers.pairs import Pair, find_pair, random_prompts
 
-LEAST_ID = 8
-"""Random prompts have ids from here on: lower ones may be special tokens."""
 NO_WINDOW = "none"
 Side = tuple[str, str]
 """A drafter and its window."""
-Engines = dict[Side, LLM]
 COLUMNS = (
     "context", "drafter", "window", "tokens/s", "speedup", "length", "TTFT ms", "to plain's"
 )  # fmt: skip
@@ -74,9 +71,7 @@ def cut_prompts(pair: Pair, text: Path | None, length: int, count: int) -> list[
     """
     if text is None:
         vocabulary = read_shape(read_config(pair.target), pair.target).vocab_size
-        draw = np.random.Generator(np.random.Philox(0))
-        prompts: list[list[int]] = draw.integers(LEAST_ID, vocabulary, (count, length)).tolist()
-        return prompts
+        return random_prompts(0, vocabulary, count, length)
     try:
         written = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -113,7 +108,9 @@ def positive(parts: Sequence[str], option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def open_engines(pair: Pair, windows: Sequence[str], length: int, **options: Any) -> Engines:
+def open_engines(
+    pair: Pair, windows: Sequence[str], length: int, **options: Any
+) -> dict[Side, LLM]:
     """Return plain decoding, and every drafter with every window, each in an engine of its own."""
     drafters = {PLAIN: PLAIN, "ngram": "ngram"}
     if pair.drafter is not None:
@@ -128,7 +125,7 @@ def open_engines(pair: Pair, windows: Sequence[str], length: int, **options: Any
 
 
 def measure(
-    engines: Engines, contexts: list[int], prompts: list[list[int]], tokens: int
+    engines: dict[Side, LLM], contexts: list[int], prompts: list[list[int]], tokens: int
 ) -> dict[int, dict[Side, list[Pass]]]:
     """Return what every engine did at every length, a round a prompt.
 

@@ -20,9 +20,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from outrider.cli.common import JsonFile, numbers, write_json
-from outrider.engine.engine import Engine
 from outrider.errors import ConfigError, ModelError
-from outrider.input_processor import InputProcessor
+from outrider.llm import LLM
 from outrider.native.choice import library
 from outrider.native.library import Library
 from outrider.types import SamplingParams
@@ -36,7 +35,6 @@ from .common import (
     Rounds,
     Tokens,
     measured,
-    open_engine,
     read_prompts,
 )
 
@@ -54,15 +52,10 @@ class Step(NamedTuple):
     emitted: int
 
 
-def decode(
-    inputs: InputProcessor, engine: Engine, prompts: Sequence[str], params: SamplingParams
-) -> list[Step]:
+def decode(clock: Library, llm: LLM, prompts: Sequence[str], params: SamplingParams) -> list[Step]:
     """Decode prompts together and return the steps in which all of them were decoding."""
-    clock, steps, states = native_library(), [], {}
-    for prompt in prompts:
-        state = inputs.request(prompt, params)
-        engine.add(state.request)
-        states[state.request.id] = state
+    engine, steps = llm.engine, []
+    states = {state.request.id: state for state in llm.start(prompts, params)}
     left = perf_counter_ns()
     while engine.has_work:
         entered = perf_counter_ns()
@@ -100,18 +93,6 @@ def figures(mode: str, batch: int, steps: Sequence[Step]) -> dict[str, Any]:
     }
 
 
-def native_library() -> Library:
-    """Return the native library, whose clock is needed.
-
-    Raises:
-        ModelError: it is off or was not built.
-    """
-    native = library()
-    if native is None:
-        raise ModelError("the native step is off or was not built, so it has no time of its own.")
-    return native
-
-
 def measure(
     model: str,
     prompts: Sequence[str],
@@ -126,27 +107,24 @@ def measure(
     Raises:
         OutriderError: the checkpoint cannot be used, or the native step is not there.
     """
-    native_library()
+    clock = library()
+    if clock is None:
+        raise ModelError("the native step is off or was not built, so it has no time of its own.")
     modes = {"plain": "none", "ngram": "ngram"}
     if (Path(model) / "drafter").is_dir():
         modes["model"] = str(Path(model) / "drafter")
-    options = {
+    options: dict[str, Any] = {
         "num_speculative_tokens": length, "max_num_seqs": max(batches),
         "enable_prefix_caching": False,
     }  # fmt: skip
-    processors = {
-        mode: InputProcessor(model, drafter, dict(options)) for mode, drafter in modes.items()
-    }
-    engines = {mode: open_engine(inputs) for mode, inputs in processors.items()}
+    engines = {mode: LLM(model, drafter, **options) for mode, drafter in modes.items()}
     params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=1, ignore_eos=True)
 
     def run(mode: str, batch: int, _: int) -> list[Step]:
-        chosen = list(islice(cycle(prompts), batch))
-        return decode(processors[mode], engines[mode], chosen, params)
+        return decode(clock, engines[mode], list(islice(cycle(prompts), batch)), params)
 
     cells = {(mode, batch): partial(run, mode, batch) for batch in batches for mode in modes}
-    steps = measured(cells, rounds)
-    return [figures(*cell, list(chain(*rounds_of))) for cell, rounds_of in steps.items()]
+    return [figures(*cell, list(chain(*steps))) for cell, steps in measured(cells, rounds).items()]
 
 
 def main(

@@ -49,8 +49,9 @@ WEAK: dict[str, Any] = {
     "min_p": 1 / LARGE**2,
     "logprobs": 5,
 }
-FORM: dict[str, Any] = {"structured_outputs": {"regex": r"(.|\n)*"}}
-SIDES: dict[str, dict[str, Any]] = {"plain": {}, "options": WEAK, "form": FORM}
+SIDES: dict[str, dict[str, Any]] = {
+    "plain": {}, "options": WEAK, "form": {"structured_outputs": {"regex": r"(.|\n)*"}},
+}  # fmt: skip
 
 
 def compare(

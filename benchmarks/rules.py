@@ -10,7 +10,6 @@ verification exceeds 1 - TV, since what comes later counts too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -18,6 +17,7 @@ import typer
 
 from outrider.bench.machine import machine
 from outrider.cli.common import numbers
+from outrider.engine.build import build_engine
 from outrider.errors import ConfigError
 from outrider.input_processor import InputProcessor
 from outrider.llm import LLM
@@ -25,7 +25,7 @@ from outrider.sampling.acceptance import AcceptanceRule
 from outrider.sampling.pipeline import StepLogits
 from outrider.sampling.ratio import RULES, make_rule
 from outrider.sampling.shared_noise import Noise, SharedNoise
-from outrider.types import Counts, Draft, SamplingParams, Verdict
+from outrider.types import Draft, SamplingParams, Verdict
 
 from .common import (
     POCKET,
@@ -35,34 +35,11 @@ from .common import (
     Prompts,
     Seed,
     Tokens,
-    open_engine,
     read_prompts,
     table,
 )
 
 COLUMNS = ("T", "rule", "rate", "length", "survival", "1 - TV", "coupled", "(1 - TV) / (1 + TV)")
-
-
-@dataclass
-class Bounds:
-    """Sums over ``steps`` drafts of what theory says of their first position."""
-
-    steps: int = 0
-    ratio: float = 0.0
-    coupled: float = 0.0
-    coupled_least: float = 0.0
-
-    @property
-    def totals(self) -> tuple[float, float, float]:
-        return self.ratio, self.coupled, self.coupled_least
-
-    def add(self, p: torch.Tensor, q: torch.Tensor) -> None:
-        """Count laws p and q, fp64 [rows, vocabulary] both."""
-        ratio = torch.minimum(p, q).sum(-1)
-        self.steps += len(p)
-        self.ratio += float(ratio.sum())
-        self.coupled += float(coupled_acceptance(p, q).sum())
-        self.coupled_least += float((ratio / (2 - ratio)).sum())
 
 
 def coupled_acceptance(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -78,6 +55,16 @@ def coupled_acceptance(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return torch.where((p > 0) & (q > 0), 1 / total, 0.0).sum(-1)
 
 
+def first_bounds(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return what theory says of drafts' first position, fp64 [rows, 3].
+
+    They are 1 - TV, the closed form of coupled sampling, and (1 - TV) / (1 + TV), from laws p and
+    q, fp64 [rows, vocabulary] both.
+    """
+    ratio = torch.minimum(p, q).sum(-1)
+    return torch.stack((ratio, coupled_acceptance(p, q), ratio / (2 - ratio)), -1)
+
+
 class Recorder:
     """A rule that also notes the bounds of every draft that it decides."""
 
@@ -87,7 +74,7 @@ class Recorder:
     def __init__(self, rule: AcceptanceRule) -> None:
         self.rule = rule
         self.name = rule.name
-        self.bounds = Bounds()
+        self.bounds = [torch.empty(0, 3, dtype=torch.float64)]
 
     def drafting(self, noise: SharedNoise) -> Noise:
         return self.rule.drafting(noise)
@@ -98,37 +85,34 @@ class Recorder:
         if pairs:
             p = target.logits[torch.tensor([f for f, _ in pairs])].double().softmax(-1)
             q = torch.stack([z[0] for _, z in pairs]).double().softmax(-1)
-            self.bounds.add(p, q)
+            self.bounds.append(first_bounds(p, q))
         return self.rule(target, draft, noise)
 
 
-def opened(inputs: InputProcessor, rule: AcceptanceRule) -> tuple[LLM, Recorder]:
-    """Return an engine for ``inputs``, whose drafter is a model, and what records its drafts."""
-    recorder = Recorder(rule)
-    return LLM.from_engine(inputs, open_engine(inputs, recorder)), recorder
-
-
 def measure(
-    llm: LLM,
-    recorder: Recorder,
+    inputs: InputProcessor,
+    rule: AcceptanceRule,
     prompts: Sequence[str | Sequence[int]],
     temperature: float,
     tokens: int,
     seed: int,
-) -> tuple[Counts, Bounds]:
-    """Decode every prompt; what was accepted, and what theory says of it.
+) -> tuple[LLM, torch.Tensor]:
+    """Decode every prompt in a new engine; return it, and the ``first_bounds`` of every draft.
 
     Args:
-        llm, recorder: see ``opened``; fresh.
+        inputs: the pair, whose drafter is a model.
         tokens: output tokens of each prompt.
         seed: of the first prompt, the next one's is one more.
     """
+    recorder = Recorder(rule)
+    engine = build_engine(inputs.folder, inputs.spec, inputs.config, inputs.backend, rule=recorder)
+    llm = LLM.from_engine(inputs, engine)
     params = [
         SamplingParams(temperature=temperature, seed=seed + i, max_tokens=tokens, ignore_eos=True)
         for i in range(len(prompts))
     ]
     llm.generate(list(prompts), params)
-    return llm.engine.counts, recorder.bounds
+    return llm, torch.cat(recorder.bounds)
 
 
 def main(
@@ -147,13 +131,13 @@ def main(
     texts, rows = read_prompts(prompts), []
     for temperature in numbers(temperatures, float, "--temperatures"):
         for name in RULES:
-            llm, recorder = opened(inputs, make_rule(name))
-            counts, bounds = measure(llm, recorder, texts, temperature, tokens, seed)
+            llm, bounds = measure(inputs, make_rule(name), texts, temperature, tokens, seed)
+            counts = llm.engine.counts
             rows.append([
                 f"{temperature:g}", name, f"{counts.acceptance_rate or 0.0:.3f}",
                 f"{counts.acceptance_length or 1.0:.2f}",
                 " ".join(f"{share:.3f}" for share in counts.acceptance_by_position),
-                *(f"{total / max(1, bounds.steps):.3f}" for total in bounds.totals),
+                *(f"{bound:.3f}" for bound in bounds.mean(0).nan_to_num()),
             ])  # fmt: skip
     print("\n".join(table(COLUMNS, rows)))
     dtype = str(llm.engine.model.dtype).removeprefix("torch.")

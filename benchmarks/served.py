@@ -34,11 +34,11 @@ class Served:
     """
 
     def __init__(self, *arguments: str | Path, **environment: str) -> None:
-        words = ["serve", "--port", "0", *map(str, arguments)]
         self.lines: list[str] = []
         self.url = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "outrider", *words], stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "outrider", "serve", "--port", "0", *map(str, arguments)],
+            stderr=subprocess.PIPE, text=True,
             env={**os.environ, **environment},
         )  # fmt: skip
         self._up = threading.Event()

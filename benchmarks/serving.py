@@ -101,7 +101,7 @@ def compared(
 ) -> dict[str, Any]:
     """Return medians of both, in turns, and of the ratio after / before with its interval."""
     values = measured({"before": lambda _: before(), "after": lambda _: after()}, rounds)
-    medians = {side: median(values[side]) for side in values}
+    medians = {side: median(each) for side, each in values.items()}
     return medians | ratio(values["after"], values["before"])
 
 

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from statistics import median_high
 from typing import Annotated, Any
 
 import httpx
@@ -58,7 +59,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.5, "ignore_eos": True}, {"temperature": 0.8, "logprobs": 1},
 )  # fmt: skip
 SPECULATION: tuple[dict[str, Any], ...] = (
-    {}, {"enabled": False}, {"drafter": "ngram"}, {"num_speculative_tokens": 1},
+    {}, {"speculation": {"enabled": False}}, {"speculation": {"drafter": "ngram"}},
+    {"speculation": {"num_speculative_tokens": 1}},
 )  # fmt: skip
 
 
@@ -84,19 +86,15 @@ class Seen:
 
 def make_items(count: int, seed: int) -> list[Item]:
     """Return random calls with their outputs, decoded plainly and alone."""
-    draw = random.Random(seed)
-    prompts = pocket.prompts()
+    draw, prompts, items = random.Random(seed), pocket.prompts(), []
     llm = LLM(pocket.PATH, drafter=None, max_num_seqs=1, enable_prefix_caching=False)
-    items = []
     for i in tqdm(range(count), "decoding alone", disable=None, leave=False):
         prompt = draw.choice(prompts)[: draw.randint(20, 1500)]
         options = {**draw.choice(OPTIONS), "max_tokens": draw.randint(1, 96), "seed": i}
         if options.get("min_tokens", 0) > options["max_tokens"]:
             del options["min_tokens"]
         outputs = llm.generate(prompt, SamplingParams(**options))[0].outputs
-        body = {"prompt": prompt, **options}
-        if speculation := draw.choice(SPECULATION):
-            body["speculation"] = speculation
+        body = {"prompt": prompt, **options, **draw.choice(SPECULATION)}
         items.append(Item(body, [output.text for output in outputs]))
     return items
 
@@ -230,8 +228,7 @@ def grown(memory: list[tuple[float, int]], settled: float) -> float:
     if len(values) < 4:
         return 1.0
     tenth = max(2, len(values) // 10)
-    first, last = sorted(values[:tenth]), sorted(values[-tenth:])
-    return last[tenth // 2] / first[tenth // 2]
+    return median_high(values[-tenth:]) / median_high(values[:tenth])
 
 
 def main(
@@ -254,14 +251,15 @@ def main(
     reports = []
     for attacked in (False, True) if compare else (hostile,):
         with Served("--max-queued-requests", "512") as server:
-            kill = not hostile
-            report = asyncio.run(soak(server, calls, count, seconds, kill=kill, hostile=attacked))
+            report = asyncio.run(
+                soak(server, calls, count, seconds, kill=not hostile, hostile=attacked)
+            )
             reports.append(report | {"exit_code": server.stop()})
-    right = not any(report["wrong"] or report["exit_code"] for report in reports)
+    wrong = any(report["wrong"] or report["exit_code"] for report in reports)
     report = reports[-1]
     if compare:
         compared = slowdown(*reports)
         report = {"alone": reports[0], "beside_hostile": reports[1], "compared": compared}
-        right = right and compared["passed"]
+        wrong = wrong or not compared["passed"]
     write_json(report, json_)
-    raise typer.Exit(not right)
+    raise typer.Exit(wrong)

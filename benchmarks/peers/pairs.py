@@ -114,6 +114,10 @@ class Recipe:
         if not self.tied:
             yield "lm_head.weight", normal(self.vocabulary, self.hidden, 3 * wide)
 
+    def prompts(self) -> list[list[int]]:
+        """Return the pair's prompts."""
+        return random_prompts(self.seed + 1, self.vocabulary)
+
     def drafters(self, name: str) -> bool:
         """True for a tensor that the drafter has too."""
         parts = name.split(".")
@@ -180,11 +184,13 @@ def write_pair(recipe: Recipe, folder: Path) -> None:
         save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
 
 
-def prompts_of(recipe: Recipe) -> list[list[int]]:
-    """Prompts of random ids that mean no special token."""
-    draw = np.random.Generator(np.random.Philox(recipe.seed + 1))
-    ids: list[list[int]] = draw.integers(8, recipe.vocabulary, (PROMPTS, PROMPT_TOKENS)).tolist()
-    return ids
+def random_prompts(
+    seed: int, vocabulary: int, count: int = PROMPTS, length: int = PROMPT_TOKENS
+) -> list[list[int]]:
+    """Return prompts of random ids, none below 8: those may be special tokens."""
+    draw = np.random.Generator(np.random.Philox(seed))
+    prompts: list[list[int]] = draw.integers(8, vocabulary, (count, length)).tolist()
+    return prompts
 
 
 def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tokens: int) -> float:
@@ -210,7 +216,7 @@ def build(recipe: Recipe) -> None:
     shutil.rmtree(parts, ignore_errors=True)
     say(f"making the pair {recipe.name} in {recipe.folder}")
     write_pair(recipe, parts)
-    agreement = measure_agreement(parts, parts / "drafter", prompts_of(recipe)[:MEASURED], 128)
+    agreement = measure_agreement(parts, parts / "drafter", recipe.prompts()[:MEASURED], 128)
     (parts / "planted.json").write_text(json.dumps({"agreement": agreement}), encoding="utf-8")
     shutil.rmtree(recipe.folder, ignore_errors=True)
     parts.rename(recipe.folder)
@@ -237,7 +243,7 @@ def find_pair(which: str, count: int | None = None) -> Pair:
         if not note.exists():
             build(recipe)
         agreement = json.loads(note.read_text(encoding="utf-8"))["agreement"]
-        drafter, prompts = recipe.folder / "drafter", prompts_of(recipe)
+        prompts, drafter = recipe.prompts(), recipe.folder / "drafter"
         return Pair(which, recipe.folder, drafter, prompts, count or 2, agreement)
     folder = find_folder(pocket.PATH if which == "pocket" else which)
     read_config(folder)  # says best what is wrong with a folder that holds no model

@@ -15,7 +15,7 @@ import torch
 from exactness import VOCABULARY, planted_pair
 from typer.testing import CliRunner
 
-from benchmarks.rules import Bounds, coupled_acceptance, measure, opened
+from benchmarks.rules import coupled_acceptance, first_bounds, measure
 from outrider import pocket
 from outrider.audit import ties
 from outrider.audit.faults import FAULTS, Fault
@@ -162,20 +162,20 @@ def test_coupled_acceptance_of_many_laws_is_the_oracles() -> None:
     got = coupled_acceptance(torch.from_numpy(p), torch.from_numpy(q)).numpy()
     expected = [enumeration.coupled_acceptance(a, b) for a, b in zip(p, q, strict=True)]
     np.testing.assert_allclose(got, expected, atol=1e-12)
-    bounds = Bounds()
-    bounds.add(torch.from_numpy(p), torch.from_numpy(q))
-    assert bounds.steps == 20
-    assert bounds.coupled_least < bounds.coupled < bounds.ratio
+    bounds = first_bounds(torch.from_numpy(p), torch.from_numpy(q))
+    assert bounds.shape == (20, 3)
+    ratio, coupled, least = bounds.sum(0)
+    assert least < coupled < ratio
 
 
 def test_the_rules_are_compared_beside_the_bounds(pair: Path) -> None:
     """Measured acceptance of the first position is the theory's; 5 sigma: a false alarm of 1e-6."""
     intake = InputProcessor(pair, "auto", {"num_speculative_tokens": 2, "memory": 2**24})
     for name in ("coupled", "rejection"):
-        counts, bounds = measure(*opened(intake, make_rule(name)), prompts() * 8, 1.0, 40, 3)
-        mean = (bounds.coupled if name == "coupled" else bounds.ratio) / bounds.steps
-        sigma = math.sqrt(mean * (1 - mean) / bounds.steps)
-        assert abs(counts.acceptance_by_position[0] - mean) < 5 * sigma
+        llm, bounds = measure(intake, make_rule(name), prompts() * 8, 1.0, 40, 3)
+        mean = float(bounds[:, int(name == "coupled")].mean())
+        sigma = math.sqrt(mean * (1 - mean) / len(bounds))
+        assert abs(llm.engine.counts.acceptance_by_position[0] - mean) < 5 * sigma
 
 
 def outrider(*args: str) -> tuple[int, str, str]:
