@@ -144,8 +144,7 @@ class Bodies:
     def resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Return a schema, or the one that it refers to."""
         name = schema.get("$ref", "").rpartition("/")[2]
-        found: dict[str, Any] = self.schemas.get(name, {}) if name else schema
-        return found
+        return dict(self.schemas.get(name, {})) if name else schema
 
     def fields(self, path: str) -> list[str]:
         """The names of a body's fields: the schema's, and all that are known besides."""

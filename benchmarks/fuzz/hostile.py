@@ -70,41 +70,37 @@ def small_bodies() -> list[tuple[str, bytes]]:
         "stop": [deep("list", depth) for depth in (65, 950, 100_000)],
         "guided_regex": ["a{1000000}", "(a|b|c){0,5000}", "(((a{100}){100}){100})"],
     }
-    bodies = [completion(**{name: value}) for name in fields for value in fields[name]]
-    return [*bodies, (CHAT, b'{"messages": ' + b"[" * 100_000)]
-
-
-def keyed(size: int) -> bytes:
-    """Return a body whose logit_bias has as many keys as make it so many bytes."""
-    keys = ",".join(f'"{i}":1' for i in range(size // 12))
-    return f'{{"prompt": "x", "logit_bias": {{{keys}}}}}'.encode()
+    return [
+        *(completion(**{name: value}) for name in fields for value in fields[name]),
+        (CHAT, b'{"messages": ' + b"[" * 100_000),
+    ]
 
 
 def large_bodies() -> list[tuple[str, Callable[[int], bytes]]]:
     """Return makers of bodies of a size, almost all of which is one list, object or value."""
     makers: list[tuple[str, Callable[[int], bytes]]] = [
-        (COMPLETIONS, keyed),
+        (COMPLETIONS, lambda size: dumps(
+            {"prompt": "x", "logit_bias": {str(i): 1 for i in range(size // 14)}}
+        )),
         (COMPLETIONS, lambda size: b'{"prompt": "' + b"a" * (size - 14) + b'"}'),
         (COMPLETIONS, lambda size: b'{"prompt": ' + b"[" * (size - 11)),
         (COMPLETIONS, lambda size: b'{"prompt": "x", "max_tokens": ' + b"9" * (size - 31) + b"}"),
         (COMPLETIONS, lambda size: b'{"model": "' + b"a" * (size - 28) + b'", "prompt": "x"}'),
-    ]
+    ]  # fmt: skip
     user = '{"messages": [{"role": "user", "content": "a"}], "tools": ['
     call = '{"type":"function","function":{"name":"f","parameters":{}}}'
-    lists: list[tuple[str, str, tuple[str, ...]]] = [(CHAT, user, ("{}", call))]
     contents = ('""', "[{}]", '[{"type":"text","text":"a"},{"type":"text","text":"b"}]')
-    messages = tuple(f'{{"role":"user","content":{content}}}' for content in contents)
-    lists.append((CHAT, '{"messages": [', messages))
+    messages = [f'{{"role":"user","content":{content}}}' for content in contents]
+    lists = [(CHAT, user, ["{}", call]), (CHAT, '{"messages": [', messages)]
     for field in ("prompt", "stop", "bad_words", "stop_token_ids", "guided_choice", "metadata"):
         start = '{"max_tokens": 1, "prompt": "x", ' if field != "prompt" else "{"
-        members = ("{}", "1", "0.5", "null", '""', "[[[[1]]]]")
+        members = ["{}", "1", "0.5", "null", '""', "[[[[1]]]]"]
         lists.append((COMPLETIONS, f'{start}"{field}": [', members))
-    makers += [
+    return makers + [
         (path, partial(filled, start, member, "]}"))
         for path, start, members in lists
         for member in members
     ]
-    return makers
 
 
 @dataclass(frozen=True)
@@ -131,10 +127,11 @@ def attacks(host: str) -> list[Attack]:
     small, large = small_bodies(), large_bodies()
     post, bytewise = partial(request, host), int(HELD_SECONDS / PAUSE_SECONDS)
     stream = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
-    unread = post(COMPLETIONS, dumps(stream))
-
-    def only(data: bytes, _: random.Random) -> list[bytes]:
-        return [data]
+    first_calls = [
+        post(*completion(priority=priority, n=2, max_tokens=32)) for priority in (-1, -(2**31))
+    ]
+    page, off = "evil.example", dumps({"enabled": False})
+    endless = b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 1000
 
     def small_posts(draw: random.Random) -> Iterator[bytes]:
         """Yield some bodies that ended engines."""
@@ -151,36 +148,32 @@ def attacks(host: str) -> list[Attack]:
         head = post(path, Transfer_Encoding="chunked")
         yield head + b"1\r\nx\r\n" * CHUNKS + b"0\r\n\r\n"
 
-    def slow_head(_: random.Random) -> Iterator[bytes]:
-        """Yield single bytes of a head that never ends."""
-        head = b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 1000
-        return (head[i : i + 1] for i in range(bytewise))
-
     def slow_body(draw: random.Random) -> Iterator[bytes]:
         """Yield a head, then single bytes of the body, of a POST or of a GET."""
         method, path = draw.choice((("POST", COMPLETIONS), ("GET", "/health")))
         yield post(path, method=method, Content_Length=100_000)
         yield from [b"x"] * bytewise
 
-    def first_calls(_: random.Random) -> Iterator[bytes]:
-        """Yield calls that want to be first."""
-        for priority in (-1, -(2**31)):
-            yield post(*completion(priority=priority, n=2, max_tokens=32))
+    def fixed(name: str, *pieces: bytes, **how: Any) -> Attack:
+        return Attack(name, lambda _: pieces, **how)
 
-    page, off = "evil.example", dumps({"enabled": False})
-    switch = request(page, "/v1/speculation", off, Origin=f"http://{page}")
-    half = post(COMPLETIONS, b'{"prompt": "x"', Content_Length=1000)
-    pipelined = post("/health", method="GET") * PIPELINED
     return [
         Attack("small bodies", small_posts), Attack("large bodies", large_post),
-        Attack("chunks of a byte", byte_chunks), Attack("slow headers", slow_head, PAUSE_SECONDS),
-        Attack("slow bodies", slow_body, PAUSE_SECONDS), Attack("priority", first_calls),
-        Attack("an unread stream", partial(only, unread), HELD_SECONDS),
-        Attack("pipelining", partial(only, pipelined)),
-        Attack("halves of bodies", partial(only, half), PAUSE_SECONDS, HALVES),
-        Attack("idle connections", partial(only, b""), HELD_SECONDS, IDLE),
-        Attack(FOREIGN_PAGE, partial(only, switch)),
-        *(Attack("no HTTP", partial(only, data), limit=HELD_SECONDS) for data in NO_HTTP),
+        Attack("chunks of a byte", byte_chunks),
+        Attack("slow bodies", slow_body, PAUSE_SECONDS),
+        fixed(
+            "slow headers", *(endless[i : i + 1] for i in range(bytewise)), pause=PAUSE_SECONDS
+        ),
+        fixed("priority", *first_calls),
+        fixed("an unread stream", post(COMPLETIONS, dumps(stream)), pause=HELD_SECONDS),
+        fixed("pipelining", post("/health", method="GET") * PIPELINED),
+        fixed(
+            "halves of bodies", post(COMPLETIONS, b'{"prompt": "x"', Content_Length=1000),
+            pause=PAUSE_SECONDS, connections=HALVES,
+        ),
+        fixed("idle connections", b"", pause=HELD_SECONDS, connections=IDLE),
+        fixed(FOREIGN_PAGE, request(page, "/v1/speculation", off, Origin=f"http://{page}")),
+        *(fixed("no HTTP", data, limit=HELD_SECONDS) for data in NO_HTTP),
     ]  # fmt: skip
 
 
@@ -193,8 +186,7 @@ class Hostile:
     """
 
     def __init__(self, url: str, seed: int) -> None:
-        self.url = url
-        self.draw = random.Random(seed)
+        self.url, self.draw = url, random.Random(seed)
         self.answers: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -202,9 +194,8 @@ class Hostile:
         """Attack so long, busily and patiently at once, and report the answers."""
         sides = attacks(urlsplit(self.url).netloc)
         until = time.monotonic() + seconds
-        patient = [attack for attack in sides if attack.pause]
-        busy = [attack for attack in sides if not attack.pause]
-        rounds = await asyncio.gather(self.rounds(busy, until), self.rounds(patient, until))
+        groups = ([a for a in sides if not a.pause], [a for a in sides if a.pause])
+        rounds = await asyncio.gather(*(self.rounds(group, until) for group in groups))
         return {
             "rounds": rounds, "answers": dict(sorted(self.answers.items())), "wrong": self.wrong,
         }  # fmt: skip

@@ -55,10 +55,9 @@ def parsed(raw: bytes) -> Any:
 
 def shortest(raw: bytes, timeout: float | None) -> float | None:
     """The least seconds after which a call may time out, None where it is not known."""
-    own = None
+    limits = [] if timeout is None else [timeout]
     with suppress(ValueError, RecursionError, AttributeError, TypeError, OverflowError):
-        own = float(json.loads(raw).get("timeout"))
-    limits = [limit for limit in (own, timeout) if limit is not None]
+        limits.append(float(json.loads(raw).get("timeout")))
     return min(limits, default=None)
 
 

@@ -102,11 +102,8 @@ class Fuzzer:
     """
 
     def __init__(self, url: str, server: Served | None, bodies: Bodies) -> None:
-        self.url = url
-        self.server = server
-        self.bodies = bodies
+        self.url, self.server, self.bodies = url, server, bodies
         self.seen = Seen()
-        self.timeout = REQUEST_SECONDS if server is not None else None
 
     async def run(self, count: int, connections: int) -> dict[str, Any]:
         """Send so many bodies and return the report."""
@@ -176,7 +173,8 @@ class Fuzzer:
             seen.codes["left"] += 1
             return None
         seen.codes[str(answer.status)] += 1
-        for problem in faults(case, answer, time.monotonic() - start, self.timeout):
+        timeout = None if self.server is None else REQUEST_SECONDS
+        for problem in faults(case, answer, time.monotonic() - start, timeout):
             seen.note(case, problem)
         if answer.status == 429 and self.server is not None:
             seen.note(case, f"429 though the queue has room: {shown(answer)}")
@@ -225,15 +223,16 @@ def ask_health(url: str, end: threading.Event) -> dict[str, Any]:
         except OSError:
             failed += 1
         seconds.append(time.monotonic() - start)
-    most = max(seconds, default=0.0)
-    return {"asked": len(seconds), "failed": failed, **percentiles(seconds), "max": most}
+    return {
+        "asked": len(seconds), "failed": failed, **percentiles(seconds),
+        "max": max(seconds, default=0.0),
+    }  # fmt: skip
 
 
 def published(url: str) -> dict[str, Any]:
     """Return the schema of a server."""
     with urlopen(f"{url}/openapi.json") as answer:
-        document: dict[str, Any] = json.load(answer)
-    return document
+        return dict(json.load(answer))
 
 
 def main(
@@ -256,8 +255,7 @@ def main(
     file = json_ or ("fuzz.json" if wrong and only is None else None)
     write_json(report, file)
     if file != "-":
-        printed = {key: report[key] for key in report if key not in ("classes", "faults")}
-        write_json(printed, "-")
+        write_json({k: v for k, v in report.items() if k not in ("classes", "faults")}, "-")
     if wrong and file is not None:
         print(f"the faults and their bodies are in {file}.", file=sys.stderr)
     raise typer.Exit(wrong)

@@ -89,8 +89,7 @@ def text(draw: random.Random) -> str:
     """A text that is odd, or made of random characters."""
     if draw.random() < 0.7:
         return draw.choice(TEXTS)
-    planes = (0x20, 0x7F), (0x80, 0x2FFF), (0xD7F0, 0xE010), (0x1F300, 0x1FAFF)
-    low, high = draw.choice(planes)
+    low, high = draw.choice(((0x20, 0x7F), (0x80, 0x2FFF), (0xD7F0, 0xE010), (0x1F300, 0x1FAFF)))
     return "".join(chr(draw.randint(low, high)) for _ in range(draw.randint(1, 40)))
 
 
@@ -134,5 +133,4 @@ def hostile(draw: random.Random) -> Any:
 
 def dumps(value: Any) -> bytes:
     """JSON in ASCII, with every ``raw`` token as it is."""
-    found = json.dumps(value)
-    return RAW.sub(lambda match: str(json.loads(f'"{match[1]}"')), found).encode()
+    return RAW.sub(lambda match: str(json.loads(f'"{match[1]}"')), json.dumps(value)).encode()

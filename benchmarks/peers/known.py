@@ -66,7 +66,7 @@ class Peer:
     def variables(self) -> dict[str, str]:
         """Variables of its processes: they see the runners, and Outrider only for its own."""
         inherited = os.environ.get("PYTHONPATH", "") if self.name == OWN else ""
-        path = os.pathsep.join(part for part in (str(FOLDER), inherited) if part)
+        path = os.pathsep.join(filter(None, (str(FOLDER), inherited)))
         return {**self.environment, "PYTHONPATH": path}
 
     def convert(self, checkpoint: Path, dtype: str) -> Path:
@@ -78,15 +78,13 @@ class Peer:
         if self.converter is None:
             return checkpoint
         folder = self.conversions(checkpoint) / dtype
-        done = folder / "done"
-        if not done.exists():
+        if not (folder / "done").exists():
             say(f"{self.name}: converting {checkpoint} to {dtype}")
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             variables = [f"{name}={value}" for name, value in self.variables().items()]
-            words = (str(checkpoint), str(folder), dtype)
-            call("env", *variables, *self.converter, *words, log=folder / "log")
-            done.touch()
+            call("env", *variables, *self.converter, checkpoint, folder, dtype, log=folder / "log")
+            (folder / "done").touch()
         return folder
 
     def conversions(self, checkpoint: Path) -> Path:
@@ -98,8 +96,8 @@ class Peer:
         for environment in install.ENVIRONMENTS.get(self.name, ()):
             about += environment.recipe
         if self.converter:
-            for script in (FOLDER / "runners").glob(f"{self.converter[-1].rpartition('.')[2]}.py"):
-                about.append(script.read_text(encoding="utf-8"))
+            script = FOLDER / "runners" / f"{self.converter[-1].rpartition('.')[2]}.py"
+            about += [script.read_text(encoding="utf-8")] if script.exists() else []
         key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
         return home() / "converted" / f"{self.name}-{key}"
 
@@ -122,8 +120,7 @@ def number_of_weights(checkpoint: Path) -> int:
     total = 0
     for file in checkpoint.glob("*.safetensors"):
         with safe_open(file, framework="np") as opened:
-            names = opened.keys()
-            total += sum(prod(opened.get_slice(name).get_shape()) for name in names)
+            total += sum(prod(opened.get_slice(n).get_shape()) for n in list(opened.keys()))
     return total
 
 
@@ -136,27 +133,29 @@ def weights_read(checkpoint: Path) -> int:
 
 def peers() -> dict[str, Peer]:
     """Every peer by name, Outrider itself first."""
-    lcpp, ov, vllm = install.LLAMA_CPP.python, install.OPENVINO.python, install.VLLM.python
-    export = install.EXPORT.python
-    server = {"PEER_SERVER": str(install.program("llama-server"))}
-    quantize = {"PEER_QUANTIZE": str(install.program("llama-quantize"))}
-    found = (
+    lcpp = install.LLAMA_CPP.python
+    everyone = (
         Peer(OWN, run_module(sys.executable, "own"), dtypes=DTYPES, threads=False),
         Peer("transformers", run_module(sys.executable, "transformers"), batches=False),
         Peer(
             "llama.cpp", run_module(lcpp, "llamacpp"), run_module(lcpp, "llamacpp_convert"),
-            {**server, **quantize}, DTYPES, lambda: install.missing("llama.cpp"),
+            {
+                "PEER_SERVER": str(install.program("llama-server")),
+                "PEER_QUANTIZE": str(install.program("llama-quantize")),
+            },
+            DTYPES, lambda: install.missing("llama.cpp"),
             weights="model.gguf",
         ),
         Peer(
-            "openvino", run_module(ov, "openvino"), run_module(export, "openvino_convert"),
-            {}, DTYPES, lambda: install.missing("openvino"),
+            "openvino", run_module(install.OPENVINO.python, "openvino"),
+            run_module(install.EXPORT.python, "openvino_convert"), {}, DTYPES,
+            lambda: install.missing("openvino"),
             weights="openvino_model.bin",
         ),
         Peer(
-            "vllm", run_module(vllm, "vllm"), None,
+            "vllm", run_module(install.VLLM.python, "vllm"), None,
             {"VLLM_CACHE_ROOT": str(home() / install.VLLM.name / "cache")},
             missing=lambda: install.missing("vllm"),
         ),
     )  # fmt: skip
-    return {peer.name: peer for peer in found}
+    return {peer.name: peer for peer in everyone}

@@ -43,11 +43,12 @@ def cells(run: dict[str, Any]) -> list[object]:
     """Return a run's row."""
     share, bits = run["memory_share"], run["bits_per_weight"]
     others = [cores for cores in run["others_cores"] if cores is not None]
-    speed = f"{run['tokens_per_second']:,.0f}"
     return [
         run["dtype"], run["load"], f"{run['peer']} {run['version']}", run["mode"],
         run["num_speculative_tokens"] or "",
-        run["threads"], f"{speed} {shown(run['tokens_per_second_interval'], ',.0f')}".rstrip(),
+        run["threads"],
+        f"{run['tokens_per_second']:,.0f} "
+        f"{shown(run['tokens_per_second_interval'], ',.0f')}".rstrip(),
         "" if share is None else f"{share:.0%}", f"{run['end_to_end_tokens_per_second']:,.0f}",
         f"{run['ttft_ms']:,.0f}", f"{run['peak_memory_bytes'] / 1e6:,.0f}",
         "" if bits is None else f"{bits:.2f}", same(run["identical_to_plain"]),
@@ -67,8 +68,8 @@ def ratios(pair: dict[str, Any]) -> Iterator[list[object]]:
             row.append(
                 ratio and f"{ratio['ratio']:.2f}{star} {shown(ratio['interval'], '.2f')}".rstrip()
             )
-        which = best and f"{best['ours']} / {best['theirs']}"
-        yield [entry["dtype"], entry["load"], entry["peer"], *(c or "" for c in (*row, which))]
+        row.append(best and f"{best['ours']} / {best['theirs']}")
+        yield [entry["dtype"], entry["load"], entry["peer"], *(cell or "" for cell in row)]
 
 
 def markdown(report: dict[str, Any]) -> Iterator[str]:
@@ -82,8 +83,7 @@ def markdown(report: dict[str, Any]) -> Iterator[str]:
         for skipped in pair["skipped"]:
             which = [skipped[name] for name in ("peer", "dtype", "mode", "load")]
             yield f"skipped: {' '.join(filter(None, which))}: {skipped['reason']}"
-    confidence = report["intervals"]["confidence"]
-    yield DEFINITIONS.format(rounds=report["rounds"], confidence=confidence)
+    yield DEFINITIONS.format(rounds=report["rounds"], **report["intervals"])
 
 
 def main(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 
 from outrider.bench.machine import available_cores
 from outrider.bench.offline import turned
@@ -75,15 +75,15 @@ class Options:
             value = getattr(self, name)
             if not value >= least:
                 raise ConfigError(f"{name} is {value}; give {least} or more.")
-        if not all(1 <= n <= PROMPTS for n in self.concurrency):
-            said = ",".join(map(str, self.concurrency))
-            raise ConfigError(f"concurrency is {said}; give numbers from 1 to {PROMPTS}.")
+        for size in self.concurrency:
+            if not 1 <= size <= PROMPTS:
+                raise ConfigError(f"concurrency is {size}; give numbers from 1 to {PROMPTS}.")
 
     @property
     def loads(self) -> tuple[Load, ...]:
         """The loads of every engine."""
-        found = [DECODE if n == 1 else Load("batch", n) for n in self.concurrency]
-        return (*found, Load("prefill", self.prefill)) if self.prefill else tuple(found)
+        prefill = [Load("prefill", self.prefill)] if self.prefill else []
+        return (*(DECODE if n == 1 else Load("batch", n) for n in self.concurrency), *prefill)
 
 
 @dataclass(frozen=True)
@@ -172,16 +172,16 @@ class Bench:
         # A process has one load, so that the memory of a load is its own.
         self.pool: Pool[Setting] = Pool(self._open, self._need)
 
-    def run(self, progress: Callable[[str], None] = say) -> None:
-        """Measure all dtypes, one after the other; ``progress`` is told what is going on."""
+    def run(self) -> None:
+        """Measure all dtypes, one after the other."""
         try:
             usable = [peer for peer in self.sides.values() if self._usable(peer)]
             for dtype in self.options.dtypes:
                 for peer in usable:
-                    progress(f"{dtype}: looking for the best settings of {peer.name}")
+                    say(f"{dtype}: looking for the best settings of {peer.name}")
                     self._search(peer, dtype)
                 for load in self.options.loads:
-                    self._run_rounds(dtype, load, progress)
+                    self._run_rounds(dtype, load)
         finally:
             self.pool.close()
 
@@ -209,11 +209,11 @@ class Bench:
                 setting = Setting(name, "float32", "plain", DECODE, 0, available_cores())
                 outputs.append(self._trial(setting, CHECKED_TOKENS, temperature=0.0).outputs)
                 self.pool.close()
-            parted = {"parted": first_difference(*outputs)}
-            note.write_text(json.dumps(parted), encoding="utf-8")
+            note.write_text(json.dumps({"parted": first_difference(*outputs)}), encoding="utf-8")
         at = json.loads(note.read_text(encoding="utf-8"))["parted"]
-        parting = f"its greedy float32 ids part from Outrider's at token {at}"
-        return None if at is None else f"{parting}: the conversion is wrong"
+        if at is None:
+            return None
+        return f"its greedy float32 ids part from Outrider's at token {at}: the conversion is wrong"
 
     def _search(self, peer: Peer, dtype: str) -> None:
         """Run shortly every K with all threads, then the best with fewer; skip a mode with none."""
@@ -241,8 +241,9 @@ class Bench:
 
     def _try(self, setting: Setting) -> bool:
         """Run a setting shortly; return False where it failed, even by a crash."""
-        most = self.options.max_tokens
-        tokens = min(most, SEARCHED_TOKENS) if setting.load.kind == "batch" else most
+        tokens = self.options.max_tokens
+        if setting.load.kind == "batch":
+            tokens = min(tokens, SEARCHED_TOKENS)
         try:
             self.search[setting] = self._trial(setting, tokens, 1)
         except OutriderError as error:
@@ -251,11 +252,11 @@ class Bench:
         self.pool.close()
         return setting in self.search
 
-    def _run_rounds(self, dtype: str, load: Load, progress: Callable[[str], None]) -> None:
+    def _run_rounds(self, dtype: str, load: Load) -> None:
         """Run each side's best settings by turns; one that fails is left out from then on."""
         chosen = self._finalists(dtype, load)
         for number in range(self.options.rounds):
-            progress(f"{dtype}, {load.name}: round {number + 1} of {self.options.rounds}")
+            say(f"{dtype}, {load.name}: round {number + 1} of {self.options.rounds}")
             self.bandwidth[dtype, load].append(read_bandwidth())
             for setting in turned(chosen, number):  # nobody always runs after the same other
                 try:
@@ -269,15 +270,9 @@ class Bench:
 
     def _finalists(self, dtype: str, load: Load) -> list[Setting]:
         """Each side's best plain setting, and the best of its speculative ones."""
-        chosen = []
-        for name in self.sides:
-            for plain in (True, False):
-                mine = [
-                    s for s in self.search
-                    if (s.peer, s.dtype, s.load, s.k == 0) == (name, dtype, load, plain)
-                ]  # fmt: skip
-                chosen += [max(mine, key=lambda s: self.search[s].speed)] if mine else []
-        return chosen
+        slowest_first = sorted(self.search, key=lambda setting: self.search[setting].speed)
+        best = {(s.peer, s.k == 0): s for s in slowest_first if (s.dtype, s.load) == (dtype, load)}
+        return [best[key] for key in product(self.sides, (True, False)) if key in best]
 
     def _trial(
         self,
@@ -301,8 +296,7 @@ class Bench:
             session.run(prompts, count, heat, i) for i, prompts in enumerate(batches[:calls])
         ]
         trial = Trial(setting.load, answers)
-        wrong = [len(ids) for ids in trial.outputs if len(ids) != count]
-        if wrong:
+        if wrong := [len(ids) for ids in trial.outputs if len(ids) != count]:
             raise PeerError(f"it gave {wrong[0]} tokens, not {count}")
         return trial
 
@@ -340,8 +334,9 @@ class Bench:
     def _need(self, setting: Setting) -> int:
         """Bytes that a process will take, guessed from its checkpoints' size in bfloat16."""
         folders = filter(None, (self.pair.target, self.pair.drafter))
-        files = [file for folder in folders for file in folder.glob("*.safetensors")]
-        weights = sum(file.stat().st_size for file in files)
+        weights = sum(
+            file.stat().st_size for folder in folders for file in folder.glob("*.safetensors")
+        )
         return weights * (3 if setting.dtype == "float32" else 2) + (1 << 30)
 
     def _skip(
@@ -360,9 +355,9 @@ class Bench:
 
 def first_difference(left: list[list[int]], right: list[list[int]]) -> int | None:
     """The least index at which two lists of outputs differ, None if they are the same."""
-    found = [
+    places = (
         next((i for i, (a, b) in enumerate(zip(x, y, strict=False)) if a != b), min(len(x), len(y)))
         for x, y in zip(left, right, strict=True)
         if x != y
-    ]
-    return min(found) if found else None
+    )
+    return min(places, default=None)

@@ -114,10 +114,6 @@ class Recipe:
         if not self.tied:
             yield "lm_head.weight", normal(self.vocabulary, self.hidden, 3 * wide)
 
-    def prompts(self) -> list[list[int]]:
-        """Return the pair's prompts."""
-        return random_prompts(self.seed + 1, self.vocabulary)
-
     def drafters(self, name: str) -> bool:
         """True for a tensor that the drafter has too."""
         parts = name.split(".")
@@ -189,8 +185,7 @@ def random_prompts(
 ) -> list[list[int]]:
     """Return prompts of random ids, none below 8: those may be special tokens."""
     draw = np.random.Generator(np.random.Philox(seed))
-    prompts: list[list[int]] = draw.integers(8, vocabulary, (count, length)).tolist()
-    return prompts
+    return list(draw.integers(8, vocabulary, (count, length)).tolist())
 
 
 def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tokens: int) -> float:
@@ -210,13 +205,13 @@ def measure_agreement(target: Path, drafter: Path, prompts: list[list[int]], tok
     return agreed / (tokens * len(paths))
 
 
-def build(recipe: Recipe) -> None:
+def build(recipe: Recipe, prompts: list[list[int]]) -> None:
     """Make the pair in its folder, the drafter in the sub-folder ``drafter``, and measure it."""
     parts = recipe.folder.with_name(recipe.folder.name + ".part")
     shutil.rmtree(parts, ignore_errors=True)
     say(f"making the pair {recipe.name} in {recipe.folder}")
     write_pair(recipe, parts)
-    agreement = measure_agreement(parts, parts / "drafter", recipe.prompts()[:MEASURED], 128)
+    agreement = measure_agreement(parts, parts / "drafter", prompts, 128)
     (parts / "planted.json").write_text(json.dumps({"agreement": agreement}), encoding="utf-8")
     shutil.rmtree(recipe.folder, ignore_errors=True)
     parts.rename(recipe.folder)
@@ -240,11 +235,11 @@ def find_pair(which: str, count: int | None = None) -> Pair:
         raise ConfigError(f"num_prompts is {count}; give 1 to {PROMPTS}.")
     if recipe := RECIPES.get(which):
         note = recipe.folder / "planted.json"
+        prompts = random_prompts(recipe.seed + 1, recipe.vocabulary)
         if not note.exists():
-            build(recipe)
+            build(recipe, prompts[:MEASURED])
         agreement = json.loads(note.read_text(encoding="utf-8"))["agreement"]
-        prompts, drafter = recipe.prompts(), recipe.folder / "drafter"
-        return Pair(which, recipe.folder, drafter, prompts, count or 2, agreement)
+        return Pair(which, recipe.folder, recipe.folder / "drafter", prompts, count or 2, agreement)
     folder = find_folder(pocket.PATH if which == "pocket" else which)
     read_config(folder)  # says best what is wrong with a folder that holds no model
     codec = TextCodec(folder)

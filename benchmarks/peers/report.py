@@ -75,23 +75,20 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
 
 def memory_share(bench: Bench, setting: Setting, speeds: Sequence[float]) -> float | None:
     """Return the share of the measured bandwidth that plain decoding uses; None if unknown."""
-    load = setting.load
     bits = bench.bits[setting.peer, setting.dtype]
-    if bits is None or setting.k or load.kind != "decode":
+    if bits is None or setting.k or setting.load.kind != "decode":
         return None
     size = weights_read(bench.pair.target) * bits / 8
-    measured = bench.bandwidth[setting.dtype, load]
+    measured = bench.bandwidth[setting.dtype, setting.load]
     shares = [size * v / b for v, b in zip(speeds, measured, strict=False) if b is not None]
     return median(shares) if shares else None
 
 
 def plain_outputs(bench: Bench, peer: str, like: Setting) -> list[list[int]] | None:
     """A peer's plain outputs in its first round, None if there are none."""
-    wanted = replace(like, peer=peer, mode="plain", k=0, threads=0)
-    for setting, trials in bench.rounds.items():
-        if replace(setting, threads=0) == wanted:
-            return trials[0].outputs
-    return None
+    plain = replace(like, peer=peer, mode="plain", k=0, threads=0)
+    runs = {replace(s, threads=0): trials[0] for s, trials in bench.rounds.items()}
+    return runs[plain].outputs if plain in runs else None
 
 
 def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -104,24 +101,20 @@ def comparisons(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     keys = dict.fromkeys((r["dtype"], r["load"], r["peer"]) for r in runs if r["peer"] != OWN)
     for dtype, load, peer in keys:
         here = [r for r in runs if (r["dtype"], r["load"]) == (dtype, load)]
-        sides = {name: compared(here, peer, name == "plain") for name in ("plain", "best")}
-        entries.append({"dtype": dtype, "load": load, "peer": peer, **sides})
+        plain = compared([r for r in here if r["mode"] == "plain"], peer)
+        best = compared(here, peer)
+        entries.append({"dtype": dtype, "load": load, "peer": peer, "plain": plain, "best": best})
     return entries
 
 
-def compared(runs: list[dict[str, Any]], peer: str, plain: bool) -> dict[str, Any] | None:
-    """Ours / theirs, of plain runs or of the fastest; None where a side has none."""
-    ours, theirs = (fastest(runs, who, plain) for who in (OWN, peer))
-    if ours is None or theirs is None:
+def compared(runs: list[dict[str, Any]], peer: str) -> dict[str, Any] | None:
+    """Ours / theirs, of each side's fastest run; None where a side has none."""
+    slowest_first = sorted(runs, key=lambda run: run["tokens_per_second"])
+    fastest = {run["peer"]: run for run in slowest_first}
+    if not {OWN, peer} <= fastest.keys():
         return None
-    speeds = "tokens_per_second_by_round"
+    ours, theirs, speeds = fastest[OWN], fastest[peer], "tokens_per_second_by_round"
     return {**ratio(ours[speeds], theirs[speeds]), "ours": ours["mode"], "theirs": theirs["mode"]}
-
-
-def fastest(runs: list[dict[str, Any]], peer: str, plain: bool) -> dict[str, Any] | None:
-    """A peer's fastest run, or its plain one."""
-    mine = [r for r in runs if r["peer"] == peer and (r["mode"] == "plain" or not plain)]
-    return max(mine, key=lambda r: r["tokens_per_second"], default=None)
 
 
 def bars(ratios: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -205,5 +198,5 @@ def heading(report: dict[str, Any]) -> str:
 
 def label(pair: dict[str, Any]) -> str:
     """A pair's name, with the agreement of a planted one."""
-    agreement = f" (agreement {pair['agreement']:.2f})" if pair["agreement"] is not None else ""
-    return f"{pair['name']}{agreement}"
+    agreed = pair["agreement"] is not None
+    return f"{pair['name']} (agreement {pair['agreement']:.2f})" if agreed else str(pair["name"])

@@ -179,13 +179,10 @@ class Session:
 
     def close(self) -> None:
         """End the process and wait for it; what it had started too."""
-        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-            self.process.communicate(timeout=CLOSE_SECONDS)  # closes its stdin
-        self._kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        with self.process:  # closes the pipes and waits
+            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+                self.process.communicate(timeout=CLOSE_SECONDS)  # closes its stdin
+            self._kill()
 
 
 class Pool(Generic[K]):

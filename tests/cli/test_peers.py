@@ -100,7 +100,7 @@ OPTIONS = Options(dtypes=("float32",), max_tokens=9, threads=(1, 2))
 
 def measured(pair: Pair, options: Options, *sides: Peer) -> dict[str, Any]:
     bench = Bench(pair, list(sides), options)
-    bench.run(lambda _: None)
+    bench.run()
     (found,) = report([bench])["pairs"]
     assert isinstance(found, dict)
     return found
@@ -139,7 +139,7 @@ def test_each_side_runs_at_its_best_and_ratios_are_exact(
 
 def test_a_report_in_markdown(fake: Callable[..., Peer], pair: Pair) -> None:
     bench = Bench(pair, [fake(OWN, speed=30.0), fake("other", speed=20.0)], OPTIONS)
-    bench.run(lambda _: None)
+    bench.run()
     lines = list(markdown(json.loads(json.dumps(report([bench])))))
     assert lines[0].startswith("made-up · 9 tokens, T = 0")
     bar = "| float32 | decode | other | 1.50* [1.50 1.50] | 1.50* [1.50 1.50] | draft / draft |"

@@ -68,8 +68,7 @@ class LlamaCpp:
                 method, path, json.dumps(body) if body else None,
                 {"Content-Type": "application/json"},
             )  # fmt: skip
-            found: Spec = json.loads(link.getresponse().read())
-        return found
+            return dict(json.loads(link.getresponse().read()))
 
     def generate(self, prompts: Ids, max_tokens: int, options: Spec) -> Ids:
         one = partial(self._complete, max_tokens, options)
@@ -88,8 +87,7 @@ class LlamaCpp:
         found = self._ask("POST", "/completion", body)
         if "tokens" not in found:
             raise RuntimeError(str(found.get("error", found)))
-        ids: list[int] = found["tokens"]
-        return ids
+        return list(found["tokens"])
 
 
 if __name__ == "__main__":

@@ -47,8 +47,7 @@ class Transformers:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens,
             do_sample=sampled, top_k=0 if sampled else None, pad_token_id=0, **given, **self.extra,
         )  # fmt: skip
-        found: Ids = out[:, ids.shape[1] :].tolist()
-        return found
+        return list(out[:, ids.shape[1] :].tolist())
 
 
 if __name__ == "__main__":
