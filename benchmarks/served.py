@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -22,7 +22,7 @@ STOP_SECONDS = 60.0
 QUIET = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
-class Served:
+class Served(AbstractContextManager["Served", None]):
     """A running server; as a context it is killed at the end, unless it has ended.
 
     Args:
@@ -47,9 +47,6 @@ class Served:
         if not self._up.wait(START_SECONDS) or not self.url:
             self.stop(signal.SIGKILL)
             raise ConfigError("\n".join(self.lines) or "the server did not come up.")
-
-    def __enter__(self) -> Served:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop(signal.SIGKILL)

@@ -80,8 +80,8 @@ class Sides:
 
             async def call(prompt: list[int]) -> tuple[float, int]:
                 first, last = 0.0, ""
-                filled = {**body, "prompt": prompt}
-                async with client.stream("POST", "/v1/completions", json=filled) as stream:
+                whole = body | {"prompt": prompt}
+                async with client.stream("POST", "/v1/completions", json=whole) as stream:
                     stream.raise_for_status()
                     async for line in stream.aiter_lines():
                         first = first or time.perf_counter()

@@ -186,13 +186,16 @@ async def soak(
     """
     seen, engine = Seen(), server.engine()
     until = time.monotonic() + seconds
-    tasks = [run_client(server.url, items, i, until, seen) for i in range(clients)]
     attacked: dict[str, Any] | None = None
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
-        watching = asyncio.gather(watch(server, seconds, seen, kill), *tasks)
+        watching = asyncio.gather(
+            watch(server, seconds, seen, kill),
+            *(run_client(server.url, items, i, until, seen) for i in range(clients)),
+        )
         if hostile:
-            loop = asyncio.get_running_loop()
-            attacked = await loop.run_in_executor(apart, attack, server.url, seconds)
+            attacked = await asyncio.get_running_loop().run_in_executor(
+                apart, attack, server.url, seconds
+            )
             seen.wrong += [f"hostile: {problem}" for problem in attacked["wrong"]]
         await watching
     try:

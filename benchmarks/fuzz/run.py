@@ -68,8 +68,7 @@ class Seen:
 
     def note(self, case: Case, problem: str) -> None:
         """Keep a fault, by its class."""
-        words = re.split(r"['\"\[{]", problem)[0]
-        name = re.sub(r"-?[0-9][0-9.e+-]*", "0", words)[:80]
+        name = re.sub(r"-?[0-9][0-9.e+-]*", "0", re.split(r"['\"\[{]", problem)[0])[:80]
         if name not in self.classes:
             tqdm.write(f"body {case.index}: {problem[:200]}", file=sys.stderr)
         self.classes[name].append(case.index)
@@ -209,8 +208,9 @@ class Fuzzer:
         async with Connection(self.url) as connection:
             answer = await self.send(connection, case)
         got = {"status": answer.status, "answer": shown(answer)} if answer else {}
-        problems = [fault["fault"] for fault in self.seen.kept]
-        return described(case) | got | {"wrong": problems, "wrong_count": self.seen.wrong}
+        return described(case) | got | {
+            "wrong": [fault["fault"] for fault in self.seen.kept], "wrong_count": self.seen.wrong,
+        }  # fmt: skip
 
 
 def ask_health(url: str, end: threading.Event) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -50,15 +51,12 @@ def request(
     return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "\r\n"]).encode("latin-1") + body
 
 
-class Connection:
+class Connection(AbstractAsyncContextManager["Connection", None]):
     """One connection to a server, opened when it is first used and whenever it has ended."""
 
     def __init__(self, url: str) -> None:
         self.url = urlsplit(url)
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def __aenter__(self) -> Connection:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()

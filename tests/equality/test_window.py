@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import application
 from outrider import LLM, SamplingParams
-from outrider.bench.offline import Options
+from outrider.bench.offline import Bench, Options
+from outrider.bench.workload import Workload
 from outrider.cli import app
 from outrider.config import PRESETS, EngineConfig
 from outrider.drafters.base import DrafterContext
@@ -270,8 +271,10 @@ def test_the_commands_take_both(tiny_llama: Path, tiny_drafter: Path) -> None:
     assert (bad.exit_code, bad.stderr.count("\n")) == (2, 1)
     assert "drafter_window is 0; give 1 to 16777216 tokens" in bad.stderr
     assert "preset is 'x'" in run("--preset", "x").stderr
-    options = Options(model=tiny_llama, target="tiny", drafter_window=3, preset="long-context")
-    assert (options.drafter_window, options.preset) == (3, "long-context")
+    chosen = {"drafter_window": 3, "preset": "long-context"}
+    options = Options(model=tiny_llama, target="tiny", max_tokens=4, engine=chosen)
+    config = Bench(options, Workload.of_prompts("code", ["def greet(name):"])).plain.config
+    assert (config.drafter_window, config.preset) == (3, "long-context")
 
 
 def test_the_bench_by_context(tiny_llama: Path, tiny_drafter: Path, tmp_path: Path) -> None:

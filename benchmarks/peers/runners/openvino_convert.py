@@ -15,12 +15,11 @@ FORMATS = {"float32": "fp32", "bfloat16": "fp16", "int8": "int8", "int4": "int4"
 def main() -> None:
     """Export; leaves openvino_model.xml and the tokenizer in FOLDER."""
     checkpoint, folder, dtype = sys.argv[1:]
-    command = [
+    sys.exit(subprocess.call([
         sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino",
         "--model", checkpoint, "--task", "text-generation-with-past",
         "--weight-format", FORMATS[dtype], folder,
-    ]  # fmt: skip
-    sys.exit(subprocess.call(command))
+    ]))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,9 +39,9 @@ class Options:
         temperatures: 0 or above.
         max_tokens: output tokens of each prompt, 2 or more; EOS is ignored. A replay target ends
             with the recorded answer, and an item with a schema when its JSON is complete.
-        dtype, quantization, drafter_quantization, drafter_window, preset: see ``LLM``.
         batch_sizes: how many prompts run together.
         rounds: how often everything is run.
+        engine: further options of ``LLM``; those that are None take their defaults.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -53,13 +54,9 @@ class Options:
     lengths: tuple[int, ...] = (4,)
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     max_tokens: int = 128
-    dtype: str = "auto"
     batch_sizes: tuple[int, ...] = (1,)
     rounds: int = 7
-    quantization: str | None = None
-    drafter_quantization: str = "auto"
-    drafter_window: int | None = None
-    preset: str | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("lengths", "temperatures", "drafters", "batch_sizes"):
@@ -124,19 +121,16 @@ def recorded_answers(workload: Workload, codec: TextCodec) -> list[list[int]]:
                 f"prompt {i} of workload {workload.name!r} has no recorded answer, which a replay "
                 f"target needs; give it one, or take one of {', '.join(BUNDLED)}."
             )
-    answers = [item.answer or "" for item in workload.items]
-    return [codec.backend.encode(text, add_special_tokens=False).ids for text in answers]
+    return [
+        codec.backend.encode(item.answer or "", add_special_tokens=False).ids
+        for item in workload.items
+    ]
 
 
 def turned(items: Sequence[T], by: int) -> list[T]:
     """Return the items turned on by so many places."""
     start = by % max(len(items), 1)
     return [*items[start:], *items[:start]]
-
-
-def set_draft_length(llm: LLM, length: int) -> None:
-    """Let ``llm`` draft at most ``length`` tokens, at most as many as it was made for."""
-    llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
 
 
 class Bench:
@@ -185,30 +179,25 @@ class Bench:
 
     def _check_schemas(self) -> None:
         """Refuse a schema that cannot be used, before anything is measured."""
-        engine = self.plain.engine
         for i, params in enumerate(self.params(0.0)):
+            request = Request("check", tuple(self.prompts[i]), params, 0)
             try:
-                engine.pipeline_of(Request("check", tuple(self.prompts[i]), params, 0))
+                self.plain.engine.pipeline_of(request)
             except RequestError as error:
                 name = self.workload.name
                 raise ConfigError(f"prompt {i + 1} of workload {name!r}: {error}") from None
 
     def _open(self, drafter: str) -> LLM:
         """An engine with that drafter."""
-        options = self.options
-        given: dict[str, Any] = {
-            "num_speculative_tokens": max(options.lengths),
-            "dtype": options.dtype,
-            "quantization": options.quantization,
-            "drafter_quantization": options.drafter_quantization,
-            "drafter_window": options.drafter_window,
-            "preset": options.preset,
-            "max_num_seqs": max(options.batch_sizes),
+        options: dict[str, Any] = {
+            **self.options.engine,
+            "num_speculative_tokens": max(self.options.lengths),
+            "max_num_seqs": max(self.options.batch_sizes),
             "enable_prefix_caching": False,  # prompts come again and again
         }
         if self.replay is not None:
-            return self.replay.open(drafter, **given)
-        return LLM(options.model, drafter=drafter, **given)
+            return self.replay.open(drafter, **options)
+        return LLM(self.options.model, drafter=drafter, **options)
 
     def params(self, temperature: float) -> list[SamplingParams]:
         """Each prompt's parameters; its seed is its index."""
@@ -236,19 +225,19 @@ class Bench:
     def run(self, progress: Callable[[int, int], None]) -> dict[Cell, list[Pass]]:
         """Warm up, then run every round; ``progress`` is told (cells done, cells in all)."""
         timings: dict[Cell, list[Pass]] = {cell: [] for cell in self.cells}
-        schedule = [cell for number in range(self.options.rounds) for cell in self.order(number)]
-        count = len(self.cells)
+        rounds = map(self.order, range(self.options.rounds))
+        schedule = [*self.cells, *chain.from_iterable(rounds)]
         gc.collect()
         gc.freeze()  # what is loaded need not be searched before every measurement
         try:
-            for done, cell in enumerate([*self.cells, *schedule], 1):
+            for done, cell in enumerate(schedule, 1):
                 llm = self.engines[cell.drafter]
-                set_draft_length(llm, cell.length or max(self.options.lengths))
+                length = cell.length or max(self.options.lengths)
+                llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
                 gc.collect()
                 params = self.params(cell.temperature)
-                timing = run_all(llm, self.prompts, params, cell.batch_size)
-                timings[cell] += [timing] if done > count else []
-                progress(done, count + len(schedule))
+                timings[cell].append(run_all(llm, self.prompts, params, cell.batch_size))
+                progress(done, len(schedule))
         finally:
             gc.unfreeze()
-        return timings
+        return {cell: runs[1:] for cell, runs in timings.items()}

@@ -83,14 +83,15 @@ def draw(report: dict[str, Any], file: Path) -> None:
         panel.axhline(1, color="0.6", linewidth=1, zorder=0)
         for drafter, temperature in lines:
             points = _line(runs, drafter, temperature, size)
-            places = [run["num_speculative_tokens"] for run in points]
-            style = _style(lines, drafter, temperature)
-            panel.errorbar(places, *whiskers(points, "speedup"), capsize=3, **style)
+            panel.errorbar(
+                [run["num_speculative_tokens"] for run in points], *whiskers(points, "speedup"),
+                capsize=3, **_style(lines, drafter, temperature),
+            )  # fmt: skip
         _describe(panel, f"speedup, batch size {size}", "draft length K, tokens", "times plain")
     # Acceptance does not depend on the batch: the first size speaks for all.
     for drafter, temperature in lines:
         survival = _line(runs, drafter, temperature, sizes[0])[-1]["acceptance_by_position"] or []
-        places = [*range(1, len(survival) + 1)]
+        places = range(1, len(survival) + 1)
         panels[-1].plot(places, survival, **_style(lines, drafter, temperature))
     _describe(
         panels[-1], "acceptance by position, largest K", "position in the draft, tokens",
@@ -103,8 +104,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
 def _line(runs: Sequence[Run], drafter: str, temperature: float, size: int) -> list[Run]:
     """Return the runs of a line, by K."""
     key = drafter, temperature, size
-    keys = ("drafter", "temperature", "batch_size")
-    points = [run for run in runs if tuple(run[name] for name in keys) == key]
+    points = [r for r in runs if (r["drafter"], r["temperature"], r["batch_size"]) == key]
     return sorted(points, key=lambda run: run["num_speculative_tokens"])
 
 

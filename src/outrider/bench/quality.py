@@ -9,13 +9,13 @@ both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from ..config import Recipe
 from ..errors import ConfigError
@@ -33,8 +33,6 @@ LEAST = 8
 CONFIDENCE = 0.95
 PAGE_SIZE = 16
 METHOD = "mean over windows, normal approximation; of the perplexity's loss, over paired windows"
-
-Progress = Callable[[int, int], None]
 
 
 def cut(texts: Sequence[str], codec: TextCodec, length: int, most: int) -> list[list[int]]:
@@ -71,20 +69,18 @@ def distribution(model: Model, window: Sequence[int]) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
-@dataclass
-class Tally:
-    """One quantised model's figures by window: nats, nats of divergence, agreement."""
+def compare(
+    exact: torch.Tensor, found: torch.Tensor, window: Sequence[int]
+) -> tuple[float, float, float]:
+    """Return nats, nats of divergence and agreement of a quantised model's window.
 
-    losses: list[float] = field(default_factory=list)
-    divergences: list[float] = field(default_factory=list)
-    agreements: list[float] = field(default_factory=list)
-
-    def take(self, exact: torch.Tensor, found: torch.Tensor, window: Sequence[int]) -> None:
-        """Compare two ``distribution``s of a window."""
-        self.losses.append(loss(found, window))
-        self.divergences.append(float((exact.exp() * (exact - found)).sum(-1).mean()))
-        same = exact.argmax(-1) == found.argmax(-1)
-        self.agreements.append(float(same.float().mean()))
+    Args:
+        exact, found: ``distribution``s of the window, the reference's and the model's.
+        window: token ids.
+    """
+    divergence = float((exact.exp() * (exact - found)).sum(-1).mean())
+    same = exact.argmax(-1) == found.argmax(-1)
+    return loss(found, window), divergence, float(same.float().mean())
 
 
 def loss(found: torch.Tensor, window: Sequence[int]) -> float:
@@ -100,28 +96,30 @@ def interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     return mean, (mean - wide, mean + wide)
 
 
-def figures(name: str, bits: float, tally: Tally, exact: Sequence[float]) -> dict[str, Any]:
-    """One row of the report; ``exact`` are the reference's losses by window."""
-    more = [a - b for a, b in zip(tally.losses, exact, strict=True)]
-    nats, bounds = interval(more)
-    divergence, divergences = interval(tally.divergences)
-    agreement, agreements = interval(tally.agreements)
+def figures(
+    name: str, bits: float, rows: Sequence[tuple[float, float, float]], exact: Sequence[float]
+) -> dict[str, Any]:
+    """One row of the report.
+
+    Args:
+        rows: what ``compare`` returned, by window.
+        exact: the reference's losses by window.
+    """
+    losses, divergences, agreements = zip(*rows, strict=True)
+    nats, bounds = interval([a - b for a, b in zip(losses, exact, strict=True)])
+    divergence, divergence_bounds = interval(divergences)
+    agreement, agreement_bounds = interval(agreements)
     return {
         "quantization": name,
         "bits_per_weight": bits,
-        "perplexity": perplexity(tally.losses),
+        "perplexity": math.exp(fmean(losses)),
         "perplexity_loss": math.expm1(nats),
         "perplexity_loss_interval": [math.expm1(bound) for bound in bounds],
         "agreement": agreement,
-        "agreement_interval": list(agreements),
+        "agreement_interval": list(agreement_bounds),
         "divergence": divergence,
-        "divergence_interval": list(divergences),
+        "divergence_interval": list(divergence_bounds),
     }
-
-
-def perplexity(losses: Sequence[float]) -> float:
-    """The exponential of the mean loss."""
-    return math.exp(fmean(losses))
 
 
 def quality(
@@ -130,7 +128,6 @@ def quality(
     recipes: Sequence[str],
     windows: int,
     dtype: str = "bfloat16",
-    progress: Progress = lambda _, __: None,
 ) -> dict[str, Any]:
     """Compare quantised weights to the checkpoint's own in ``dtype``; all models stay in memory.
 
@@ -140,7 +137,6 @@ def quality(
         recipes: what ``LLM(quantization=...)`` takes, or checkpoints with the same tokenizer.
         windows: how many windows of ``WINDOW`` tokens are read at most.
         dtype: of the reference, and of what is not quantised.
-        progress: told (windows read, windows in all).
 
     Returns:
         The report: ``perplexity_loss`` is the ratio to the reference's perplexity, less 1;
@@ -151,10 +147,10 @@ def quality(
         OutriderError: a model cannot be loaded, a recipe is none, or there is too little text.
     """
     folder = find_folder(model)
-    chosen: dict[str, tuple[Path, Recipe | None]] = {}
-    for name in dict.fromkeys(recipes):
-        stored = Path(name).exists()
-        chosen[name] = (Path(name), None) if stored else (folder, Recipe.parse(name))
+    chosen = {
+        name: (Path(name), None) if Path(name).exists() else (folder, Recipe.parse(name))
+        for name in recipes
+    }
 
     def open_model(where: Path, recipe: Recipe | None = None) -> Model:
         few = None if recipe is None else str(recipe)
@@ -165,24 +161,23 @@ def quality(
     length = min(WINDOW, reference.shape.context)
     read = cut(texts, TextCodec(folder), length, windows)
     models = {name: open_model(*of) for name, of in chosen.items()}
-    tallies: dict[str, Tally] = {name: Tally() for name in models}
+    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models}
     exact = []
-    for number, window in enumerate(read, 1):
+    for window in tqdm(read, "reading", unit="window", leave=False, disable=None):
         expected = distribution(reference, window)
         exact.append(loss(expected, window))
-        for name, tally in tallies.items():
-            tally.take(expected, distribution(models[name], window), window)
-        progress(number, len(read))
+        for name, model_rows in rows.items():
+            model_rows.append(compare(expected, distribution(models[name], window), window))
     return {
         "model": str(model),
         "dtype": str(reference.dtype).removeprefix("torch."),
         "bits_per_weight": bits_per_weight(folder, None),
-        "perplexity": perplexity(exact),
+        "perplexity": math.exp(fmean(exact)),
         "windows": len(read),
         "window": length,
         "intervals": {"confidence": CONFIDENCE, "method": METHOD},
         "runs": [
-            figures(name, bits_per_weight(*chosen[name]), tally, exact)
-            for name, tally in tallies.items()
+            figures(name, bits_per_weight(*chosen[name]), model_rows, exact)
+            for name, model_rows in rows.items()
         ],
     }

@@ -24,14 +24,14 @@ from .repeats import fresh_acceptance_length, repeats
 
 def setting(bench: Bench) -> dict[str, Any]:
     """Return where it ran, and with what."""
-    options = bench.options
+    engine = bench.options.engine
     return {
         **machine(),
         "dtype": str(bench.plain.engine.model.dtype).removeprefix("torch."),
-        "quantization": options.quantization,
-        "drafter_quantization": options.drafter_quantization,
-        "drafter_window": options.drafter_window,
-        "preset": options.preset,
+        "quantization": engine.get("quantization"),
+        "drafter_quantization": engine.get("drafter_quantization") or "auto",
+        "drafter_window": engine.get("drafter_window"),
+        "preset": engine.get("preset"),
     }
 
 
@@ -131,12 +131,11 @@ def heading(report: dict[str, Any]) -> list[str]:
     ):  # fmt: skip
         weights += f", {what}{machine[name]}" if machine[name] not in (None, "auto") else ""
     where = f"{weights} · {machine['cpu']}, {machine['cores']} cores"
-    lines = [f"{run['target']} · workload {workload} · {where}"]
-    return [*lines, f"replay: {run['replay']['what']}"] if run["replay"] else lines
+    line = f"{run['target']} · workload {workload} · {where}"
+    return [line, f"replay: {run['replay']['what']}"] if run["replay"] else [line]
 
 
 def best(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any]:
     """The run with the largest speedup among those of ``run``'s temperature and batch size."""
-    keys = ("temperature", "batch_size")
-    same = (r for r in runs if all(r[key] == run[key] for key in keys))
+    same = (r for r in runs if all(r[key] == run[key] for key in ("temperature", "batch_size")))
     return max(same, key=lambda r: r["speedup"])

@@ -140,8 +140,10 @@ def _item(entry: Any, where: str) -> Item:
         )
     if "schema" in entry and not isinstance(entry["schema"], dict):
         raise ConfigError(f"{where}: schema is {entry['schema']!r}; give a JSON schema, an object.")
-    messages = tuple(entry.get("messages", ()))
-    return Item(entry.get("prompt", ""), messages, entry.get("answer"), entry.get("schema"))
+    return Item(
+        entry.get("prompt", ""), tuple(entry.get("messages", ())), entry.get("answer"),
+        entry.get("schema"),
+    )  # fmt: skip
 
 
 def _are_messages(value: Any) -> bool:

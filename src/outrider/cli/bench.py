@@ -19,13 +19,8 @@ from ..errors import OutriderError
 from .common import (
     LEAST_ROUNDS,
     WIDE,
-    DrafterQuantization,
-    DrafterWindow,
-    Dtype,
     JsonFile,
     Model,
-    Preset,
-    Quantization,
     Rounds,
     bars,
     model_folder,
@@ -34,6 +29,7 @@ from .common import (
     report_console,
     shares,
     status,
+    with_engine_options,
     write_json,
 )
 
@@ -63,11 +59,11 @@ def named_workload(name: str) -> Workload:
 def measure(bench: Engines) -> dict[Cell, list[Pass]]:
     """Run everything, with a bar on stderr when that is a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = not console.is_terminal
     # Drawn between cells only: a drawing thread would disturb the timing.
-    bar = Progress(*columns, console=console, transient=True, disable=hidden, auto_refresh=False)
-    with bar:
+    with Progress(
+        TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=console, transient=True, disable=not console.is_terminal, auto_refresh=False,
+    ) as bar:  # fmt: skip
         task = bar.add_task("")
         return bench.run(lambda n, total: bar.update(task, completed=n, total=total, refresh=True))
 
@@ -86,12 +82,11 @@ def table(report: dict[str, Any], width: int) -> Table:
     from ..bench.report import best, heading
 
     runs = report["runs"]
-    title = escape("\n".join(heading(report)))
-    confidence = report["intervals"]["confidence"]
-    definitions = DEFINITIONS.format(rounds=report["rounds"], confidence=confidence)
     grid = Table(
-        title=title, caption=definitions, caption_justify="left", box=box.SIMPLE, show_edge=False,
-        pad_edge=False, padding=(0, 1, 0, 0),
+        title=escape("\n".join(heading(report))),
+        caption=DEFINITIONS.format(rounds=report["rounds"], **report["intervals"]),
+        caption_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False,
+        padding=(0, 1, 0, 0),
     )  # fmt: skip
     for name in ("T", "batch", "drafter", "K"):
         grid.add_column(name, overflow="fold")
@@ -100,7 +95,6 @@ def table(report: dict[str, Any], width: int) -> Table:
     grid.add_column("survival")
     grid.add_column("identical")
     for i, run in enumerate(runs):
-        ends = i + 1 == len(runs) or runs[i + 1]["drafter"] == PLAIN
         drafted = run["acceptance_length"] is not None
         survival = run["acceptance_by_position"] or []
         grid.add_row(
@@ -118,7 +112,7 @@ def table(report: dict[str, Any], width: int) -> Table:
             f"{bars(survival)} {shares(survival) if width >= WIDE else ''}".strip(),
             identical(run),
             style="bold green" if run is best(runs, run) else None,
-            end_section=ends,
+            end_section=i + 1 == len(runs) or runs[i + 1]["drafter"] == PLAIN,
         )
     return grid
 
@@ -132,15 +126,13 @@ def greedy_line(runs: Sequence[dict[str, Any]]) -> str | None:
     parts = []
     for run in greedy:
         fresh = run["acceptance_length_without_repeats"]
-        shown = "none left" if fresh is None else f"{fresh:.2f}"
         parts.append(
-            f"{run['drafter']} K={run['num_speculative_tokens']} "
-            f"{run['acceptance_length']:.2f} -> {shown}"
+            f"{run['drafter']} K={run['num_speculative_tokens']} {run['acceptance_length']:.2f} -> "
+            f"{'none left' if fresh is None else format(fresh, '.2f')}"
         )
-    share = greedy[0]["repeated_share"]
     return (
         "acceptance length at T = 0, without steps that continue an earlier 4-gram as before: "
-        f"{'; '.join(parts)} ({share:.0%} of the tokens do so)"
+        f"{'; '.join(parts)} ({greedy[0]['repeated_share']:.0%} of the tokens do so)"
     )
 
 
@@ -148,8 +140,7 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
     """Print the table, on stderr where the JSON has stdout."""
     console = report_console(on_stderr)
     console.print(table(report, console.width))
-    line = greedy_line(report["runs"])
-    if line:
+    if line := greedy_line(report["runs"]):
         console.print(line)
 
 
@@ -163,6 +154,7 @@ def refuse_options(ctx: typer.Context) -> None:
             )
 
 
+@with_engine_options("dtype", "quantization", "drafter_quantization", "drafter_window", "preset")
 def bench(
     ctx: typer.Context,
     model: Model = None,
@@ -208,11 +200,6 @@ def bench(
         typer.Option(help="How many of the workload's prompts, the first 8 unless given."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    drafter_quantization: DrafterQuantization = "auto",
-    drafter_window: DrafterWindow = None,
-    preset: Preset = None,
     rounds: Rounds = LEAST_ROUNDS,
     json_: JsonFile = None,
     plot: Annotated[
@@ -223,14 +210,12 @@ def bench(
             help="Draw speedup by K and acceptance by position, as PNG; needs outrider[plot].",
         ),
     ] = None,
+    **engine_options: Any,
 ) -> None:
     """Measure plain decoding against drafters, and check that their outputs are the same."""
     if ctx.invoked_subcommand is not None:
         refuse_options(ctx)
         return
-    lengths = numbers(num_speculative_tokens, int, "--num-speculative-tokens")
-    temperatures = numbers(temperature, float, "--temperature")
-    batch_sizes = numbers(batch_size, int, "--batch-size")
     drafters = [d for listed in drafter or [] for d in listed.split(",") if d]
     with status("loading the models"):
         from ..bench.offline import Bench, Options
@@ -243,10 +228,10 @@ def bench(
             model=model_folder(model), replay=replay,
             target=f"replay-{replay}" if replay else model or "pocket",
             drafters=tuple(dict.fromkeys(drafters)) if drafter else None,
-            lengths=lengths, temperatures=temperatures, max_tokens=max_tokens, dtype=dtype,
-            batch_sizes=batch_sizes, rounds=rounds, quantization=quantization,
-            drafter_quantization=drafter_quantization, drafter_window=drafter_window,
-            preset=preset,
+            lengths=numbers(num_speculative_tokens, int, "--num-speculative-tokens"),
+            temperatures=numbers(temperature, float, "--temperature"),
+            batch_sizes=numbers(batch_size, int, "--batch-size"),
+            max_tokens=max_tokens, rounds=rounds, engine=engine_options,
         )  # fmt: skip
         engines = Bench(options, items)
         if plot and len(engines.engines) == 1:

@@ -57,19 +57,17 @@ def flag(option: Option) -> Any:
 def parameter(name: str, of_type: Any, info: Any) -> inspect.Parameter:
     """Return the parameter of a flag, None where it is not given."""
     annotation = Annotated[of_type | None, info]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, default=None, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 def with_parameters(parameters: Iterable[inspect.Parameter]) -> Callable[[Command], Command]:
     """Give a command further parameters, which reach its ``**options``; its own stay."""
 
     def decorate(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
-        own = {
-            name: p for name, p in signature.parameters.items()
-            if p.kind is not inspect.Parameter.VAR_KEYWORD
-        }  # fmt: skip
+        own = dict(inspect.signature(command, eval_str=True).parameters)
+        own.popitem()  # its **options
         both = [*own.values(), *(p for p in parameters if p.name not in own)]
         command.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in both}
@@ -80,16 +78,13 @@ def with_parameters(parameters: Iterable[inspect.Parameter]) -> Callable[[Comman
 
 def with_engine_options(*names: str) -> Callable[[Command], Command]:
     """Give a command the engine options of these names, all of them where there are none."""
-    chosen = [o for o in ENGINE_OPTIONS if o.name in names or not names]
-    return with_parameters([parameter(o.name, o.type, flag(o)) for o in chosen])
+    return with_parameters(
+        parameter(o.name, o.type, flag(o)) for o in ENGINE_OPTIONS if o.name in names or not names
+    )
 
 
 BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 Dtype = Annotated[str, flag(BY_NAME["dtype"])]
-Quantization = Annotated[str | None, flag(BY_NAME["quantization"])]
-DrafterQuantization = Annotated[str, flag(BY_NAME["drafter_quantization"])]
-DrafterWindow = Annotated[int | None, flag(BY_NAME["drafter_window"])]
-Preset = Annotated[str | None, flag(BY_NAME["preset"])]
 
 
 def writable(param: typer.CallbackParam, file: str | None) -> str | None:
@@ -152,18 +147,13 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
         typer.echo(f"warning: {message}", err=True)
 
 
-def _quiet() -> None:
-    """Keep the libraries' own notices and bars off stderr."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-
 class Commands(TyperGroup):
     """The commands, with one place where their errors become a sentence and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        _quiet()
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no notices of libraries
+        if not sys.stderr.isatty():
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("always", FutureWarning)
@@ -229,9 +219,8 @@ def program() -> str:
 def report_console(on_stderr: bool) -> Console:
     """Return the console of a table, wide where that is no terminal."""
     console = Console(stderr=on_stderr, highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(stderr=on_stderr, highlight=False, width=WIDE)
+    wide = Console(stderr=on_stderr, highlight=False, width=WIDE)
+    return console if console.is_terminal else wide
 
 
 def shares(survival: list[float]) -> str:

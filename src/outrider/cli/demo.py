@@ -116,22 +116,22 @@ def summary(console: Console, pairs: list[Pair]) -> None:
 
     plain = median(speed(pair.plain) for pair in pairs)
     fast = median(speed(pair.speculative) for pair in pairs)
-    speedup = median(pair.speedup for pair in pairs)
     counts = total(pair.speculative[0].counts for pair in pairs)
-    length, survival = counts.acceptance_length, counts.acceptance_by_position
+    survival = counts.acceptance_by_position
     console.print(Rule("together", style="dim"))
     for name, rate, style in (("plain", plain, "white"), ("speculative", fast, "green")):
         bar = "█" * max(1, round(BAR * rate / max(plain, fast)))
         console.print(f"{name:<12} [{style}]{bar}[/{style}] {rate:.0f} tokens/s")
     console.print(f"\nidentical: [bold]{verdict([d for p in pairs for d in p.differences])}[/bold]")
     console.print(
-        f"speedup: [bold]{speedup:.2f}x[/bold] [dim](median over {len(pairs)} prompts of decode "
-        f"speed, (N-1)/(T(N)-T(1)), {REPEATS} runs of each by turns, T = {TEMPERATURE})[/dim]"
+        f"speedup: [bold]{median(pair.speedup for pair in pairs):.2f}x[/bold] [dim](median over "
+        f"{len(pairs)} prompts of decode speed, (N-1)/(T(N)-T(1)), {REPEATS} runs of each by "
+        f"turns, T = {TEMPERATURE})[/dim]"
     )
-    if length is not None:
+    if counts.drafts:
         console.print(
-            f"acceptance length: [bold]{length:.2f}[/bold] [dim](1 + accepted / drafts), accepted "
-            f"up to each position:[/dim] {bars(survival)} {shares(survival)}"
+            f"acceptance length: [bold]{counts.acceptance_length:.2f}[/bold] [dim](1 + accepted / "
+            f"drafts), accepted up to each position:[/dim] {bars(survival)} {shares(survival)}"
         )
     call = program()
     console.print("\nTry next:")

@@ -23,16 +23,20 @@ STYLES = {
     "accepted": "green", "rejected": "red", "bonus": "cyan", "plain": "bold", "dropped": "dim",
     "ended": "dim",
 }  # fmt: skip
+CHOICES = {
+    (True, True): "both", (True, False): "target", (False, True): "drafter", (False, False): "",
+}  # fmt: skip
+"""Who chose a token, by whether the target did and the drafter."""
 PROPOSES = {
     "model": "a smaller model, proposes {k} tokens",
     "ngram": "ngram, proposes up to {k} tokens, those that followed the same few earlier in the "
     "text",
 }
 GLOSSARY = (
-    ("distribution", "the probabilities of the next token, p the target's and q the drafter's"),
-    ("noise g", "random, one number for each token, fixed by the seed and the position"),
-    ("accepted", "the draft token is the one that the target draws"),
-    ("bonus", "the target's own token that ends the step"),
+    "distribution: the probabilities of the next token, p the target's and q the drafter's; "
+    "noise g: random, one number for each token, fixed by the seed and the position; "
+    "accepted: the draft token is the one that the target draws; "
+    "bonus: the target's own token that ends the step."
 )
 
 
@@ -40,9 +44,7 @@ def introduction(step: Explanation) -> str:
     """Return the explanation of a step for a newcomer."""
     if step.drafter == "none":
         return "Without a drafter, a step is one pass of the target for one token."
-    k = step.num_speculative_tokens
     proposes = PROPOSES.get(step.drafter, f"{step.drafter}, proposes up to {{k}} tokens")
-    distribution = "its distribution (the probabilities of the next token)"
     if not step.temperature:
         draw = "At temperature 0 no noise is drawn: the likeliest token wins."
     else:
@@ -52,8 +54,9 @@ def introduction(step: Explanation) -> str:
             "is an exact draw from the distribution."
         )
     return (
-        f"In one step the drafter, {proposes.format(k=k)}. The target, the model whose text this "
-        f"is, reads them all in one pass and so has {distribution} at every position. {draw} A "
+        f"In one step the drafter, {proposes.format(k=step.num_speculative_tokens)}. The target, "
+        "the model whose text this is, reads them all in one pass and so has its distribution (the "
+        f"probabilities of the next token) at every position. {draw} A "
         "draft token stands if it is the one that the target draws; at the first that is not, the "
         "target's own token goes out and the rest of the draft is dropped. So the text is the same "
         "as without a drafter, and only comes sooner."
@@ -86,7 +89,8 @@ def distributions(position: Position) -> Table:
         "p": True, "q": drafts, "noise g": noisy, "log p + g": noisy,
         "log q + g": noisy and drafts,
     }  # fmt: skip
-    for name in (name for name, there in columns.items() if there):
+    names = [name for name, there in columns.items() if there]
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("choice of", no_wrap=True)
     for c in rows:
@@ -97,16 +101,15 @@ def distributions(position: Position) -> Table:
             "log p + g": "never" if c.target_score is None else f"{c.target_score:.2f}",
             "log q + g": "never" if c.drafter_score is None else f"{c.drafter_score:.2f}",
         }
-        by_target = c.id == position.target.id
-        by_drafter = position.draft is not None and c.id == position.draft.id
-        choice = "target" if by_target else "drafter" if by_drafter else ""
-        choice = "both" if by_target and by_drafter else choice
-        style = STYLES[position.outcome] if choice else ""
-        if position.outcome == "rejected" and by_target:
-            style = STYLES["bonus"]
-        cells = [f"  {shortened(label(c))}"]
-        cells += [figures[name] for name, there in columns.items() if there]
-        table.add_row(*(Text(cell, style) for cell in [*cells, choice]))
+        chosen = (
+            c.id == position.target.id,
+            position.draft is not None and c.id == position.draft.id,
+        )
+        choice, outcome = CHOICES[chosen], position.outcome
+        if outcome == "rejected" and chosen[0]:
+            outcome = "bonus"
+        cells = [f"  {shortened(label(c))}", *(figures[name] for name in names), choice]
+        table.add_row(*(Text(cell, STYLES[outcome] if choice else "") for cell in cells))
     return table
 
 
@@ -116,20 +119,22 @@ def show(console: Console, explanation: Explanation) -> None:
 
     console.print(Text(introduction(explanation)))
     console.print()
-    noise = f"temperature {explanation.temperature:g}, seed {explanation.seed}"
-    console.print(Text(f"Step {explanation.step} ({noise}). {explanation.chosen}"))
+    console.print(
+        Text(
+            f"Step {explanation.step} (temperature {explanation.temperature:g}, seed "
+            f"{explanation.seed}). {explanation.chosen}"
+        )
+    )
     console.print("\nThe text before:", style="dim")
-    lines = explanation.text_before.translate(SIGNS).split("\n")
-    for line in lines[-BEFORE:]:
+    for line in explanation.text_before.translate(SIGNS).split("\n")[-BEFORE:]:
         console.print(Text(f"  | {line}", "dim"), overflow="ellipsis", no_wrap=True)
     for position in explanation.positions:
-        token = position.draft or position.target
-        outcome = position.outcome
-        whose = "draft" if position.draft else "target"
+        outcome, whose = position.outcome, "draft" if position.draft else "target"
+        token = label(position.draft or position.target)
         console.print()
         console.print(
             Text.assemble(
-                (f"{position.index}  {whose} {label(token)}: ", "bold"),
+                (f"{position.index}  {whose} {token}: ", "bold"),
                 (outcome.upper(), STYLES[outcome] + " bold"),
                 f". {position.why}",
             )
@@ -144,8 +149,7 @@ def show(console: Console, explanation: Explanation) -> None:
     console.print(out)
     console.print(Text(explanation.summary, "bold"))
     console.print()
-    words = (f"{word}: {meaning}" for word, meaning in GLOSSARY)
-    console.print(Text("; ".join(words) + ".", "dim"))
+    console.print(Text(GLOSSARY, "dim"))
 
 
 @with_engine_options("drafter", "num_speculative_tokens")
@@ -182,5 +186,4 @@ def explain(
     console = Console(highlight=False)
     with console.capture() as printed:
         show(console, explanation)
-    lines = printed.get().splitlines()
-    write("".join(f"{line.rstrip(' ')}\n" for line in lines))
+    write("".join(f"{line.rstrip(' ')}\n" for line in printed.get().splitlines()))

@@ -35,8 +35,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     if file is None and sys.stdin.isatty():
         raise typer.BadParameter("give a prompt, --file FILE, or pipe one in.")
     try:
-        data = file.read_bytes() if file else sys.stdin.buffer.read()
-        return data.decode("utf-8")
+        return (file.read_bytes() if file else sys.stdin.buffer.read()).decode("utf-8")
     except UnicodeDecodeError:
         raise typer.BadParameter(f"{file or 'stdin'} is not UTF-8 text.") from None
     except OSError as error:
@@ -152,8 +151,8 @@ def show_stats(state: RequestState, budget: object) -> None:
     """Put the figures on stderr, one a line."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for name, figure, definition in figures(state, budget):
-        line = f"[bold]{name:<18}[/bold]{figure}"
-        console.print(line + (f"  [dim]({definition})[/dim]" if definition else ""))
+        shown = f"  [dim]({definition})[/dim]" if definition else ""
+        console.print(f"[bold]{name:<18}[/bold]{figure}{shown}")
 
 
 def as_json(output: RequestOutput) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import typer
 from rich import box
 from rich.markup import escape
 from rich.table import Table
-from tqdm import tqdm
 
 from ..bench.intervals import shown
 from .common import Dtype, JsonFile, model_folder, report_console, status, write_json
@@ -35,13 +34,12 @@ def table(report: dict[str, Any]) -> Table:
     for name in ("bits", "perplexity", "loss", "", "agreement", "", "KL", ""):
         grid.add_column(name, justify="right")
     for run in report["runs"]:
-        lost = [100 * bound for bound in run["perplexity_loss_interval"]]
         grid.add_row(
             escape(run["quantization"]),
             f"{run['bits_per_weight']:.3f}",
             f"{run['perplexity']:.4f}",
             f"{run['perplexity_loss']:.2%}",
-            escape(shown(lost, ".2f")),
+            escape(shown([100 * bound for bound in run["perplexity_loss_interval"]], ".2f")),
             f"{run['agreement']:.2%}",
             escape(shown([100 * bound for bound in run["agreement_interval"]], ".2f")),
             f"{run['divergence']:.5f}",
@@ -100,14 +98,8 @@ def quality(
     texts = read_texts(text)
     with status("loading the models"):
         from ..bench.quality import quality as measure
-    with tqdm(desc="reading", unit="window", leave=False, disable=None) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        recipes = [recipe for recipe in quantization.split(",") if recipe]
-        report = measure(model_folder(model), texts, recipes, windows, dtype, progress)
+    recipes = [recipe for recipe in quantization.split(",") if recipe]
+    report = measure(model_folder(model), texts, recipes, windows, dtype)
     report["model"] = "pocket" if model is None else model
     write_json(report, json_)
     report_console(on_stderr=json_ == "-").print(table(report))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from functools import partial
@@ -14,7 +13,7 @@ import typer
 from ..errors import OutriderError
 from ..server.options import BY_NAME, OPTIONS, SECRET, Chosen, config_file, resolve, toml
 from ..vllm_names import DEPRECATED
-from .common import exit_code, flag, model_folder, parameter, with_parameters, write
+from .common import exit_code, flag, model_folder, parameter, with_parameters, write, write_json
 
 PARAMETERS = (
     *(parameter(option.name, option.type, flag(option)) for option in OPTIONS),
@@ -92,8 +91,7 @@ def config(
     rows = {"model": Chosen(name, "argument" if model else "default"), **options}
     shown = {n: "***" if n in SECRET and c.value else c.value for n, c in rows.items()}
     if json_:
-        listed = {n: {"value": shown[n], "source": c.source} for n, c in rows.items()}
-        write(json.dumps(listed, indent=1) + "\n")
+        write_json({n: {"value": shown[n], "source": c.source} for n, c in rows.items()}, "-")
         return
     wide, long = max(map(len, rows)), max(len(toml(v)) for v in shown.values())
     for n, c in rows.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import Model, model_folder, status, with_engine_options, write
+from .common import Model, model_folder, status, with_engine_options, write_json
 
 if TYPE_CHECKING:
     from ..audit.outcome import Check, Report
@@ -54,8 +53,7 @@ def show(report: Report) -> None:
                 console.print(f"{kind}: {escape(text)}")
             if len(texts) > SHOWN:
                 console.print(f"... and {len(texts) - SHOWN} more of the kind")
-    runs = [run for check in report.checks for run in check.runs]
-    for name, drafted, accepted in runs:
+    for name, drafted, accepted in (run for check in report.checks for run in check.runs):
         console.print(f"[dim]{name}: {accepted} of {drafted} draft tokens accepted[/dim]")
     if report.visible is not None:
         console.print(
@@ -76,8 +74,8 @@ def encoded(file: str, folder: str | Path) -> list[list[int]]:
     from ..models.families import find_folder
     from ..text.codec import TextCodec
 
-    items, codec = load_workload(file).items, TextCodec(find_folder(folder))
-    return [item.encode(codec) for item in items]
+    codec = TextCodec(find_folder(folder))
+    return [item.encode(codec) for item in load_workload(file).items]
 
 
 @with_engine_options("drafter", "quantization", "drafter_quantization", "drafter_window", "preset")
@@ -124,17 +122,17 @@ def verify(
         logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     if fault is not None and fault not in FAULTS:
         raise typer.BadParameter(f"--fault is {fault!r}; give one of {', '.join(FAULTS)}.")
-    wrong = None if fault is None else FAULTS[fault]
     folder, size = model_folder(model), THOROUGH if thorough else QUICK
     texts = pocket.prompts() if prompts is None else encoded(prompts, folder)
     with console.status("verifying") if console.is_terminal else nullcontext() as shown:
         progress = shown.update if shown else lambda _: None
         report = audit(
-            folder, texts, size=size, seed=seed, fault=wrong, progress=progress,
+            folder, texts, size=size, seed=seed, fault=FAULTS[fault] if fault else None,
+            progress=progress,
             **{name: value for name, value in options.items() if value is not None},
         )  # fmt: skip
     if json_:
-        write(json.dumps(report.as_json(), indent=1) + "\n")
+        write_json(report.as_json(), "-")
     else:
         show(report)
     if not report.passed:

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +63,10 @@ def keep_heap() -> None:
 
     Otherwise page faults take a fifth of a training step. Without glibc nothing happens.
     """
-    try:
+    with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-    except (OSError, AttributeError):
-        return
 
 
 def narrow_norms() -> None:
@@ -78,8 +77,7 @@ def narrow_norms() -> None:
     rotary = modeling_llama.LlamaRotaryEmbedding.forward
 
     def norm(self: modeling_llama.LlamaRMSNorm, x: torch.Tensor) -> torch.Tensor:
-        out = F.rms_norm(x, (x.shape[-1],), self.weight, self.variance_epsilon)
-        return out.bfloat16()
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.variance_epsilon).bfloat16()
 
     def tables(
         self: torch.nn.Module, x: torch.Tensor, position_ids: torch.Tensor
@@ -144,9 +142,11 @@ def optimise(
         torch.save(state, checkpoint.with_suffix(".new"))
         checkpoint.with_suffix(".new").replace(checkpoint)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(),
+        console=console, disable=not console.is_terminal,
+    ) as progress:  # fmt: skip
         bar = progress.add_task(title, total=recipe.steps, completed=start)
         saved = clock = time.monotonic()
         for step, batch in enumerate(batches(corpus, recipe, start), start):
@@ -160,8 +160,9 @@ def optimise(
             model.zero_grad()
             seconds, clock = seconds + time.monotonic() - clock, time.monotonic()
             if step % 20 == 0:
-                text = f"{title}  loss {value.item():.3f}"
-                progress.update(bar, completed=step + 1, description=text)
+                progress.update(
+                    bar, completed=step + 1, description=f"{title}  loss {value.item():.3f}"
+                )
                 with checkpoint.with_suffix(".log").open("a") as log:
                     log.write(f"{step} {seconds:.0f} {value.item():.4f}\n")
             if clock - saved > 300:
