@@ -83,7 +83,7 @@ def cut_prompts(pair: Pair, text: Path | None, length: int, count: int) -> list[
             f"--text {text} has {len(ids)} tokens, but the longest context is {length}; give a "
             "longer text or shorter --contexts."
         )
-    starts = [i * spare // max(1, count - 1) for i in range(count)]
+    starts = (i * spare // max(1, count - 1) for i in range(count))
     return [ids[start : start + length] for start in starts]
 
 

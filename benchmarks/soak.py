@@ -250,8 +250,7 @@ def main(
     """Soak a server; the exit code is 1 if anything is wrong."""
     hostile = hostile or compare
     count = clients or (BESIDE_HOSTILE if hostile else CLIENTS)
-    calls = make_items(items, seed)
-    reports = []
+    calls, reports = make_items(items, seed), []
     for attacked in (False, True) if compare else (hostile,):
         with Served("--max-queued-requests", "512") as server:
             report = asyncio.run(

@@ -166,7 +166,7 @@ class Bench:
             self.replay = Replay(options.replay, folder, self.prompts, answers)
         self.engines = {name: self._open(drafter) for name, drafter in names.items()}
         self.plain = self.engines[PLAIN]
-        variants = [(PLAIN, 0), *((n, k) for n in names if n != PLAIN for k in options.lengths)]
+        variants = [(n, k) for n in names for k in (options.lengths if n != PLAIN else (0,))]
         self.conditions = [(t, b) for t in options.temperatures for b in options.batch_sizes]
         self.cells = [Cell(n, k, t, b) for t, b in self.conditions for n, k in variants]
         self._check_schemas()

@@ -231,8 +231,9 @@ class ReplayModel(Model):
 
     def __init__(self, model: Model, tracks: Tracks) -> None:
         # Without the other's windows: planted distributions go by the whole prompt.
-        own = {field.name: getattr(model.shape, field.name) for field in fields(Shape)}
-        self.shape = Shape(**own)
+        self.shape = Shape(
+            **{field.name: getattr(model.shape, field.name) for field in fields(Shape)}
+        )
         for name in COPIED:
             setattr(self, name, getattr(model, name))
         self._model, self._tracks = model, tracks
@@ -289,8 +290,7 @@ class PlantedDrafter(Drafter):
         drafts = []
         for item, (depth, _) in zip(batch, budgets, strict=True):
             sequence = item.sequence
-            prompt = prompt_key(sequence.request.prompt_token_ids)
-            tokens = self._tokens.get(prompt, []) if depth else []
+            tokens = self._tokens.get(prompt_key(sequence.request.prompt_token_ids), [])
             drafts.append(tokens[sequence.num_output : sequence.num_output + depth])
         return Draft.chains(drafts)
 

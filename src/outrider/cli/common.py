@@ -116,6 +116,16 @@ LEAST_ROUNDS = 7
 Rounds = Annotated[int, typer.Option("--rounds", min=LEAST_ROUNDS, help="Interleaved rounds.")]
 
 
+def read_text(file: Path | None, name: str) -> str:
+    """Return the text of a file, of stdin where it is None; ``name`` is for messages."""
+    try:
+        return (file.read_bytes() if file else sys.stdin.buffer.read()).decode("utf-8")
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{name} is not UTF-8 text.") from None
+    except OSError as error:
+        raise typer.BadParameter(f"{name} cannot be read: {error.strerror}.") from None
+
+
 def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any, ...]:
     """Return a comma list as numbers, without repetition."""
     try:

@@ -14,7 +14,17 @@ from rich.console import Console
 
 from ..errors import NumericalError
 from ..types import Event, Origin, SamplingParams
-from .common import SIGNS, Model, bars, model_folder, open_llm, shares, with_engine_options, write
+from .common import (
+    SIGNS,
+    Model,
+    bars,
+    model_folder,
+    open_llm,
+    read_text,
+    shares,
+    with_engine_options,
+    write,
+)
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -34,12 +44,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         return argument
     if file is None and sys.stdin.isatty():
         raise typer.BadParameter("give a prompt, --file FILE, or pipe one in.")
-    try:
-        return (file.read_bytes() if file else sys.stdin.buffer.read()).decode("utf-8")
-    except UnicodeDecodeError:
-        raise typer.BadParameter(f"{file or 'stdin'} is not UTF-8 text.") from None
-    except OSError as error:
-        raise typer.BadParameter(f"{file or 'stdin'} cannot be read: {error.strerror}.") from None
+    return read_text(file, str(file or "stdin"))
 
 
 def text_or_file(value: str | None) -> str | None:
@@ -47,10 +52,7 @@ def text_or_file(value: str | None) -> str | None:
     # No schema, expression or grammar of more than a line is the name of a file.
     if value is None or "\n" in value or not Path(value[:LONGEST_NAME]).is_file():
         return value
-    try:
-        return Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise typer.BadParameter(f"{value} cannot be read as UTF-8 text.") from None
+    return read_text(Path(value), value)
 
 
 def read_form(

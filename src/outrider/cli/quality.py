@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..bench.intervals import shown
-from .common import Dtype, JsonFile, model_folder, report_console, status, write_json
+from .common import Dtype, JsonFile, model_folder, read_text, report_console, status, write_json
 
 DEFINITIONS = (
     "bits: of a weight as stored, scales and what is not quantised too · loss: perplexity over the "
@@ -52,15 +52,7 @@ def read_texts(files: list[Path] | None) -> list[str]:
     """Return the files' texts; without files, modules held out from the pocket pair's training."""
     from .. import pocket
 
-    if not files:
-        return pocket.held_out()
-    contents = []
-    for file in files:
-        try:
-            contents.append(file.read_text(encoding="utf-8"))
-        except UnicodeDecodeError:
-            raise typer.BadParameter(f"--text {file} is no UTF-8 text.") from None
-    return contents
+    return [read_text(file, f"--text {file}") for file in files or ()] or pocket.held_out()
 
 
 def quality(
