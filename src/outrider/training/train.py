@@ -45,8 +45,7 @@ class TrainingPlan:
 
     def rate(self, step: int) -> float:
         """Return the factor on the learning rates at ``step``."""
-        left = (self.steps - step) / self.steps
-        return min(1.0, (step + 1) / 100, 0.05 + 0.95 * left / 0.6)
+        return min(1.0, (step + 1) / 100, 0.05 + 0.95 * ((self.steps - step) / self.steps) / 0.6)
 
     def length(self, step: int) -> int:
         """Return the sequence length at ``step``."""
@@ -176,8 +175,7 @@ def text_loss(model: LlamaForCausalLM) -> Loss:
     """Return the next-token cross-entropy of ``model``, in nats a token."""
 
     def loss(ids: torch.Tensor, done: float) -> torch.Tensor:
-        z = logits(model, ids)
-        return F.cross_entropy(z[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        return F.cross_entropy(logits(model, ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
     return loss
 
