@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from ..types import Row
-from .noise import gumbel, gumbel_torch, words
+from .noise import gumbel, words
 from .shared_noise import Noise
 
 DRAFTING, ACCEPTING, ENDING = range(3)
@@ -47,19 +47,12 @@ class FreshNoise(Noise):
 
     def of(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return the noise of every row: fp32 [rows, vocab_size]."""
-        if not rows:
-            return torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
-        seeds, samples, positions = _keys(rows)
-        own = streams(self.kind, rows)
-        if self.device.type == "cpu":
-            return torch.from_numpy(gumbel(seeds, samples, positions, self.vocab_size, own))
-        return gumbel_torch(seeds, samples, positions, self.vocab_size, self.device, own)
+        noise = gumbel(*_keys(rows), self.vocab_size, streams(self.kind, rows))
+        return torch.from_numpy(noise).to(self.device)
 
 
 def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
     """Return a uniform of each row: fp64 [rows], (k + 0.5) / 2^32 of id 0's word k."""
-    if not rows:
-        return torch.empty(0, dtype=torch.float64, device=device)
     k = words(*_keys(rows), 1, streams(ACCEPTING, rows))[:, 0]
     return torch.from_numpy((k + 0.5) * 2.0**-32).to(device)
 

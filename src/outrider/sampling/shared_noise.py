@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ..types import Row
-from .noise import check, gumbel, gumbel_torch
+from .noise import check, gumbel
 
 BLOCK = 2**17
 """Numbers of noise in a block, unless one position has more."""
@@ -106,11 +106,9 @@ class SharedNoise(Noise):
 
     def _blocks(self, wanted: list[tuple[_Key, int]]) -> dict[tuple[_Key, int], torch.Tensor]:
         """Return the blocks `wanted` (without repetition), [<= block_size, vocab_size] each."""
-        blocks = {}
-        for block in wanted:
-            kept = self._kept.get(block[0][0], {})
-            if block in kept:
-                blocks[block] = kept[block]
+        names = {name for (name, _, _), _ in wanted}
+        known = {b: g for name in names for b, g in self._kept.get(name, {}).items()}
+        blocks = {block: known[block] for block in wanted if block in known}
         missing = [block for block in wanted if block not in blocks]
         if missing:
             blocks.update(zip(missing, self._draw(missing), strict=True))
@@ -124,21 +122,15 @@ class SharedNoise(Noise):
 
     def _draw(self, wanted: list[tuple[_Key, int]]) -> list[torch.Tensor]:
         """Return blocks drawn in one call, each in memory of its own."""
-        seeds: list[int] = []
-        samples: list[int] = []
-        positions: list[int] = []
-        lengths = []
-        for (_, seed, sample), index in wanted:
-            start = index * self.block_size
-            length = min(self.block_size, 2**32 - start)  # the last block may be cut short
-            seeds += [seed] * length
-            samples += [sample] * length
-            positions += range(start, start + length)
-            lengths.append(length)
-        if self.device.type == "cpu":
-            noise = torch.from_numpy(gumbel(seeds, samples, positions, self.vocab_size))
-        else:
-            noise = gumbel_torch(seeds, samples, positions, self.vocab_size, self.device)
-        blocks = noise.split(lengths)
+        size = self.block_size  # the last block may be cut short
+        spans = [range(index * size, min((index + 1) * size, 2**32)) for _, index in wanted]
+        rows = [
+            (seed, sample, position)
+            for ((_, seed, sample), _), span in zip(wanted, spans, strict=True)
+            for position in span
+        ]
+        seeds, samples, positions = map(list, zip(*rows, strict=True))
+        noise = torch.from_numpy(gumbel(seeds, samples, positions, self.vocab_size))
+        blocks = noise.to(self.device).split([len(span) for span in spans])
         # A view would keep the noise of all sequences alive for as long as one of them is.
         return list(blocks) if len(blocks) == 1 else [block.clone() for block in blocks]
