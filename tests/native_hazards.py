@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -38,7 +37,9 @@ def best() -> Library:
 
 def unstarted() -> Library:
     """The library that ``best`` would start, without its pool."""
-    return choice._find(next(isa for isa in choice.available()[::-1] if choice._file(isa)))
+    return choice._find(
+        next(isa for isa in choice.ISAS[choice._level() :: -1] if choice._file(isa))
+    )
 
 
 class Drafts:
@@ -51,7 +52,7 @@ class Drafts:
         self.stores = [self.model.new_store(17, 16) for _ in range(2)]
         asked = Request("r", (1, 2, 3), SamplingParams(presence_penalty=0.5), 7)
         self.pipeline = NativePipeline(
-            RequestPipeline(asked, self.model.shape.vocab_size, CPU), None, 0, self.step
+            RequestPipeline(asked, self.model.shape.vocab_size, CPU), 0, self.step
         )
         self.words = array("i", [3, 0, 0, 16, 1, 1, 2, 3, *range(1, 17)])
 
@@ -63,17 +64,13 @@ class Drafts:
 def exits() -> None:
     """The process ends while a daemon thread generates; nothing is freed under it."""
 
-    def telling(free: Callable[[Library, int], None]) -> Callable[[Library, int], None]:
-        def told(self: Library, handle: int) -> None:
-            if ending and threading.current_thread() is threading.main_thread():
-                print("freed at exit", flush=True)
-            free(self, handle)
-
-        return told
+    def told(self: Library, kind: str, handle: int) -> None:
+        if ending and threading.current_thread() is threading.main_thread():
+            print("freed at exit", flush=True)
+        free(self, kind, handle)
 
     ending: list[bool] = []
-    for name in ("free_model", "free_store", "free_pipeline"):
-        setattr(Library, name, telling(getattr(Library, name)))
+    free, Library.free = Library.free, told  # type: ignore[method-assign]
     llm = LLM(POCKET)
     params = SamplingParams(max_tokens=400, ignore_eos=True)
     threading.Thread(target=llm.generate, args=([[5, 6, 7]] * 4, params), daemon=True).start()
@@ -90,9 +87,9 @@ def released() -> None:
     before = drafts.step.nanoseconds
     thread.start()
     time.sleep(0.02)
-    drafts.step.free_pipeline(drafts.pipeline.handle)
-    drafts.step.free_store(drafts.stores[0].handle)
-    drafts.step.free_model(drafts.model.handle)
+    drafts.step.free("pipeline", drafts.pipeline.handle)
+    drafts.step.free("store", drafts.stores[0].handle)
+    drafts.step.free("model", drafts.model.handle)
     thread.join()
     assert drafts.step.nanoseconds > before
     assert found == [expected]
@@ -170,7 +167,7 @@ def memory() -> None:
     assert step.start(4) == 4
     width, rows = 1 << 22, 8
     asked = Request("r", (1,), SamplingParams(top_p=0.5), 0)
-    pipeline = NativePipeline(RequestPipeline(asked, width, CPU), None, 0, step)
+    pipeline = NativePipeline(RequestPipeline(asked, width, CPU), 0, step)
     z = torch.randn(rows, width)
     broken, paths = z.clone(), [[]] * rows
     for _ in range(3):

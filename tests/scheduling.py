@@ -11,7 +11,7 @@ import torch
 from outrider.cache.pages import PagePool
 from outrider.engine.scheduler import Plan, Scheduler
 from outrider.sampling.acceptance import NOT_FINITE
-from outrider.sampling.pipeline import RequestPipeline
+from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
 from outrider.text.stop import StopFinder
 from outrider.types import (
     Draft,
@@ -50,7 +50,7 @@ def make(
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     request = Request(id, tuple(prompt), sampling, seed, frozenset(eos))
     text = Letters(sampling.stop or ())
-    law = RequestPipeline(request, 100, torch.device("cpu")).sequence()
+    law = SequencePipeline(RequestPipeline(request, 100, torch.device("cpu")))
     return SequenceState(f"{id}/0", request, 0, text, law, list(request.prompt_token_ids))
 
 

@@ -26,7 +26,7 @@ from outrider.models.rows import Segment
 from outrider.sampling import ratio_noise
 from outrider.sampling.acceptance import NOT_FINITE
 from outrider.sampling.noise import SEED_STREAM, SHARED_STREAM
-from outrider.sampling.pipeline import RequestPipeline, StepLogits
+from outrider.sampling.pipeline import RequestPipeline, SequencePipeline, StepLogits
 from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains, make_rule
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams
@@ -88,7 +88,7 @@ def processed(raw: Raw, options: dict[str, Any], paths: list[tuple[int, ...]]) -
     params = SamplingParams(**options)  # type: ignore[arg-type]
     z = torch.stack([raw(path) for path in paths])
     request = Request("r", PROMPT, params, 0, frozenset([1]))
-    distribution = RequestPipeline(request, z.shape[1], z.device).sequence()
+    distribution = SequencePipeline(RequestPipeline(request, z.shape[1], z.device))
     z = distribution.apply(z, list(PROMPT), [list(path) for path in paths])
     if params.greedy:
         z = torch.where(z == z.amax(-1, keepdim=True), 0.0, -math.inf)

@@ -12,7 +12,7 @@ import torch
 
 from outrider.audit import oracle
 from outrider.sampling.acceptance import NOT_FINITE, NOTHING_LEFT, Coupled, trouble
-from outrider.sampling.pipeline import RequestPipeline, StepLogits
+from outrider.sampling.pipeline import RequestPipeline, SequencePipeline, StepLogits
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams, Verdict
 
@@ -123,7 +123,7 @@ def test_laws_are_the_oracles(options: dict[str, float]) -> None:
     logits = torch.randn(20, VOCABULARY, generator=generator) * 3
     logits[:, 10:20] = logits[:, :10]  # ties, also at the edges
     params = SamplingParams(**options)  # type: ignore[arg-type]
-    distribution = RequestPipeline(Request("r", (1,), params, 0), VOCABULARY, CPU).sequence()
+    distribution = SequencePipeline(RequestPipeline(Request("r", (1,), params, 0), VOCABULARY, CPU))
     z = distribution.apply(logits.clone(), [1], [[]] * 20)
     for row, raw in zip(z.double().softmax(-1).numpy(), logits.double().numpy(), strict=True):
         expected = oracle.distribution(
@@ -136,7 +136,7 @@ def test_laws_are_the_oracles(options: dict[str, float]) -> None:
 def test_min_tokens_mask_the_ends_until_they_are_reached() -> None:
     params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[7])
     request = Request("r", (1,), params, 0, frozenset([3, VOCABULARY + 5]))
-    distribution = RequestPipeline(request, VOCABULARY, CPU).sequence()
+    distribution = SequencePipeline(RequestPipeline(request, VOCABULARY, CPU))
     z = distribution.apply(torch.zeros(4, VOCABULARY), [1], [[], [5], [5, 5], [5, 5, 5]])
     masked = z.isinf().nonzero().tolist()
     assert masked == [[0, 3], [0, 7], [1, 3], [1, 7]]

@@ -270,8 +270,8 @@ def test_a_model_without_its_weights_is_not_run(model: NativeTransformer) -> Non
         step.decide(bare, store, words, array("Q"), 1, Room(logits))
     with pytest.raises(ModelError, match="not complete"):
         step.check(bare)
-    step.free_store(store)
-    step.free_model(bare)
+    step.free("store", store)
+    step.free("model", bare)
 
 
 def test_without_a_library_torch_serves(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from native_steps import HERE, step
+from native_steps import HERE, native_noise, step
 
 from outrider import LLM
 from outrider.errors import ModelError
@@ -24,7 +24,7 @@ from outrider.native.native_sampling import NativeNoise, NativePipeline, measure
 from outrider.sampling.grammar import keep
 from outrider.sampling.logprobs import measure
 from outrider.sampling.noise import gumbel
-from outrider.sampling.pipeline import RequestPipeline
+from outrider.sampling.pipeline import RequestPipeline, SequencePipeline
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.text.detokenize import Detokenizer
 from outrider.types import Request, Row, SamplingParams, SequenceState
@@ -56,7 +56,9 @@ def random_logits(rows: int, width: int = WIDTH, seed: int = 0) -> torch.Tensor:
 def test_noise_has_the_specified_bits(isa: str) -> None:
     for seed, position, sample in ((0, 0, 0), (2**64 - 1, 2**32 - 1, 2**32 - 1), (77, 5, 2)):
         expected = gumbel([seed], [sample], [position], 70001)[0]
-        assert step(isa).noise(seed, position, sample, 70001).tobytes() == expected.tobytes()
+        assert (
+            native_noise(step(isa), seed, position, sample, 70001).tobytes() == expected.tobytes()
+        )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -65,9 +67,9 @@ def test_a_law_is_samplings(name: str) -> None:
     pipeline = RequestPipeline(Request("r", PROMPT, params, 0, frozenset({2})), WIDTH, CPU)
     tokens = [*PROMPT, 10, 11, 10]
     paths = [[], [10], [10, 44], [10, 44, 44], [3], []]
-    expected = pipeline.sequence().apply(random_logits(6), tokens, paths)
+    expected = SequencePipeline(pipeline).apply(random_logits(6), tokens, paths)
     for isa in HERE:
-        mine = NativePipeline(pipeline, None, 0, step(isa))
+        mine = NativePipeline(pipeline, 0, step(isa))
         for length in (5, 7):  # committed bit by bit, and each token counted once
             z = mine.apply(random_logits(6), tokens[:length], paths)
         assert torch.equal(z, expected)
@@ -78,9 +80,7 @@ def test_equals_at_the_edge_of_top_p_are_kept_by_id() -> None:
     z = torch.full((1, WIDTH), -30.0)
     z[0, 100:110] = 2.0
     for isa in HERE:
-        kept = (
-            NativePipeline(pipeline, None, 0, step(isa)).apply(z.clone(), [1], [[]])[0].isfinite()
-        )
+        kept = NativePipeline(pipeline, 0, step(isa)).apply(z.clone(), [1], [[]])[0].isfinite()
         assert kept.nonzero()[:, 0].tolist() == list(range(100, 105))
 
 
@@ -112,10 +112,11 @@ def test_log_probabilities_are_samplings(count: int) -> None:
     z = random_logits(4)
     z[2, 50:] = -torch.inf
     rows, tokens = [0, 2, 3], [17, 3, 1002]
-    expected, mine = measure(z, rows, tokens, count), measurer(CPU)(z, rows, tokens, count)
-    assert (mine.ranks, mine.ids) == (expected.ranks, expected.ids)
-    np.testing.assert_allclose(mine.own, expected.own, atol=2e-6)
-    np.testing.assert_allclose(mine.values, expected.values, atol=2e-6)
+    expected_own, *expected, expected_values = measure(z, rows, tokens, count)
+    own, *mine, values = measurer(CPU)(z, rows, tokens, count)
+    assert mine == expected  # ranks and ids
+    np.testing.assert_allclose(own, expected_own, atol=2e-6)
+    np.testing.assert_allclose(values, expected_values, atol=2e-6)
 
 
 def test_ids_past_the_vocabulary_are_refused() -> None:
@@ -124,7 +125,7 @@ def test_ids_past_the_vocabulary_are_refused() -> None:
     pipeline = RequestPipeline(
         Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), WIDTH, CPU
     )
-    mine = NativePipeline(pipeline, None, 0, found)
+    mine = NativePipeline(pipeline, 0, found)
     with pytest.raises(ModelError, match="past the vocabulary"):
         mine.apply(random_logits(1), list(PROMPT), [[WIDTH]])
     with pytest.raises(ModelError, match="past the vocabulary"):
@@ -133,14 +134,14 @@ def test_ids_past_the_vocabulary_are_refused() -> None:
         Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0), 100, CPU
     )
     with pytest.raises(ModelError, match="of a pipeline is past the vocabulary"):
-        NativePipeline(narrow, None, 0, found)
+        NativePipeline(narrow, 0, found)
 
 
 def test_what_a_law_cannot_read_is_refused() -> None:
     found = native.library()
     assert found is not None
     request = Request("r", PROMPT, SamplingParams(presence_penalty=1.0), 0)
-    mine = NativePipeline(RequestPipeline(request, WIDTH, CPU), None, 0, found)
+    mine = NativePipeline(RequestPipeline(request, WIDTH, CPU), 0, found)
     z, key = random_logits(2), (1, 0, 0, 0)
     for wrong in (z[:, :-1].contiguous(), z.double(), z[:, ::2]):
         with pytest.raises(ModelError, match=r"vocabulary|cannot read"):
@@ -234,7 +235,7 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
     sequences, segments = [], []
     for i, (nodes, parents) in enumerate(plans):
         request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
-        pipeline = NativePipeline(RequestPipeline(request, WIDTH, CPU), None, 0, found)
+        pipeline = NativePipeline(RequestPipeline(request, WIDTH, CPU), 0, found)
         tokens = [1, 2, 3, 4, 2][: 5 - i]
         sequences.append(
             SequenceState(f"{i}", request, 0, Detokenizer(None, (), ()), pipeline, tokens)
@@ -295,7 +296,7 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
         processors = [lambda ids, logits: -logits] if i == 3 else None
         params = SamplingParams(**OPTIONS[options], logits_processors=processors)
         request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
-        pipeline = NativePipeline(RequestPipeline(request, WIDTH, CPU), None, 0, found)
+        pipeline = NativePipeline(RequestPipeline(request, WIDTH, CPU), 0, found)
         sequence = SequenceState(
             f"{i}", request, 0, Detokenizer(None, (), ()), pipeline, [1, 2, 3, 4]
         )
@@ -345,7 +346,7 @@ def test_what_cannot_be_decided_is_refused(
     width = model.shape.vocab_size
 
     asked = RequestPipeline(Request("r", (1,), SamplingParams(), 0), width, CPU)
-    good = NativePipeline(asked, None, 0, found)
+    good = NativePipeline(asked, 0, found)
 
     def decide(segments: list[Segment], pipelines: list[NativePipeline], **options: Any) -> None:
         rows = sum(segment.logits for segment in segments)

@@ -55,7 +55,7 @@ def pipeline_of(
     params: SamplingParams, prompt: list[int], bad_words: list[list[int]] | None = None
 ) -> SequencePipeline:
     request = Request("r", tuple(prompt), params, 0, frozenset([END]))
-    return RequestPipeline(request, WIDTH, CPU, bad_words or []).sequence()
+    return SequencePipeline(RequestPipeline(request, WIDTH, CPU, bad_words or []))
 
 
 def reference(
@@ -318,9 +318,9 @@ def test_drafts_are_cut_and_continued() -> None:
     }
     params = SamplingParams(structured_outputs={"json": schema})
     request = Request("r", (4,), params, 0, frozenset([END]))
-    distribution = RequestPipeline(
-        request, VOCABULARY, CPU, grammar=grammars().compile(params)
-    ).sequence()
+    distribution = SequencePipeline(
+        RequestPipeline(request, VOCABULARY, CPU, grammar=grammars().compile(params))
+    )
     tokens, parents = distribution.fit([4], [], [], 8)
     assert parents == list(range(-1, len(tokens) - 1))
     assert '{"name":'.startswith(tokenizer.decode(tokens))

@@ -56,6 +56,10 @@ def quantized(matrix: torch.Tensor, bits: int, group: int, zeros: bool = False) 
     )
 
 
+def parts(q: Quantized) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int, int]:
+    return q.codes, q.scales, q.zeros, q.bits, q.group
+
+
 class Products:
     """A model without layers to run: logits are products of a head and normalised rows.
 
@@ -80,7 +84,7 @@ class Products:
         self.model = library.new_model(config, table)
         library.set_vector(self.model, 0, "final", torch.full((data.shape[1],), size))
         if isinstance(head, Quantized):
-            library.set_quantized(self.model, 0, "head", head, None)
+            library.set_quantized(self.model, 0, "head", *parts(head), None)
         else:
             library.set_matrix(self.model, 0, "head", head, None)
         self.store = library.new_store(self.model, 64, PAGE)
@@ -99,8 +103,8 @@ class Products:
         return kept[0]
 
     def close(self) -> None:
-        self.library.free_store(self.store)
-        self.library.free_model(self.model)
+        self.library.free("store", self.store)
+        self.library.free("model", self.model)
 
 
 @pytest.fixture
@@ -386,6 +390,6 @@ def test_what_does_not_fit_is_refused(
     assert found is not None
     product = products(found, right, None)
     with pytest.raises(ModelError, match=sentence):
-        found.set_quantized(product.model, 0, "head", change(right), None)
+        found.set_quantized(product.model, 0, "head", *parts(change(right)), None)
     with pytest.raises(ModelError, match="no such matrix"):
-        found.set_quantized(product.model, 1, "qkv", right, None)
+        found.set_quantized(product.model, 1, "qkv", *parts(right), None)

@@ -320,7 +320,7 @@ def test_an_unforeseen_error_ends_its_own_request(
     def spoilt(request: Request) -> list[SequenceState]:
         (sequence,) = prepare(request)
         if request.seed == 666 and part == "pipeline":
-            sequence.pipeline = SequencePipeline(llm.engine.pipeline_of(request), None)
+            sequence.pipeline = SequencePipeline(llm.engine.pipeline_of(request))
             monkeypatch.setattr(sequence.pipeline, "apply", no_pipeline)
         elif request.seed == 666 and part == "masks":
             monkeypatch.setattr(sequence.pipeline, "masks", no_pipeline)

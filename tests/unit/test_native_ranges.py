@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_steps import native_noise
 
 from outrider.errors import ModelError
 from outrider.models.native import NativeTransformer
-from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer
 from outrider.native import choice as native
@@ -24,7 +24,7 @@ from outrider.native.checks import Room
 from outrider.native.interface import FUNCTIONS, Config, Options, QuantizedData
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
-from outrider.native.ranges import Whole, float32s, int32s, uint32s
+from outrider.native.ranges import Whole, as_float32, int32s
 from outrider.sampling.pipeline import RequestPipeline
 from outrider.types import Request, SamplingParams
 
@@ -97,6 +97,14 @@ def test_an_argument_arrives_as_it_is_or_is_refused() -> None:
                     assert getattr(passed, "value", passed) == value
 
 
+def float32s(name: str, values: list[float]) -> list[float]:
+    return [as_float32(name, value) for value in values]
+
+
+def uint32s(name: str, values: list[int]) -> array[int]:
+    return int32s(name, values, "I")
+
+
 @pytest.mark.parametrize("make", [int32s, uint32s, float32s])
 def test_an_array_holds_what_it_was_given_or_refuses_it(make: Any) -> None:
     for value in EDGES:
@@ -111,13 +119,13 @@ def test_top_k_above_the_vocabulary_is_the_vocabulary(step: Library) -> None:
     for top_k in (WIDTH, WIDTH + 1, 2**31 - 1):
         params = SamplingParams(top_k=top_k, temperature=0.7)
         pipeline = NativePipeline(
-            RequestPipeline(Request("r", (1,), params, 0), WIDTH, CPU), None, 0, step
+            RequestPipeline(Request("r", (1,), params, 0), WIDTH, CPU), 0, step
         )
         z = torch.randn(1, WIDTH)
         assert pipeline.apply(z.clone(), [1], [[]])[0].isfinite().all()
     pipeline = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
     object.__setattr__(pipeline.params, "top_k", 2**31)  # what a door let through
-    assert NativePipeline(pipeline, None, 0, step).apply(z.clone(), [1], [[]])[0].isfinite().all()
+    assert NativePipeline(pipeline, 0, step).apply(z.clone(), [1], [[]])[0].isfinite().all()
 
 
 def test_options_that_no_field_can_hold_are_refused(step: Library) -> None:
@@ -131,7 +139,7 @@ def test_options_that_no_field_can_hold_are_refused(step: Library) -> None:
         request = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
         object.__setattr__(request.params, name, value)
         with pytest.raises(ModelError, match=name.partition("_p")[0]):
-            NativePipeline(request, None, 0, step)
+            NativePipeline(request, 0, step)
 
 
 def test_a_law_has_no_number_below_its_least(step: Library) -> None:
@@ -161,7 +169,7 @@ def test_sizes_that_wrap_are_refused_by_name(step: Library, model: NativeTransfo
     with pytest.raises(ModelError, match="threads is 0"):
         step.start(0)
     with pytest.raises(ModelError, match="position is 4294967296"):
-        step.noise(0, 2**32, 0, 8)
+        native_noise(step, 0, 2**32, 0, 8)
 
 
 def test_models_of_sizes_whose_products_wrap_are_refused(step: Library) -> None:
@@ -203,7 +211,7 @@ def test_a_group_that_wraps_reads_no_scales_beyond_their_end(model: NativeTransf
     codes, scales = torch.zeros(out, width, dtype=torch.uint8), torch.ones(out, 1)
     with pytest.raises(ModelError, match="group is 4294967297"):
         model.library.set_quantized(
-            model.handle, 0, "head", Quantized(codes, scales, None, 8, 2**32 + 1), None
+            model.handle, 0, "head", codes, scales, None, 8, 2**32 + 1, None
         )
 
 
@@ -275,7 +283,7 @@ def apply_pipeline(
         step.count(pipeline, ids)
         step.apply_pipeline(pipeline, z, output, [[], ids, ids[:1]], False)
     finally:
-        step.free_pipeline(pipeline)
+        step.free("pipeline", pipeline)
 
 
 def test_a_call_has_rows(step: Library, model: NativeTransformer) -> None:

@@ -128,7 +128,7 @@ class NativeTransformer(Model):
         if isinstance(embedding, torch.Tensor) and not a.tied and _keeps_rows(beside):
             self.embedding = self._held(embedding, beside)
         self.handle = library.new_model(self._config(max_length), self.embedding)
-        free_with(self, library.free_model, self.handle)
+        free_with(self, library.free, "model", self.handle)
         near = None if beside is None else beside.handle
         self._set(0, "head", loader.head(embedding), None, near)
         if self.embedding is None and not a.tied:
@@ -218,7 +218,9 @@ class NativeTransformer(Model):
         beside: int | None = None,
     ) -> None:
         if isinstance(matrix, Quantized):
-            self.library.set_quantized(self.handle, index, kind, matrix, bias, beside)
+            m = matrix
+            parts = m.codes, m.scales, m.zeros, m.bits, m.group
+            self.library.set_quantized(self.handle, index, kind, *parts, bias, beside)
         else:
             self.library.set_matrix(self.handle, index, kind, matrix, bias, beside)
 

@@ -31,7 +31,7 @@ class NativeStore:
         self._room = Room(torch.empty(0, shape.vocab_size))
         self._hidden = torch.empty(0)
         self.handle = library.new_store(model, num_pages, page_size)
-        free_with(self, library.free_store, self.handle)
+        free_with(self, library.free, "store", self.handle)
 
     @property
     def any_harmed(self) -> bool:

@@ -16,9 +16,9 @@ def at(numbers: array[int] | array[float]) -> int:
     return numbers.buffer_info()[0]
 
 
-def free_with(owner: object, free: Callable[[int], None], handle: int) -> None:
+def free_with(owner: object, free: Callable[[str, int], None], kind: str, handle: int) -> None:
     """Free what ``owner`` holds when it goes, but not at exit: threads may still run with it."""
-    weakref.finalize(owner, free, handle).atexit = False
+    weakref.finalize(owner, free, kind, handle).atexit = False
 
 
 def expect(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:

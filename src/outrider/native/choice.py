@@ -83,8 +83,3 @@ def _level() -> int:
         return _find("portable").level()
     except OSError:
         return 0
-
-
-def available() -> tuple[str, ...]:
-    """Return the instruction sets that this CPU runs, the best one last."""
-    return ISAS[: _level() + 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -54,27 +54,8 @@ class QuantizedData(Fields):
     )
 
 
-class QuantizedMatrix(Protocol):
-    """``models.quantize.Quantized``, as this package sees it."""
-
-    @property
-    def codes(self) -> torch.Tensor: ...
-    @property
-    def scales(self) -> torch.Tensor: ...
-    @property
-    def zeros(self) -> torch.Tensor | None: ...
-    @property
-    def bits(self) -> int: ...
-    @property
-    def group(self) -> int: ...
-
-
 def _long(name: str) -> Whole:
     return Whole(name, ctypes.c_int64)
-
-
-def _word(name: str) -> Whole:
-    return Whole(name, ctypes.c_uint32)
 
 
 _MATRIX = (_Pointer, Whole("rows"), Whole("columns"), _Pointer)
@@ -149,8 +130,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "noise": (
         None,
         [
-            *(Whole("seed", ctypes.c_uint64), _word("position"), _word("sample")),
-            *(_long("count"), _Pointer),
+            *(Whole("seed", ctypes.c_uint64), Whole("position", ctypes.c_uint32)),
+            *(Whole("sample", ctypes.c_uint32), _long("count"), _Pointer),
         ],
     ),
 }

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from ..sampling.logprobs import Measured
 from .checks import Room, at, expect, same_length
 from .interface import Options
 from .packing import PackingCalls
-from .ranges import float32s, int32s, uint32s, within
+from .ranges import as_float32, int32s, within
 
 
 class Library(PackingCalls):
@@ -23,10 +24,6 @@ class Library(PackingCalls):
     def new_store(self, model: int, pages: int, page_size: int) -> int:
         """Return an empty cache."""
         return self._made(self._c.outrider_store, model, pages, page_size)
-
-    def free_store(self, store: int) -> None:
-        """Give a cache's memory back, once no call uses it any more."""
-        self._c.outrider_store_free(store)
 
     def num_harmed(self, store: int) -> int:
         """Return the number of slots whose row was not finite."""
@@ -75,7 +72,7 @@ class Library(PackingCalls):
         if banned is not None:
             expect(banned, (options.vocabulary,), torch.bool)
         ids = int32s("token ids", [*ends, *bias, *prompt])
-        by = float32s("logit_bias", bias.values())
+        by = array("f", [as_float32("logit_bias", value) for value in bias.values()])
         return self._made(
             self._c.outrider_pipeline,
             ctypes.byref(options),
@@ -86,10 +83,6 @@ class Library(PackingCalls):
             len(by),
             len(prompt),
         )
-
-    def free_pipeline(self, pipeline: int) -> None:
-        """Give a pipeline's memory back, once no call uses it any more."""
-        self._c.outrider_pipeline_free(pipeline)
 
     def count(self, pipeline: int, tokens: Sequence[int]) -> None:
         """Tell a pipeline which tokens of the output were committed since it was last told."""
@@ -133,7 +126,7 @@ class Library(PackingCalls):
             raise ModelError("the native step draws from fp32 rows that lie in one piece.")
         same_length(range(rows), keys)
         same_length(range(rows), greedy)
-        words = uint32s("seeds and positions", [word for key in keys for word in key])
+        words = int32s("seeds and positions", [word for key in keys for word in key], "I")
         plain = array("B", greedy)
         tokens, scores = array("i", bytes(4 * rows)), array("f", bytes(4 * rows))
         self._run(
@@ -264,8 +257,9 @@ class Library(PackingCalls):
 
     def logprobs(
         self, z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
-    ) -> tuple[array[float], array[int], array[int], array[float]]:
-        """Return the fields of ``logprobs.Measured``, flat; ``z`` is fp32 [any, vocabulary]."""
+    ) -> Measured:
+        """Return what ``logprobs.measure`` does; ``z`` is fp32 [any, vocabulary]."""
+        count = min(count, z.shape[1])
         expect(z, tuple(z.shape[:2]), torch.float32)
         same_length(rows, tokens)
         within("count", count, 0, z.shape[1])
@@ -287,13 +281,13 @@ class Library(PackingCalls):
             at(top),
             at(values),
         )
-        return own, ranks, top, values
-
-    def noise(self, seed: int, position: int, sample: int, count: int) -> NDArray[np.float32]:
-        """Return the noise of ids below ``count`` at a position: the bits of ``noise.gumbel``."""
-        out = np.empty(count, np.float32)
-        self._run(self._c.outrider_noise, seed, position, sample, count, out.ctypes.data)
-        return out
+        places = [slice(row * count, (row + 1) * count) for row in range(len(ids))]
+        return (
+            own.tolist(),
+            ranks.tolist(),
+            [top[place].tolist() for place in places],
+            [values[place].tolist() for place in places],
+        )
 
     def read(self, memory: NDArray[np.uint8]) -> None:
         """Read ``memory`` [a multiple of 128 KiB] once, with the threads of a step."""

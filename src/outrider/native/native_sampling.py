@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..sampling.grammar import Grammar
-from ..sampling.logprobs import Measure, Measured, measure
+from ..sampling.logprobs import Measure, measure
 from ..sampling.noise import WORD
 from ..sampling.pipeline import RequestPipeline, SequencePipeline
 from ..sampling.shared_noise import SharedNoise
@@ -28,10 +27,8 @@ class NativePipeline(SequencePipeline):
     Grammars, bad words of several tokens and custom processors come first, as in any pipeline.
     """
 
-    def __init__(
-        self, request: RequestPipeline, grammar: Grammar | None, sample: int, step: Library
-    ) -> None:
-        super().__init__(request, grammar)
+    def __init__(self, request: RequestPipeline, sample: int, step: Library) -> None:
+        super().__init__(request)
         params = request.params
         self.vocab_size = request.vocab_size
         self._late = bool(params.logits_processors)
@@ -68,7 +65,7 @@ class NativePipeline(SequencePipeline):
             params.logit_bias or {},
             self._prompt if params.penalises else (),
         )
-        free_with(self, step.free_pipeline, self.handle)
+        free_with(self, step.free, "pipeline", self.handle)
         if not request.bad_words and not params.logits_processors:
             self.native_handle = self.handle
 
@@ -109,32 +106,13 @@ class NativeNoise(SharedNoise):
 def measurer(device: torch.device) -> Measure:
     """Return the function that measures log probabilities on ``device``."""
     step = library() if device.type == "cpu" else None
-    if step is None:
-        return measure
-
-    def measured(
-        z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
-    ) -> Measured:
-        count = min(count, z.shape[1])
-        own, ranks, ids, values = step.logprobs(z, rows, tokens, count)
-        places = range(0, count * len(tokens), count) if count else [0] * len(tokens)
-        return Measured(
-            own.tolist(),
-            ranks.tolist(),
-            [ids[i : i + count].tolist() for i in places],
-            [values[i : i + count].tolist() for i in places],
-        )
-
-    return measured
+    return measure if step is None else step.logprobs
 
 
 def sequence_pipeline(request: RequestPipeline, sample: int = 0) -> SequencePipeline:
     """Return the pipeline of a request's sample, native where the logits are on the CPU."""
     step = library() if request.device.type == "cpu" else None
-    if step is None:
-        return request.sequence()
-    grammar = None if request.grammar is None else request.grammar.copy()
-    return NativePipeline(request, grammar, sample, step)
+    return SequencePipeline(request) if step is None else NativePipeline(request, sample, step)
 
 
 def shared_noise(vocab_size: int, device: torch.device) -> SharedNoise:

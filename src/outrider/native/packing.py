@@ -19,7 +19,6 @@ from .interface import (
     VECTORS,
     Config,
     QuantizedData,
-    QuantizedMatrix,
 )
 from .ranges import refused, within
 
@@ -90,9 +89,9 @@ class PackingCalls:
         rows = None if embedding is None else embedding.data_ptr()
         return self._made(self._c.outrider_model, ctypes.byref(config), rows)
 
-    def free_model(self, model: int) -> None:
-        """Give a model's memory back, once no call and no cache uses it any more."""
-        self._c.outrider_model_free(model)
+    def free(self, kind: str, handle: int) -> None:
+        """Give the memory of a model, store or pipeline back, once nothing uses it any more."""
+        getattr(self._c, f"outrider_{kind}_free")(handle)
 
     def set_matrix(
         self,
@@ -130,34 +129,39 @@ class PackingCalls:
         model: int,
         layer: int,
         kind: str,
-        data: QuantizedMatrix,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        bits: int,
+        group: int,
         bias: torch.Tensor | None,
         beside: int | None = None,
     ) -> None:
-        """Pack ``data`` [out, in] in place of a matrix of the model's dtype, see ``set_matrix``.
+        """Pack a quantised matrix in place of one of the model's dtype, see ``set_matrix``.
 
-        Scales are kept as fp16 times one power of two, which is exact for what was fp16 or bf16
-        and within 2^28 of the largest.
+        The parts are those of ``models.quantize.Quantized``, ``codes`` [out, in]. Scales are kept
+        as fp16 times one power of two, which is exact for what was fp16 or bf16 and within 2^28 of
+        the largest.
 
         Raises:
             ModelError: shapes or dtypes do not fit together, a scale is not finite, or a code or
-                zero has more bits than ``data.bits``.
+                zero has more bits than ``bits``.
         """
-        out, width = data.codes.shape
-        groups = -(-width // max(1, data.group))
-        codes, scales = data.codes.contiguous(), data.scales.contiguous()
-        zeros = None if data.zeros is None else data.zeros.contiguous()
+        out, width = codes.shape
+        groups = -(-width // max(1, group))
+        codes, scales = codes.contiguous(), scales.contiguous()
         expect(codes, (out, width), torch.uint8)
         expect(scales, (out, groups), torch.float32)
         if zeros is not None:
+            zeros = zeros.contiguous()
             expect(zeros, (out, groups), torch.uint8)
         wide = wide_bias(bias, out)
         given = QuantizedData(
             codes=codes.data_ptr(),
             scales=scales.data_ptr(),
             zeros=None if zeros is None else zeros.data_ptr(),
-            bits=data.bits,
-            group=data.group,
+            bits=bits,
+            group=group,
             groups=groups,
         )
         self._run(

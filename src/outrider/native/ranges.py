@@ -26,12 +26,8 @@ def within(name: str, value: int, least: int, most: int) -> int:
         ModelError: it is not.
     """
     if not isinstance(value, int) or not least <= value <= most:
-        raise ModelError(_outside(name, value, least, most))
+        raise ModelError(f"{name} is {shown(value)}; give a whole number from {least} to {most}.")
     return value
-
-
-def _outside(name: str, value: object, least: int, most: int) -> str:
-    return f"{name} is {shown(value)}; give a whole number from {least} to {most}."
 
 
 def as_float32(name: str, value: float) -> float:
@@ -45,38 +41,16 @@ def as_float32(name: str, value: float) -> float:
     return float(value)
 
 
-def int32s(name: str, values: Iterable[int]) -> array[int]:
-    """Return ``values`` as an array of int32.
+def int32s(name: str, values: Iterable[int], code: str = "i") -> array[int]:
+    """Return ``values`` as an array of int32, or of uint32 by the ``code`` "I".
 
     Raises:
         ModelError: one of them does not fit.
     """
-    return _whole("i", name, values)
-
-
-def uint32s(name: str, values: Iterable[int]) -> array[int]:
-    """Return ``values`` as an array of uint32.
-
-    Raises:
-        ModelError: one of them does not fit.
-    """
-    return _whole("I", name, values)
-
-
-def _whole(code: str, name: str, values: Iterable[int]) -> array[int]:
     try:
         return array(code, values)
     except (OverflowError, TypeError) as error:
         raise ModelError(f"{name} has a number that is not of 32 bits ({error}).") from None
-
-
-def float32s(name: str, values: Iterable[float]) -> array[float]:
-    """Return ``values`` as an array of float32.
-
-    Raises:
-        ModelError: one of them does not fit.
-    """
-    return array("f", [as_float32(name, value) for value in values])
 
 
 class Whole:
@@ -94,8 +68,7 @@ class Whole:
 
     def from_param(self, value: int) -> object:
         """Return what ctypes hands over for ``value``; ``refused`` translates its exceptions."""
-        if not isinstance(value, int) or not self.least <= value <= self.most:
-            raise OverflowError(_outside(self.name, value, self.least, self.most))
+        within(self.name, value, self.least, self.most)
         return value if self._plain else self.kind(value)
 
 

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ..types import Logprob, Logprobs
 
-
-@dataclass(frozen=True)
-class Measured:
-    """By row: log probability and rank of its token; the likeliest ids and their values."""
-
-    own: list[float]
-    ranks: list[int]
-    ids: list[list[int]]
-    values: list[list[float]]
-
-
+Measured = tuple[list[float], list[int], list[list[int]], list[list[float]]]
+"""By row: log probability and rank of its token; the likeliest ids and their values."""
 Measure = Callable[[torch.Tensor, Sequence[int], Sequence[int], int], Measured]
 """``measure``, or the native step's."""
 
@@ -31,7 +21,7 @@ def measure(z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: 
     chosen = z.gather(1, torch.tensor(tokens, device=z.device)[:, None])
     ranks = (z > chosen).sum(-1) + 1
     best = z.topk(min(count, z.shape[1]), -1)
-    return Measured(
+    return (
         (chosen - whole)[:, 0].tolist(),
         ranks.tolist(),
         best.indices.tolist(),
@@ -57,10 +47,9 @@ def logprobs(
     """
     measured = measure(z, rows, tokens, count)
     by_row = []
-    for row, token in enumerate(tokens):
-        of_row = {token: Logprob(measured.own[row], measured.ranks[row])}
-        pairs = zip(measured.ids[row], measured.values[row], strict=True)
-        for rank, (id, value) in enumerate(pairs, 1):
+    for token, own, own_rank, ids, values in zip(tokens, *measured, strict=True):
+        of_row = {token: Logprob(own, own_rank)}
+        for rank, (id, value) in enumerate(zip(ids, values, strict=True), 1):
             of_row.setdefault(id, Logprob(value, rank))
         by_row.append(of_row)
     return by_row

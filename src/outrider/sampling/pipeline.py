@@ -77,10 +77,6 @@ class RequestPipeline:
         self.bad_words = [tuple(word) for word in words if len(word) > 1]
         self.tried: set[int] = set()  # processors that have been checked
 
-    def sequence(self) -> SequencePipeline:
-        """Return the pipeline of one of the request's samples."""
-        return SequencePipeline(self, None if self.grammar is None else self.grammar.copy())
-
 
 class SequencePipeline:
     """One sequence's options, and their memory of its tokens.
@@ -89,14 +85,14 @@ class SequencePipeline:
     row count as output there, so that a draft changes no distribution.
     """
 
-    def __init__(self, request: RequestPipeline, grammar: Grammar | None) -> None:
+    def __init__(self, request: RequestPipeline) -> None:
         self._pipeline = request
         self._prompt = request.request.prompt_token_ids
-        self._grammar = grammar
+        self._grammar = None if request.grammar is None else request.grammar.copy()
         self._history: History | None = None
         self.native_handle = 0
         """The pipeline in C++, 0 where Python is needed for more than a grammar's masks."""
-        self.has_grammar = grammar is not None
+        self.has_grammar = self._grammar is not None
         """True if a grammar masks tokens."""
         self.penalises = request.params.penalises
         """True if drafted tokens before a row change its processed logits."""
