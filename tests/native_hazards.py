@@ -15,10 +15,10 @@ from array import array
 from pathlib import Path
 
 import torch
+from loading import native_model
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
-from outrider.models.native import NativeTransformer
 from outrider.native import choice
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
@@ -48,7 +48,7 @@ class Drafts:
     def __init__(self, length: int = 150) -> None:
         self.length = length
         self.step = best()
-        self.model = NativeTransformer(self.step, POCKET, "float32", 256)
+        self.model = native_model(self.step, POCKET, "float32", 256)
         self.stores = [self.model.new_store(17, 16) for _ in range(2)]
         asked = Request("r", (1, 2, 3), SamplingParams(presence_penalty=0.5), 7)
         self.pipeline = NativePipeline(

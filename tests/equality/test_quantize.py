@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import MakeCheckpoint
 from exactness import planted_pair
+from loading import torch_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -22,7 +23,6 @@ from outrider.models.export import as_tensors, bits_per_weight, export, pack
 from outrider.models.families import read_architecture, read_config
 from outrider.models.formats.shared import unpack
 from outrider.models.quantize import Quantized, quantize
-from outrider.models.transformer import Transformer
 from outrider.models.weights import load_weights
 
 pytestmark = pytest.mark.engine
@@ -283,8 +283,8 @@ def test_the_torch_path_runs_the_dequantised_weights(tiny_llama: Path, tmp_path:
     recipe = Recipe.parse("int4")
     same = tmp_path / "same"
     transformers_model(tiny_llama, recipe).save_pretrained(same)
-    few = Transformer(tiny_llama, "float32", CPU, 64, recipe)
-    plain = Transformer(same, "float32", CPU, 64)
+    few = torch_model(tiny_llama, "float32", CPU, 64, recipe)
+    plain = torch_model(same, "float32", CPU, 64)
     for a, b in zip(few.weights.layers, plain.weights.layers, strict=True):
         for one, other in zip(a.products(), b.products(), strict=True):
             assert isinstance(one, torch.Tensor)

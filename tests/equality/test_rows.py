@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from loading import native_model, torch_model
 
 from outrider.cache.store import KVStore, page_bytes
 from outrider.models import transformer
-from outrider.models.native import NativeStore, NativeTransformer
+from outrider.models.native import NativeTransformer
 from outrider.models.rows import LANES, TILE, Segment, build_rows
 from outrider.models.transformer import Output, Transformer, row_unit
 from outrider.models.weights import bf16_kernels
@@ -68,17 +69,17 @@ def model(
 
 def open_path(path: str, folder: Path, dtype: str = "float32") -> Paths:
     if path == "torch":
-        return Transformer(folder, dtype, CPU, 640)
+        return torch_model(folder, dtype, CPU, 640)
     step = library()
     if step is None:
         pytest.skip("the native step is off")
-    return NativeTransformer(step, folder, dtype, 640)
+    return native_model(step, folder, dtype, 640)
 
 
 @pytest.fixture(scope="module")
 def low(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Transformer:
     folder = make_checkpoint(tmp_path_factory.mktemp("low"), "qwen3", head_dim=16)
-    return Transformer(folder, "bfloat16", CPU, 256)
+    return torch_model(folder, "bfloat16", CPU, 256)
 
 
 def ids_of(length: int, seed: int = 0) -> list[int]:
@@ -98,12 +99,7 @@ class Cache:
         self.store = model.new_store(num_pages, PAGE)
 
     def forward(self, *segments: Segment, hidden: Sequence[int] = ()) -> Output:
-        model, store = self.model, self.store
-        if isinstance(model, NativeTransformer):
-            assert isinstance(store, NativeStore)
-            return model.forward(segments, store, hidden=hidden)
-        assert isinstance(store, KVStore)
-        return model.forward(model.rows(segments, store), store, hidden=hidden)
+        return self.model.run(segments, self.store, hidden)
 
     def logits(self, *segments: Segment) -> torch.Tensor:
         logits = self.forward(*segments).logits
@@ -352,7 +348,8 @@ def test_rows_are_padded_where_their_number_changes_the_bits(
 @pytest.mark.skipif(not bf16_kernels(), reason="measured for oneDNN's bf16 kernels")
 def test_rows_of_bf16_need_no_padding(low: Transformer) -> None:
     assert row_unit(low.weights) == 1
-    assert len(low.rows([chunk([1, 2, 3], 0, 3, RUN)], low.new_store(8, PAGE)).tokens) == 3
+    rows = build_rows([chunk([1, 2, 3], 0, 3, RUN)], PAGE, 8 * PAGE, CPU, low._unit)
+    assert len(rows.tokens) == 3
 
 
 def test_store_move() -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from conftest import MakeCheckpoint
+from loading import native_model, torch_model
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import application
@@ -150,11 +151,11 @@ def open_window(
     path: str, folder: Path, dtype: str, window: int
 ) -> Transformer | NativeTransformer:
     if path == "torch":
-        return Transformer(folder, dtype, CPU, 256, None, window)
+        return torch_model(folder, dtype, CPU, 256, None, window)
     step = library()
     if step is None:
         pytest.skip("the native step is off")
-    return NativeTransformer(step, folder, dtype, 256, None, window)
+    return native_model(step, folder, dtype, 256, None, window)
 
 
 def runner(model: Paths) -> Run:

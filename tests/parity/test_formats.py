@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from loading import torch_model
 from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
 from outrider.models.families import read_architecture, read_config, read_shape
+from outrider.models.formats.methods import find_format
+from outrider.models.formats.shared import Checkpoint
 from outrider.models.load import load_model
 from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
-from outrider.models.transformer import Transformer
-from outrider.models.weights import Checkpoint, Loader
+from outrider.models.weights import Loader
 
 MakeCheckpoint = Callable[..., Path]
 Tensors = dict[str, torch.Tensor]
@@ -102,12 +104,12 @@ def write(
 
 
 def checkpoint(folder: Path) -> Checkpoint:
-    return Checkpoint(folder, read_config(folder).quantization_config)
+    return Checkpoint(folder, find_format(read_config(folder).quantization_config, folder))
 
 
 def logits(folder: Path) -> torch.Tensor:
     # Torch runs dequantised weights, as plain ones are run; the native step has its own kernels.
-    model = Transformer(folder, "float32", torch.device("cpu"), 64)
+    model = torch_model(folder, "float32", torch.device("cpu"), 64)
     out = model.run([Segment(PROMPT, 0, [1, 2], len(PROMPT), len(PROMPT))], model.new_store(3, 16))
     assert out.logits is not None
     return out.logits

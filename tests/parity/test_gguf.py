@@ -15,6 +15,7 @@ import torch
 from conftest import SPECIALS, TEMPLATE, byte_level_tokenizer
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
+from loading import torch_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PretrainedConfig
@@ -27,7 +28,6 @@ from outrider.models.families import read_config, read_shape
 from outrider.models.formats.gguf_weights import GGUFTensors
 from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
-from outrider.models.transformer import Transformer
 from outrider.text.codec import TextCodec, has_tokenizer
 
 MakeCheckpoint = Callable[..., Path]
@@ -163,7 +163,7 @@ def convert(
 
 def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
     # Torch runs dequantised weights, as plain ones are run; the native step has its own kernels.
-    model = Transformer(folder, dtype, CPU, 128)
+    model = torch_model(folder, dtype, CPU, 128)
     ids = [(7 * i) % 120 + 3 for i in range(100)]
     out = model.run([Segment(ids, 0, range(1, 8), 100, 100)], model.new_store(8, 16)).logits
     assert out is not None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loading import native_model, torch_model
 from native_steps import HERE, step
 
 from outrider.errors import ModelError
@@ -58,7 +59,7 @@ def folder(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFac
 def model(folder: Path) -> NativeTransformer:
     found = native.library()
     assert found is not None
-    return NativeTransformer(found, folder, "float32", 256)
+    return native_model(found, folder, "float32", 256)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,11 +67,11 @@ def test_it_is_the_torch_paths_model(
     family: str, make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     checkpoint = make_checkpoint(tmp_path, family, **FAMILIES[family])
-    expected = whole(Transformer(checkpoint, "float32", CPU, 256), ids_of(70)).logits
+    expected = whole(torch_model(checkpoint, "float32", CPU, 256), ids_of(70)).logits
     for isa in HERE:
-        mine = NativeTransformer(step(isa), checkpoint, "float32", 256)
+        mine = native_model(step(isa), checkpoint, "float32", 256)
         torch.testing.assert_close(whole(mine, ids_of(70)).logits, expected, atol=1e-4, rtol=0)
-        low = NativeTransformer(step(isa), checkpoint, "bfloat16", 256)
+        low = native_model(step(isa), checkpoint, "bfloat16", 256)
         error = whole(low, ids_of(70)).logits - expected
         assert error.square().mean().sqrt() < 0.1  # of a spread of about 3
 
@@ -78,7 +79,7 @@ def test_it_is_the_torch_paths_model(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("isa", HERE)
 def test_a_rows_logits_do_not_depend_on_the_others(isa: str, dtype: str, folder: Path) -> None:
-    model, ids = NativeTransformer(step(isa), folder, dtype, 256), ids_of(50)
+    model, ids = native_model(step(isa), folder, dtype, 256), ids_of(50)
     expected = whole(model, ids).logits
     for size in (1, 7, 16, 17, 33):
         store, parts = model.new_store(6, PAGE), []
@@ -97,7 +98,7 @@ def test_many_rows_go_step_by_step(
 ) -> None:
     """More rows and inputs than products take at once, and 16 rows that take another way."""
     wide = make_checkpoint(tmp_path, "llama", hidden_size=320, intermediate_size=544)
-    model, ids = NativeTransformer(step(isa), wide, dtype, 512), ids_of(300)
+    model, ids = native_model(step(isa), wide, dtype, 512), ids_of(300)
     pages = list(range(1, 20))
     expected = whole(model, ids).logits
     assert expected is not None
@@ -116,7 +117,7 @@ def test_sequences_of_all_lengths_together(
 ) -> None:
     """Chains, a tree and a prompt in one forward, behind contexts of none to several chunks."""
     checkpoint = make_checkpoint(tmp_path, family, **FAMILIES[family])
-    model = NativeTransformer(step(HERE[-1]), checkpoint, "auto", 1024)
+    model = native_model(step(HERE[-1]), checkpoint, "auto", 1024)
     lengths = (255, 1, 256, 30, 271, 600)
     each = 700 // page + 1
     tables = [list(range(1 + each * i, 1 + each * (i + 1)))[::-1] for i in range(len(lengths))]
@@ -139,7 +140,7 @@ def test_workers_change_no_bits(folder: Path, make_checkpoint: MakeCheckpoint) -
     wide = make_checkpoint(
         folder.parent / "wide", "llama", hidden_size=256, intermediate_size=512, vocab_size=2048
     )
-    model, ids = NativeTransformer(step(HERE[-1]), wide, "float32", 256), ids_of(40)
+    model, ids = native_model(step(HERE[-1]), wide, "float32", 256), ids_of(40)
     expected = whole(model, ids).logits
     found: list[torch.Tensor | None] = []
     callers = [
@@ -188,7 +189,7 @@ def test_memory_is_read_in_whole_pieces() -> None:
 def test_a_cache_belongs_to_its_model(folder: Path, model: NativeTransformer) -> None:
     found = native.library()
     assert found is not None
-    other = NativeTransformer(found, folder, "float32", 256).new_store(2, PAGE)
+    other = native_model(found, folder, "float32", 256).new_store(2, PAGE)
     with pytest.raises(ModelError, match="another model"):
         model.run([Segment([1], 0, [1], 1, 1)], other)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loading import native_model
 from native_steps import HERE, native_noise, step
 
 from outrider import LLM
@@ -228,7 +229,7 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
 ) -> None:
     found = step(HERE[-1])
     folder = make_checkpoint(tmp_path, "llama", vocab_size=WIDTH)
-    model = NativeTransformer(found, folder, "float32", 64)
+    model = native_model(found, folder, "float32", 64)
     params = SamplingParams(**OPTIONS[options])
     noise = NativeNoise(WIDTH, CPU, found)
     plans: list[tuple[list[int], list[int]]] = [CHAIN, ([], []), TREE]
@@ -284,9 +285,7 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
 ) -> None:
     """One batch: a pipeline in C++, one that keeps logits, a processor, a scored prompt."""
     found = step(HERE[-1])
-    model = NativeTransformer(
-        found, make_checkpoint(tmp_path, "llama", vocab_size=WIDTH), "float32", 64
-    )
+    model = native_model(found, make_checkpoint(tmp_path, "llama", vocab_size=WIDTH), "float32", 64)
     noise = NativeNoise(WIDTH, CPU, found)
     plans = [CHAIN, CHAIN, TREE, TREE]
     keeps = [Keep.NOTHING, Keep.RAW, Keep.PROCESSED, Keep.RAW]
@@ -341,7 +340,7 @@ def test_what_cannot_be_decided_is_refused(
     make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     found = step(HERE[-1])
-    model = NativeTransformer(found, make_checkpoint(tmp_path, "llama"), "float32", 64)
+    model = native_model(found, make_checkpoint(tmp_path, "llama"), "float32", 64)
     store = model.new_store(3, 16)
     width = model.shape.vocab_size
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loading import native_model
 from native_steps import HERE, step
 
 from outrider.errors import ModelError
@@ -321,9 +322,9 @@ def test_a_model_of_quantised_matrices(
             kind: RECIPES[kind] if kind in kinds else torch.Tensor.contiguous for kind in RECIPES
         }
         quantized_loader(monkeypatch, mixed)
-        model = NativeTransformer(step(isa), folder, dtype, 256)
+        model = native_model(step(isa), folder, dtype, 256)
         quantized_loader(monkeypatch, {kind: dequantized(mixed[kind]) for kind in mixed})
-        reference = NativeTransformer(step(isa), folder, "float32", 256)
+        reference = native_model(step(isa), folder, "float32", 256)
         logits = whole(model, ids_of(50)).logits
         expected = whole(reference, ids_of(50)).logits
         assert logits is not None
@@ -356,8 +357,8 @@ def test_workers_change_no_bits(
     several = Library(alone.isa, Path(shutil.copy(file, tmp_path / "copy.so")))
     several.level()
     assert several.start(3) == 3
-    model = NativeTransformer(alone, wide, "bfloat16", 256)
-    shared = NativeTransformer(several, wide, "bfloat16", 256)
+    model = native_model(alone, wide, "bfloat16", 256)
+    shared = native_model(several, wide, "bfloat16", 256)
     for length in (1, 7, 40):
         expected = whole(model, ids_of(length)).logits
         for _ in range(3):

@@ -26,10 +26,9 @@ from outrider.fields import Fields
 from outrider.gguf import open_gguf
 from outrider.models.families import read_architecture, read_config, read_shape
 from outrider.models.formats.patterns import matches, patterns
-from outrider.models.formats.shared import read_scales
+from outrider.models.formats.shared import Checkpoint, read_scales
 from outrider.models.load import load_model
 from outrider.models.rope import PART, Rope
-from outrider.models.weights import Checkpoint
 from outrider.server.build import read_defaults
 from outrider.text.codec import TextCodec
 from outrider.text.gguf_tokenizer import gguf_tokenizer
@@ -149,7 +148,7 @@ def test_a_file_that_shrinks_is_told_in_a_sentence(plain: Path, tmp_path: Path) 
         os.truncate(file, 9000)
     last = max(opened.tensors.values(), key=lambda tensor: tensor.begin)
     with pytest.raises(ModelError, match="became shorter while it was read"):
-        list(map(held.raw, held.names()))
+        list(map(held.raw, held.entries))
     with pytest.raises(ModelError, match="became shorter while it was read"):
         opened.read(last)
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import native_model, torch_model
 from native_steps import native_noise
 
 from outrider.errors import ModelError
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
-from outrider.models.transformer import Transformer
 from outrider.native import choice as native
 from outrider.native.checks import Room
 from outrider.native.interface import FUNCTIONS, Config, Options, QuantizedData
@@ -51,7 +51,7 @@ def step() -> Library:
 def model(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = make_checkpoint(tmp_path_factory.mktemp("ranges"), "llama")
     assert found is not None
-    return NativeTransformer(found, folder, "float32", 64)
+    return native_model(found, folder, "float32", 64)
 
 
 def tried(call: Callable[..., Any], *values: Any, **named: Any) -> tuple[Any, str]:
@@ -221,8 +221,8 @@ def test_a_window_beyond_every_sequence_hides_nothing(
 ) -> None:
     wide = make_checkpoint(tmp_path, "mistral", sliding_window=window)
     segment = Segment(list(range(40)), 0, [1, 2, 3], 40, 40)
-    expected = Transformer(wide, "float32", CPU, 64)
-    mine = NativeTransformer(step, wide, "float32", 64)
+    expected = torch_model(wide, "float32", CPU, 64)
+    mine = native_model(step, wide, "float32", 64)
     torch.testing.assert_close(
         mine.run([segment], mine.new_store(4, 16)).logits,
         expected.run([segment], expected.new_store(4, 16)).logits,
@@ -236,7 +236,7 @@ def test_rotary_tables_are_as_long_as_the_cache(
 ) -> None:
     """A context of a million positions costs what the cache can hold of it; bits stay the same."""
     folder = make_checkpoint(tmp_path, "llama", max_position_embeddings=1 << 24)
-    long, short = (NativeTransformer(step, folder, "float32", n) for n in (1 << 24, 64))
+    long, short = (native_model(step, folder, "float32", n) for n in (1 << 24, 64))
     segment = Segment(list(range(40)), 20, [1, 2, 3, 4], 40, 60)
     first = Segment(list(range(20)), 0, [1, 2, 3, 4], 0, 60)
     outputs = []

@@ -5,7 +5,24 @@ from __future__ import annotations
 import torch
 
 
-class KVStore:
+class Store:
+    """The cache of one model."""
+
+    page_size: int
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copy the entries at slots ``sources`` to slots ``targets``, in every layer.
+
+        Raises:
+            RuntimeError: the cache cannot be rearranged; drafts must be chains.
+        """
+        raise RuntimeError("this model's cache cannot be rearranged; draft chains only")
+
+    def release(self, key: str) -> None:
+        """Forget what is kept by ``Segment.key``; pages are given back by their owner."""
+
+
+class KVStore(Store):
     """Keys and values of every layer, addressed by slot = page * page_size + offset.
 
     ``entries`` is [layers, 2 * kv_heads, slots, head_dim], key heads first, then value heads;
@@ -36,9 +53,6 @@ class KVStore:
         """Record which of ``slots``, just written, hold rows that are not finite: bool [slots]."""
         self.harmed[slots] = harmed
         self.any_harmed = bool(self.harmed.any())
-
-    def release(self, key: str) -> None:
-        """Do nothing: the cache keeps no state by sequence."""
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""

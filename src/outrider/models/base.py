@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
+from ..cache.store import Store as Store
 from ..sampling.shared_noise import Noise
 from .decide import DraftInput, DraftNodes, Keep, SampleInput, Samples, sample_in_python
 from .families import Shape
@@ -21,20 +21,6 @@ class Output:
 
     logits: torch.Tensor | None
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-
-
-class Store(Protocol):
-    """The cache of one model."""
-
-    page_size: int
-
-    def move(self, sources: list[int], targets: list[int]) -> None:
-        """Copy the entries at slots ``sources`` to slots ``targets``, in every layer."""
-        ...
-
-    def release(self, key: str) -> None:
-        """Forget what is kept by ``Segment.key``; pages are given back by their owner."""
-        ...
 
 
 class Model(ABC):

@@ -26,8 +26,10 @@ from ..config import Recipe
 from ..errors import ConfigError, ModelError
 from ..gguf import is_gguf, open_gguf
 from .families import read_architecture, read_config
+from .formats.methods import find_format
+from .formats.shared import Checkpoint
 from .quantize import Quantized
-from .weights import Checkpoint, quantized
+from .weights import quantized
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 WORD = 32
@@ -100,7 +102,7 @@ def _tensors(
     source: Checkpoint, recipe: Recipe, tied: bool
 ) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
     """Yield the tensors that each tensor of ``source`` becomes, and how many weights it holds."""
-    names = [name for name in source.names() if not (tied and name == HEAD)]
+    names = [name for name in sorted(source.entries) if not (tied and name == HEAD)]
     for name in tqdm(names, "Quantising weights", disable=None, leave=False):
         tensor, own = source.raw(name), recipe_of(name, recipe, tied)
         if own is None:
@@ -148,13 +150,13 @@ def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
     architecture = read_architecture(config, folder)
     tied = architecture is not None and architecture.tied
     bits, count = 0.0, 0
-    source = Checkpoint(folder, getattr(config, "quantization_config", None))
-    for name in source.names():
+    method = find_format(getattr(config, "quantization_config", None), folder)
+    source = Checkpoint(folder, method)
+    for name, entry in sorted(source.entries.items()):
         if tied and name == HEAD:
             continue
-        shape, width = source.described(name)
-        size, own = math.prod(shape), recipe_of(name, recipe, tied)
-        bits += size * (width if own is None else own.bits_per_weight(shape[-1]))
+        size, own = math.prod(entry.shape), recipe_of(name, recipe, tied)
+        bits += 8 * entry.nbytes if own is None else size * own.bits_per_weight(entry.shape[-1])
         if name.endswith("_shape"):
             count += math.prod(source.raw(name).tolist())
         elif not name.endswith((*PARTS, "_packed")):

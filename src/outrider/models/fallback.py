@@ -20,19 +20,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import ModelError
+from ..fields import one_line
 from ..gguf import is_gguf
 from .base import Model, Output, Store
 from .claims import check_model
-from .families import read_config, read_shape
-from .formats.shared import REMEDY
+from .families import read_shape
+from .formats.shared import REMEDY, Checkpoint
 from .rope import BY_LENGTH
 from .rows import TILE, Segment, padded
 from .transformer import choose_dtype
-from .weights import Checkpoint
 
 logger = logging.getLogger("outrider")
 
@@ -68,20 +68,12 @@ class _Kept:
     cache: Any = None
 
 
-class SequenceStore:
-    """Caches by ``Segment.key``: a ``base.Store`` whose pages are only counted."""
+class SequenceStore(Store):
+    """Caches by ``Segment.key``: a store whose pages are only counted."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.kept: dict[str, _Kept] = {}
-
-    def move(self, sources: list[int], targets: list[int]) -> None:
-        """Never asked for: chains stand where they are.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("this model's cache cannot be rearranged; draft chains only")
 
     def release(self, key: str) -> None:
         """Free the cache of ``key`` at once."""
@@ -96,7 +88,8 @@ class Fallback(Model):
     state elsewhere, computes its sequence anew for every span or row.
 
     Args:
-        folder, dtype, device: as ``Transformer``'s.
+        folder, config, device: as ``Transformer``'s.
+        dtype: see ``choose_dtype``.
 
     Raises:
         ModelError: transformers cannot load or run it, or its rows depend on later ones.
@@ -105,8 +98,9 @@ class Fallback(Model):
     trees = False
     paged = False
 
-    def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
-        config = read_config(folder)
+    def __init__(
+        self, folder: Path, config: PretrainedConfig, dtype: str, device: torch.device
+    ) -> None:
         self.shape = read_shape(config, folder)
         if getattr(config, "quantization_config", None) or is_gguf(folder):
             raise ModelError(
@@ -115,7 +109,7 @@ class Fallback(Model):
             )
         self.dtype = choose_dtype(dtype, self.shape.dtype)
         self.device = device
-        self._model = _load(folder, self.dtype).to(device).eval()
+        self._model = _load(folder, config, self.dtype).to(device).eval()
         takes = inspect.signature(self._model.forward).parameters
         self._name = next((name for name in CACHES if name in takes), None)
         self._skips_logits = "logits_to_keep" in takes
@@ -184,7 +178,7 @@ class Fallback(Model):
         except Exception as error:
             raise ModelError(
                 f"{what} loads, but transformers cannot run it on a few tokens "
-                f"({_reason(error)}); it cannot be served."
+                f"({type(error).__name__}: {one_line(error)}); it cannot be served."
             ) from error
         if not self.truncates:
             kept, other = _Kept(), _Kept()
@@ -287,10 +281,9 @@ class Fallback(Model):
         return logits[begin:] if self._name is None and wanted else logits
 
 
-def _load(folder: Path, dtype: torch.dtype) -> Any:
+def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> Any:
     """The model as transformers has it, from safetensors, without any code of the checkpoint's."""
     Checkpoint(folder)  # says what is wrong with the files, if anything is
-    config = read_config(folder)
     check_model(config, folder)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False, "use_safetensors": True}
     try:
@@ -300,7 +293,7 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
             folder, config=config, local_files_only=True, output_loading_info=True, **options
         )
     except Exception as error:  # of whatever kind the model's own code raises
-        raise ModelError(f"{folder}: transformers cannot load it: {_reason(error)}") from error
+        raise ModelError(f"{folder}: transformers cannot load it: {one_line(error)}.") from error
     if missing := sorted(found["missing_keys"]):
         raise ModelError(f"{folder} has no tensor {missing[0]!r}; its config.json promises one.")
     logger.info(
@@ -309,12 +302,6 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
         model.config.model_type,
     )
     return model
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what ``error`` says, and its kind."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _num_bytes(kept: Any) -> int:

@@ -17,7 +17,7 @@ from .fallback import Fallback
 from .families import Architecture, read_architecture, read_config
 from .files import weight_files
 from .native import NativeTransformer, covers, native_dtype
-from .transformer import Transformer
+from .transformer import Transformer, choose_dtype
 
 logger = logging.getLogger("outrider")
 
@@ -45,7 +45,8 @@ def load_model(
     path, else transformers.
 
     Args:
-        folder, dtype, device, max_length, window: see ``Transformer`` and ``Fallback``.
+        folder, dtype, device, max_length: see ``Transformer`` and ``Fallback``.
+        window: see ``read_architecture``.
         quantization: a recipe's text, or "auto" for int8 by the native step.
         share_weights_with: a model; weights that two native models have in common are held once.
 
@@ -57,52 +58,42 @@ def load_model(
             no quantization and no window.
     """
     with readable(f"{folder} cannot be loaded", "fetch the checkpoint again."):
-        return _load(folder, dtype, device, max_length, quantization, window, share_weights_with)
-
-
-def _load(
-    folder: Path,
-    dtype: str,
-    device: torch.device,
-    max_length: int,
-    quantization: str | None,
-    window: int | None,
-    share_weights_with: Model | None,
-) -> Model:
-    config = read_config(folder)
-    architecture = read_architecture(config, folder)
-    recipe = None if quantization in (None, *NO_RECIPES) else Recipe.parse(quantization)
-    quantised = is_gguf(folder) or getattr(config, "quantization_config", None) is not None
-    if recipe and quantised:
-        raise ConfigError(
-            f"quantization is {quantization!r}, but the weights in {folder} are quantised already; "
-            "leave it out, or give the checkpoint they were made from."
-        )
-    if architecture is None:
-        if recipe:
-            raise ModelError(
-                f"{folder}: a {config.model_type!r} model as configured runs through transformers, "
-                "and only native models can be quantised; leave quantization out."
+        config = read_config(folder)
+        architecture = read_architecture(config, folder, window)
+        recipe = None if quantization in (None, *NO_RECIPES) else Recipe.parse(quantization)
+        quantised = is_gguf(folder) or getattr(config, "quantization_config", None) is not None
+        if recipe and quantised:
+            raise ConfigError(
+                f"quantization is {quantization!r}, but the weights in {folder} are quantised "
+                "already; leave it out, or give the checkpoint they were made from."
             )
-        if window is not None:
-            raise ModelError(
-                f"{folder}: a {config.model_type!r} model as configured runs through transformers, "
-                "and only native models can be given a window; leave drafter_window and preset out."
-            )
-        return Fallback(folder, dtype, device)
-    chosen = native_dtype(dtype, architecture.dtype)
-    _check_tables(folder, architecture, max_length)
-    if device.type == "cpu" and covers(config, architecture, chosen):
-        step = library()
-        if step is not None:
-            if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
-                logger.warning(HALF, folder)
-            if quantization == "auto" and not quantised:
-                recipe = Recipe.parse("int8")
-            other = share_weights_with
-            native = other if isinstance(other, NativeTransformer) else None
-            return NativeTransformer(step, folder, dtype, max_length, recipe, window, native)
-    return Transformer(folder, dtype, device, max_length, recipe, window)
+        if architecture is None:
+            for option, refused in (
+                (recipe, "quantised; leave quantization out"),
+                (window, "given a window; leave drafter_window and preset out"),
+            ):
+                if option is not None:
+                    raise ModelError(
+                        f"{folder}: a {config.model_type!r} model as configured runs through "
+                        f"transformers, and only native models can be {refused}."
+                    )
+            return Fallback(folder, config, dtype, device)
+        chosen = native_dtype(dtype, architecture.dtype)
+        _check_tables(folder, architecture, max_length)
+        if device.type == "cpu" and covers(config, architecture, chosen):
+            step = library()
+            if step is not None:
+                if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
+                    logger.warning(HALF, folder)
+                if quantization == "auto" and not quantised:
+                    recipe = Recipe.parse("int8")
+                other = share_weights_with
+                native = other if isinstance(other, NativeTransformer) else None
+                return NativeTransformer(
+                    step, folder, config, architecture, chosen, max_length, recipe, native
+                )
+        chosen = choose_dtype(dtype, architecture.dtype)
+        return Transformer(folder, config, architecture, chosen, device, max_length, recipe)
 
 
 def cannot_go_back(folder: Path, model: Model) -> str:

@@ -28,7 +28,7 @@ from .decide import (
     sample_in_python,
     with_kept,
 )
-from .families import Architecture, read_architecture, read_config
+from .families import Architecture
 from .native_store import NativeStore
 from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
@@ -77,16 +77,16 @@ class NativeTransformer(Model):
 
     Args:
         library: whose step runs it.
-        folder: a Hugging Face checkpoint.
+        folder: its checkpoint.
+        config, architecture: of the checkpoint.
         dtype: of weights and cache, see ``native_dtype``; sums are fp32.
         max_length: positions of a sequence at most.
         recipe: makes the weights few-bit.
-        window: see ``read_architecture``.
         beside: a model that is there already; an embedding or head that is the same in both, to the
             bit as they are held, is held once.
 
     Raises:
-        ModelError: the checkpoint is missing or damaged, or not covered.
+        ModelError: the checkpoint is damaged.
     """
 
     trees = True
@@ -99,19 +99,14 @@ class NativeTransformer(Model):
         self,
         library: Library,
         folder: Path,
-        dtype: str,
+        config: PretrainedConfig,
+        architecture: Architecture,
+        dtype: torch.dtype,
         max_length: int,
         recipe: Recipe | None = None,
-        window: int | None = None,
         beside: NativeTransformer | None = None,
     ) -> None:
-        config = read_config(folder)
-        architecture = read_architecture(config, folder, window)
-        self.dtype = native_dtype(
-            dtype, torch.float32 if architecture is None else architecture.dtype
-        )
-        if architecture is None or not covers(config, architecture, self.dtype):
-            raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native step.")
+        self.dtype = dtype
         self.shape = a = architecture
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
         self.library = library
@@ -239,42 +234,19 @@ class NativeTransformer(Model):
         return store
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
-        """See ``base.Model``; hidden states are fp32."""
-        assert isinstance(store, NativeStore)
-        return self.forward(segments, store, hidden=hidden)
-
-    def forward(
-        self,
-        segments: Sequence[Segment],
-        store: NativeStore,
-        layers: Sequence[int] | None = None,
-        hidden: Sequence[int] = (),
-    ) -> Output:
-        """Run the rows of ``segments`` and write their keys and values to ``store``.
-
-        Args:
-            segments: what to run.
-            store: this model's cache.
-            layers: which layers to run, in order; None runs all.
-            hidden: layers whose output (the residual stream after them) is wanted; -1 is the
-                embedding.
-
-        Returns:
-            Logits of the rows that want them (None when none does) and the hidden states, fp32. A
-            row that is not finite, or attends to one, has NaN logits; no other row is touched by
-            it.
+        """See ``base.Model``; hidden states are fp32.
 
         Raises:
             ModelError: a token, page, position or layer is out of range.
         """
+        assert isinstance(store, NativeStore)
         wanted = sum(segment.logits for segment in segments)
         rows = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
         s = self.shape
         logits = torch.empty(wanted, s.vocab_size)
         kept = torch.empty(len(hidden), rows, s.hidden_size)
-        run = range(s.num_layers) if layers is None else layers
-        words = _words(segments)
-        self.library.forward(self.handle, store.handle, words, run, hidden, logits, kept)
+        words, layers = _words(segments), range(s.num_layers)
+        self.library.forward(self.handle, store.handle, words, layers, hidden, logits, kept)
         return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
 
     def decide(

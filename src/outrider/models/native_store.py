@@ -6,12 +6,13 @@ import math
 
 import torch
 
+from ..cache.store import Store
 from ..native.checks import Room, free_with
 from ..native.library import Library
 from .families import Architecture
 
 
-class NativeStore:
+class NativeStore(Store):
     """The cache of a native model, addressed by slot = page * page_size + offset.
 
     Args:
@@ -55,6 +56,3 @@ class NativeStore:
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy the entries at ``sources`` to ``targets`` (slots), in every layer."""
         self._library.move(self.handle, sources, targets)
-
-    def release(self, key: str) -> None:
-        """Do nothing: pages hold all of a sequence."""

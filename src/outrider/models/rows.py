@@ -186,36 +186,24 @@ class _Builder:
         How many lanes a row is given depends on its own position alone: over more than a few
         hundred lanes the kernels sum in another order for another number of them, masked or not.
         """
-        if positions[0] // LANES == positions[-1] // LANES:
-            self._put(rows, positions, slots, run)
-            return
-        for _, group in groupby(range(len(rows)), lambda i: positions[i] // LANES):
-            same = list(group)
-            self._put([rows[i] for i in same], [positions[i] for i in same], slots, run)
-
-    def _put(
-        self,
-        rows: Sequence[int],
-        positions: list[int],
-        slots: Slots,
-        run: int | None,
-    ) -> None:
-        """Add one tile, of rows in position order that are given equally many lanes."""
-        spare = padded(len(rows), TILE) - len(rows)
-        for i, row in enumerate(rows):
-            self.home[row] = len(self.gather) + i
-        self.gather += [*rows, *[rows[-1]] * spare]
-        length = padded(positions[-1] + 1, LANES)
-        lanes: int | torch.Tensor
-        if run is not None and run + length <= self.num_slots:
-            lanes = run
-        else:
-            table = np.zeros(length, dtype=np.int64)
-            used = slots[:length]
-            table[: len(used)] = used
-            lanes = torch.from_numpy(table).to(self.device)
-        seen = np.array([*positions, *[positions[-1]] * spare])
-        self.tiles.append(Tile((len(rows) + spare) // TILE, length, lanes, seen))
+        for _, group in groupby(zip(rows, positions, strict=True), lambda pair: pair[1] // LANES):
+            own, seen = zip(*group, strict=True)
+            last = seen[-1]
+            spare = padded(len(own), TILE) - len(own)
+            for i, row in enumerate(own):
+                self.home[row] = len(self.gather) + i
+            self.gather += [*own, *[own[-1]] * spare]
+            length = padded(last + 1, LANES)
+            lanes: int | torch.Tensor
+            if run is not None and run + length <= self.num_slots:
+                lanes = run
+            else:
+                table = np.zeros(length, dtype=np.int64)
+                used = slots[:length]
+                table[: len(used)] = used
+                lanes = torch.from_numpy(table).to(self.device)
+            far = np.array([*seen, *[last] * spare])
+            self.tiles.append(Tile((len(own) + spare) // TILE, length, lanes, far))
 
     def rows(self) -> Rows:
         count = len(self.tokens)

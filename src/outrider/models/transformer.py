@@ -1,21 +1,21 @@
-"""The native forward of the Llama-like families: any mix of rows through any of the layers."""
+"""The torch forward of the Llama-like families: any mix of rows through all layers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from transformers import PretrainedConfig
+from transformers.activations import ACT2FN
 
-from ..cache.store import KVStore, Writer, page_bytes
+from ..cache.store import KVStore, Store, Writer, page_bytes
 from ..config import Recipe
-from ..errors import ModelError
 from .attention import Attention
-from .base import Model, Output, Store
-from .families import Architecture, read_architecture, read_config
+from .base import Model, Output
+from .families import Architecture
 from .quantize import Matrix
 from .rope import BY_LENGTH, Rope
 from .rows import TILE, Rows, Segment, build_rows, padded
@@ -89,12 +89,6 @@ class Stream:
         return mirrored_norm(self._both, weight, eps)
 
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -117,15 +111,15 @@ class Transformer(Model):
     """A checkpoint of a native family, ready to run.
 
     Args:
-        folder: a Hugging Face checkpoint.
+        folder: its checkpoint.
+        config, architecture: of the checkpoint.
         dtype: of weights, cache and arithmetic, see ``choose_dtype``.
         device: where it lives.
         max_length: rotary tables reach this far.
         recipe: makes the weights few-bit.
-        window: see ``read_architecture``.
 
     Raises:
-        ModelError: the checkpoint is missing, damaged or of a family without a native path.
+        ModelError: the checkpoint is damaged.
     """
 
     trees = True
@@ -135,19 +129,16 @@ class Transformer(Model):
     def __init__(
         self,
         folder: Path,
-        dtype: str,
+        config: PretrainedConfig,
+        architecture: Architecture,
+        dtype: torch.dtype,
         device: torch.device,
         max_length: int,
         recipe: Recipe | None = None,
-        window: int | None = None,
     ) -> None:
-        config = read_config(folder)
-        architecture = read_architecture(config, folder, window)
-        if architecture is None:
-            raise ModelError(f"{folder}: {config.model_type!r}, as configured, has no native path.")
         self.shape = architecture
         self.hidden_layers, self.hidden_size = architecture.num_layers, architecture.hidden_size
-        self.dtype = choose_dtype(dtype, self.shape.dtype)
+        self.dtype = dtype
         self.device = device
         self.weights = load_weights(folder, self.shape, self.dtype, device, recipe)
         with torch.inference_mode():
@@ -158,7 +149,7 @@ class Transformer(Model):
             rope.fill()  # before the memory for the cache is counted
         # Keys that are turned by the prompt's length are of use to that prompt alone.
         self.paged = not any(rope.type in BY_LENGTH for rope in self._ropes.values())
-        self._activation = ACTIVATIONS[architecture.activation]
+        self._activation = ACT2FN[architecture.activation]
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page of this model takes."""
@@ -172,45 +163,19 @@ class Transformer(Model):
             s.num_layers, s.num_kv_heads, s.head_dim, num_pages, page_size, self.dtype, self.device
         )
 
-    def rows(self, segments: Sequence[Segment], store: KVStore) -> Rows:
-        """``segments``, whose pages are those of ``store``, as ``forward`` wants them."""
-        return build_rows(segments, store.page_size, store.num_slots, self.device, self._unit)
-
+    @torch.inference_mode()
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
         """See ``base.Model``; hidden states are in the model's dtype."""
         assert isinstance(store, KVStore)
-        return self.forward(self.rows(segments, store), store, hidden=hidden)
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        rows: Rows,
-        store: KVStore,
-        layers: Sequence[int] | None = None,
-        hidden: Sequence[int] = (),
-    ) -> Output:
-        """Run ``rows`` and write their keys and values to ``store``.
-
-        Args:
-            rows: what to run, see ``rows``.
-            store: this model's cache.
-            layers: which layers to run, in order; None runs all.
-            hidden: layers whose output (the residual stream after them) is wanted; -1 is the
-                embedding.
-
-        Returns:
-            Logits of the rows that want them (None when none does) and the hidden states. A row
-            that is not finite, or attends to one, has NaN logits; no other row is touched by it.
-        """
+        rows = build_rows(segments, store.page_size, store.num_slots, self.device, self._unit)
         s = self.shape
         attention = Attention(rows, store, s.num_heads, s.num_kv_heads, s.windows, s.attention_cap)
-        chosen = range(s.num_layers) if layers is None else layers
-        x, kept = self._layers(rows, store, attention, chosen, hidden, False)
+        x, kept = self._layers(rows, store, attention, hidden, False)
         # The norm is NaN or infinite when anything is, and cheap: look closer only then.
         finite = math.isfinite(float(torch.linalg.vector_norm(x, dtype=torch.float32)))
         if not finite:
             # A NaN in the cache reaches whoever reads its lane, masked or not: again, and clean.
-            x, kept = self._layers(rows, store, attention, chosen, hidden, True)
+            x, kept = self._layers(rows, store, attention, hidden, True)
         if store.any_harmed or not finite:
             store.mark(rows.slots[: rows.count], ~x[: rows.count].isfinite().all(-1))
         if not rows.num_logits:
@@ -234,11 +199,10 @@ class Transformer(Model):
         rows: Rows,
         store: KVStore,
         attention: Attention,
-        layers: Sequence[int],
         hidden: Sequence[int],
         clean: bool,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """The residual stream after ``layers``, and those of ``hidden``.
+        """The residual stream after all layers, and after those of ``hidden``.
 
         With ``clean`` no NaN is written to the cache.
         """
@@ -255,8 +219,7 @@ class Transformer(Model):
         stream = Stream(embedded)
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
         writer = Writer(store, rows.slots, rows.first_slot, rows.count)
-        for index in layers:
-            weights = self.weights.layers[index]
+        for index, weights in enumerate(self.weights.layers):
             x = stream.norm(weights.input_norm, s.norm_eps)
             heads = self._heads(x, weights, *turns[s.kinds[index]])
             entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)

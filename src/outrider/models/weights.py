@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from ..config import Recipe
 from ..errors import ModelError
-from ..fields import readable
 from ..gguf import is_gguf
 from .families import Architecture
-from .files import find_tensors
 from .formats.gguf_weights import GGUFTensors
 from .formats.methods import find_format
-from .formats.shared import PLAIN, REMEDY, warn_once
+from .formats.shared import Checkpoint
 from .quantize import Matrix, Quantized, quantize
 from .rope import half_split
 from .rows import TILE
@@ -86,19 +83,8 @@ class Weights:
     head: Matrix
 
 
-class Source(Protocol):
-    """Weights by the names of Hugging Face's models.
-
-    Both methods raise ModelError for a tensor that is missing, misshapen or unsupported.
-    """
-
-    def get(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        """Return the tensor ``name`` of ``shape``, in ``dtype``; None keeps the stored one."""
-
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
-        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``."""
+Source = Checkpoint | GGUFTensors
+"""Weights by the names of Hugging Face's models."""
 
 
 def open_source(folder: Path, architecture: Architecture) -> Source:
@@ -109,83 +95,14 @@ def open_source(folder: Path, architecture: Architecture) -> Source:
     """
     if is_gguf(folder):
         return GGUFTensors(folder, architecture.head_dim)
-    return Checkpoint(folder, architecture.quantization)
-
-
-class Checkpoint:
-    """The tensors of a folder's safetensors files, by name, read one by one.
-
-    Args:
-        folder: the checkpoint's.
-        quantization: its config's ``quantization_config``, if it has one.
-
-    Raises:
-        ModelError: there are no files, a file is damaged, a tensor is missing or misshapen, or the
-            quantisation is not supported.
-    """
-
-    def __init__(self, folder: Path, quantization: object = None) -> None:
-        self.folder = folder
-        self._format = find_format(quantization, folder)
-        if self._format is not None and self._format.note:
-            warn_once(self._format.note)
-        self._entries = find_tensors(folder)
-        if not self._entries:
-            raise ModelError(
-                f"{folder} has no .safetensors file; convert the checkpoint with "
-                "save_pretrained() (pickled weights are not read)."
-            )
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def names(self) -> list[str]:
-        """Return the names of all tensors, in order."""
-        return sorted(self._entries)
-
-    def described(self, name: str) -> tuple[list[int], int]:
-        """Return shape and bits per element of the tensor ``name``, which must exist."""
-        entry = self._entries[name]
-        width = re.search(r"\d+", entry.type)  # BF16, F8_E4M3, I64, BOOL
-        return list(entry.shape), int(width.group()) if width else 8
-
-    def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Return the tensor ``name`` as stored, checked against ``shape`` unless None."""
-        entry = self._entries.get(name)
-        if entry is None:
-            raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
-        if shape is not None and entry.shape != shape:
-            raise ModelError(
-                f"{self.folder}: tensor {name!r} is {list(entry.shape)}, but its config.json "
-                f"says {list(shape)}."
-            )
-        return entry.read()
-
-    def get(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        """Return the tensor ``name``, which is not quantised, see ``Source``."""
-        tensor = self.raw(name, shape)
-        if tensor.dtype not in PLAIN:
-            raise ModelError(
-                f"{self.folder}: tensor {name!r} holds {tensor.dtype}, and its config.json does "
-                f"not say how to read that; {REMEDY}."
-            )
-        return tensor if dtype is None else tensor.to(dtype)
-
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
-        """Return the matrix ``name``, see ``Source``."""
-        if self._format is None:
-            return self.get(name, shape, dtype)
-        with readable(f"{self.folder}: tensor {name!r} cannot be read", f"{REMEDY}."):
-            return self._format.matrix(self, name, shape, dtype)
+    return Checkpoint(folder, find_format(architecture.quantization, folder))
 
 
 def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
     """Return the matrix ``name`` of ``shape`` (out, in), quantised by ``recipe``.
 
     Raises:
-        ModelError: a weight is not finite, or see ``Source``.
+        ModelError: a weight is not finite, or see ``Checkpoint``.
     """
     try:
         return quantize(source.get(name, shape), recipe)

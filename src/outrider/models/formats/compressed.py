@@ -23,7 +23,7 @@ from .shared import (
     FLOAT8,
     PLAIN,
     REMEDY,
-    Tensors,
+    Checkpoint,
     block_size,
     dequantized_float8,
     misshapen,
@@ -69,7 +69,7 @@ class Compressed:
         blocks = (block_size(scheme, "block_structure") for scheme in weights)
         self._block = next(filter(None, blocks), None)
         self._refuse_unsupported(fields, groups, where)
-        self.note = None
+        self.note: str | None = None
         activations = any("input_activations" in group for group in groups)
         if activations or options.get("kv_cache_scheme"):
             self.note = (
@@ -92,7 +92,7 @@ class Compressed:
             )
 
     def matrix(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         if f"{name}_packed" in source:
             return self._packed(source, name, shape, dtype)
@@ -109,7 +109,7 @@ class Compressed:
         return Quantized((codes.int() + 128).to(torch.uint8), scales, zeros, 8, group)
 
     def _scales(
-        self, source: Tensors, name: str, shape: tuple[int, int]
+        self, source: Checkpoint, name: str, shape: tuple[int, int]
     ) -> tuple[torch.Tensor, int]:
         """Return the scales of the matrix ``name``, see ``read_scales``.
 
@@ -121,7 +121,7 @@ class Compressed:
         return read_scales(source, f"{name}_scale", shape, sizes, self._block)
 
     def _packed(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         outputs, inputs = shape
         words = read_words(source, f"{name}_packed")
@@ -142,7 +142,7 @@ class Compressed:
         return matrix
 
     def _zeros(
-        self, source: Tensors, name: str, shape: tuple[int, ...], bits: int
+        self, source: Checkpoint, name: str, shape: tuple[int, ...], bits: int
     ) -> torch.Tensor | None:
         """Return zeros uint8 of ``shape`` [out, groups], or None where all are the middle code."""
         full = f"{name}_zero_point"

@@ -17,7 +17,7 @@ from ..quantize import Matrix
 from .shared import (
     FLOAT8,
     PLAIN,
-    Tensors,
+    Checkpoint,
     block_size,
     dequantized_float8,
     read_scales,
@@ -35,13 +35,13 @@ class Fp8:
     """
 
     def __init__(self, options: Mapping[str, Any], where: Path) -> None:
-        self.note = (
+        self.note: str | None = (
             f"{where}: FP8 weights are dequantised at load, and activations are not quantised."
         )
         self._block = block_size(Fields(options, str(where)), "weight_block_size") or BLOCK
 
     def matrix(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         codes = source.raw(name, shape)
         if codes.dtype in PLAIN:

@@ -42,7 +42,7 @@ IN_LAYER = {
 
 
 class GGUFTensors:
-    """A GGUF file as a ``weights.Source``.
+    """The tensors of a GGUF file, read as ``Checkpoint``'s are.
 
     Args:
         path: the file.

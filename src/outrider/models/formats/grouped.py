@@ -23,7 +23,7 @@ from ...fields import Fields
 from ..quantize import BITS, Matrix, Quantized
 from .shared import (
     REMEDY,
-    Tensors,
+    Checkpoint,
     group_size,
     misshapen,
     num_words,
@@ -50,7 +50,7 @@ class Gptq:
         ModelError: the layout is unknown, or the bits are not 4 or 8.
     """
 
-    note = None
+    note: str | None = None
 
     def __init__(self, options: Mapping[str, Any], where: Path) -> None:
         layout = str(options.get("checkpoint_format") or options.get("format") or "gptq").lower()
@@ -69,7 +69,7 @@ class Gptq:
         self._group = stated_group(Fields(options, str(where)), "group_size")
 
     def matrix(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         base = name.removesuffix("weight")
         if f"{base}qweight" not in source:

@@ -12,8 +12,9 @@ from typing import Protocol
 import torch
 
 from ...errors import ModelError
-from ...fields import Fields
+from ...fields import Fields, readable
 from ...limits import LARGEST_INT
+from ..files import find_tensors
 from ..quantize import Matrix, Quantized
 
 logger = logging.getLogger("outrider")
@@ -23,29 +24,14 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 REMEDY = "give the checkpoint in float32, bfloat16 or float16"
 
 
-class Tensors(Protocol):
-    """The tensors of a checkpoint's files."""
-
-    folder: Path
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Return the tensor ``name`` as stored; ModelError if it is not of ``shape``."""
-
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return the tensor ``name``, which is not quantised, in ``dtype``."""
-
-
 class Format(Protocol):
     """One way to store quantised matrices."""
 
-    @property
-    def note(self) -> str | None:
-        """A sentence for the log about what is ignored of the checkpoint's config."""
+    note: str | None
+    """A sentence for the log about what is ignored of the checkpoint's config."""
 
     def matrix(
-        self, source: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype
+        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     ) -> Matrix:
         """Return the matrix ``name`` ("....weight") of ``shape`` (out, in).
 
@@ -55,6 +41,68 @@ class Format(Protocol):
         Raises:
             ModelError: a tensor is missing, misshapen or of an unsupported type.
         """
+
+
+class Checkpoint:
+    """The tensors of a folder's safetensors files, by name, read one by one.
+
+    Args:
+        folder: the checkpoint's.
+        format: of its quantised matrices, if it has any.
+
+    Raises:
+        ModelError: there are no files, a file is damaged, or a tensor is missing, misshapen or of
+            an unsupported type.
+    """
+
+    def __init__(self, folder: Path, format: Format | None = None) -> None:
+        self.folder = folder
+        self._format = format
+        if format is not None and format.note:
+            warn_once(format.note)
+        self.entries = find_tensors(folder)
+        if not self.entries:
+            raise ModelError(
+                f"{folder} has no .safetensors file; convert the checkpoint with "
+                "save_pretrained() (pickled weights are not read)."
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def raw(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Return the tensor ``name`` as stored, checked against ``shape`` unless None."""
+        entry = self.entries.get(name)
+        if entry is None:
+            raise ModelError(f"{self.folder} has no tensor {name!r}; its config.json promises one.")
+        if shape is not None and entry.shape != shape:
+            raise ModelError(
+                f"{self.folder}: tensor {name!r} is {list(entry.shape)}, but its config.json "
+                f"says {list(shape)}."
+            )
+        return entry.read()
+
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return the tensor ``name`` of ``shape``, which is not quantised.
+
+        It is in ``dtype``; None keeps the stored one.
+        """
+        tensor = self.raw(name, shape)
+        if tensor.dtype not in PLAIN:
+            raise ModelError(
+                f"{self.folder}: tensor {name!r} holds {tensor.dtype}, and its config.json does "
+                f"not say how to read that; {REMEDY}."
+            )
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``."""
+        if self._format is None:
+            return self.get(name, shape, dtype)
+        with readable(f"{self.folder}: tensor {name!r} cannot be read", f"{REMEDY}."):
+            return self._format.matrix(self, name, shape, dtype)
 
 
 @lru_cache(maxsize=1024)
@@ -74,7 +122,7 @@ def num_words(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
-def read_words(source: Tensors, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+def read_words(source: Checkpoint, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
     """Return the tensor ``name``, rows of int32 words.
 
     Raises:
@@ -87,7 +135,7 @@ def read_words(source: Tensors, name: str, shape: tuple[int, ...] | None = None)
 
 
 def misshapen(
-    source: Tensors, name: str, tensor: torch.Tensor, shape: tuple[int, int]
+    source: Checkpoint, name: str, tensor: torch.Tensor, shape: tuple[int, int]
 ) -> ModelError:
     """Return the error for a part of a quantised matrix that does not fit the matrix."""
     return ModelError(
@@ -96,7 +144,7 @@ def misshapen(
     )
 
 
-def unsupported_dtype(source: Tensors, name: str, tensor: torch.Tensor) -> ModelError:
+def unsupported_dtype(source: Checkpoint, name: str, tensor: torch.Tensor) -> ModelError:
     """Return the error for a tensor whose dtype no format uses."""
     return ModelError(
         f"{source.folder}: tensor {name!r} holds {tensor.dtype}, which is not read; {REMEDY}."
@@ -138,7 +186,7 @@ def block_size(fields: Fields, name: str) -> tuple[int, int] | None:
 
 
 def read_scales(
-    source: Tensors,
+    source: Checkpoint,
     name: str,
     shape: tuple[int, int],
     sizes: Iterable[int],
@@ -185,7 +233,7 @@ def dequantized_float8(
 
 
 def regrouped(
-    source: Tensors, name: str, matrix: Quantized, index: torch.Tensor, dtype: torch.dtype
+    source: Checkpoint, name: str, matrix: Quantized, index: torch.Tensor, dtype: torch.dtype
 ) -> Matrix:
     """Return ``matrix`` where input i belongs to group ``index[i]``.
 

@@ -1,0 +1,43 @@
+"""Models of native families, without the choice that ``load_model`` makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from outrider.config import Recipe
+from outrider.models.families import read_architecture, read_config
+from outrider.models.native import NativeTransformer, native_dtype
+from outrider.models.transformer import Transformer, choose_dtype
+from outrider.native.library import Library
+
+
+def torch_model(
+    folder: Path,
+    dtype: str,
+    device: torch.device,
+    max_length: int,
+    recipe: Recipe | None = None,
+    window: int | None = None,
+) -> Transformer:
+    config = read_config(folder)
+    architecture = read_architecture(config, folder, window)
+    assert architecture is not None
+    chosen = choose_dtype(dtype, architecture.dtype)
+    return Transformer(folder, config, architecture, chosen, device, max_length, recipe)
+
+
+def native_model(
+    step: Library,
+    folder: Path,
+    dtype: str,
+    max_length: int,
+    recipe: Recipe | None = None,
+    window: int | None = None,
+) -> NativeTransformer:
+    config = read_config(folder)
+    architecture = read_architecture(config, folder, window)
+    assert architecture is not None
+    chosen = native_dtype(dtype, architecture.dtype)
+    return NativeTransformer(step, folder, config, architecture, chosen, max_length, recipe)
