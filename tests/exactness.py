@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import check_engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -132,7 +133,7 @@ def run(
         del coming[:now]
         for event in engine.step():
             collect(ids, event)
-    engine.check()
+    check_engine(engine)
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_usable
     return ids
 

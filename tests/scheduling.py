@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
+from pages import check_pages
 
 from outrider.cache.pages import PagePool
 from outrider.engine.scheduler import Plan, Scheduler
@@ -151,7 +152,7 @@ class House:
         return sequence.pages[place // self.page_size] * self.page_size + place % self.page_size
 
     def check(self) -> None:
-        self.pool.check([s.pages for s in self.scheduler.sequences()])
+        check_pages(self.scheduler)
 
     def schedule(self) -> Plan:
         nodes = self.max_nodes if self.max_nodes > self.length else self.length
@@ -178,7 +179,7 @@ class House:
             assert sequence.tokens[: len(old)] == old
             done = self.events[sequence.request.id][-1:]
             if done and done[0].finish_reason is not None:
-                assert sequence not in list(self.scheduler.sequences())
+                assert sequence not in [*self.scheduler.running, *self.scheduler.waiting]
                 assert not sequence.pages
                 self.arrived.remove(sequence)
                 continue

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from pages import check_engine
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
@@ -224,7 +225,7 @@ def test_ctrl_c_ends_cleanly(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (done.exit_code, done.stderr) == (130, "interrupted\n")
     del done  # the traceback holds the stream
     assert not engines[0].has_work
-    engines[0].check()
+    check_engine(engines[0])
 
 
 def test_a_broken_pipe_ends_silently(tiny_llama: Path) -> None:

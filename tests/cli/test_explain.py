@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import VOCABULARY
+from pages import check_engine
 from typer.testing import CliRunner, Result
 
 from outrider import LLM, SamplingParams
@@ -209,7 +210,7 @@ def test_the_engine_is_left_as_it_was(llm: LLM) -> None:
     explain(llm, PROMPT, 0.8, seed=5)
     assert llm.engine.drafter is drafter
     assert not llm.engine.has_work
-    llm.engine.check()
+    check_engine(llm.engine)
     assert generated(llm, PROMPT, 0.8, seed=5) == before
 
 

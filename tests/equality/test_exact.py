@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from exactness import VOCABULARY, make_engine, planted_pair, requests, run
+from pages import check_engine
 
 from outrider.audit.adversary import AdversarySpec
 from outrider.audit.sweep import unlike_before
@@ -223,9 +224,9 @@ def test_random_adds_and_aborts_leave_nothing_behind(reference: Reference) -> No
                 ids[event.request_id].append(event.token_id)
             if event.finish_reason is not None:
                 assert ids[event.request_id] == expected[live.pop(event.request_id)]
-        engine.check()
+        check_engine(engine)
     for name in live:
         engine.abort(name)
-    engine.check()
+    check_engine(engine)
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_usable
     assert not engine.has_work

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from exactness import END, VOCABULARY, make_engine, planted_pair, run
+from pages import check_engine, check_pool
 
-from outrider.cache.pages import PagePool
-from outrider.cache.prefix import extend_keys
+from outrider.cache.pages import PagePool, extend_keys
 from outrider.types import Event, Request, SamplingParams, by_sample
 
 SIZE = 4  # of a page, in make_engine
@@ -37,7 +37,7 @@ def served(engine: Any, *requests: Request) -> dict[str, list[Event]]:
     while engine.has_work:
         for event in engine.step():
             found.setdefault(event.request_id, []).append(event)
-    engine.check()
+    check_engine(engine)
     return found
 
 
@@ -118,7 +118,7 @@ def test_pages_go_in_the_order_they_were_left_and_nothing_leaks(pair: Path) -> N
         asked = request(f"r{i}", one[: draw.randint(16, 40)], seed=i)
         expected = run(alone, [asked])
         assert run(engine, [asked]) == expected
-        engine.check()
+        check_engine(engine)
     assert engine.scheduler.hit > 0
 
 
@@ -139,7 +139,7 @@ def test_the_pool_keeps_the_longest_used_beginnings() -> None:
     assert pool.find([b"00", b"01"]) == pages[0][:1]
     assert pool.find([b"10", b"11"]) == pages[1]
     held = pool.share(pages[1])
-    pool.check([other, held])
+    check_pool(pool, [other, held])
     assert not pool.grow(other, 5 * SIZE)
     assert pool.grow(other, 3 * SIZE)
     assert pool.find([b"00"]) == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from loading import native_model, torch_model
 
-from outrider.cache.store import KVStore, page_bytes
+from outrider.cache.store import KVStore
 from outrider.models import transformer
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import LANES, TILE, Segment, build_rows
@@ -365,4 +365,4 @@ def test_store_move() -> None:
         expected[:, [8, 9, 10]] = values[:, [9, 10, 12]]
         assert torch.equal(layer, expected)
     used = sum(layer.numel() * layer.element_size() for layer in store.layers)
-    assert used == 5 * page_bytes(2, 3, 4, PAGE, 4)
+    assert used == 5 * 2 * 2 * 3 * 4 * PAGE * 4

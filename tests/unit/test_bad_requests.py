@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import build_checkpoint, byte_level_tokenizer
+from pages import check_engine
 from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
@@ -88,7 +89,7 @@ def test_a_failing_request_leaves_its_neighbours_alone(
     assert first == alone[0]
     assert last == alone[2]
     assert not llm.engine.has_work
-    llm.engine.check()
+    check_engine(llm.engine)
     assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_usable
 
 
@@ -346,7 +347,7 @@ def test_an_unforeseen_error_ends_its_own_request(
     first, failed, last = (o.outputs[0] for o in caught.value.outputs)
     assert failed.finish_reason == "error"
     assert (first, last) == (alone[0], alone[2])
-    llm.engine.check()
+    check_engine(llm.engine)
     assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_usable
 
 
@@ -365,7 +366,7 @@ def test_a_drafter_that_raises_costs_its_drafts_alone(
 
     monkeypatch.setattr(llm.engine.drafter, "propose", failing)
     assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)] == expected
-    llm.engine.check()
+    check_engine(llm.engine)
     assert "failed and is switched off" in caplog.text
     assert llm.engine.speculator.switched_off == {llm.drafter.name: "IndexError: no such token"}
     assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, BASE)] == expected

@@ -8,26 +8,27 @@ from outrider.engine.costs import (
     PROBE_STEPS,
     STALL_SECONDS,
     StepCosts,
-    StepTimes,
 )
+
+Step = tuple[int, int, int, frozenset[str], float, float, float]
 
 
 def step(
     rows: int, decoding: int, seconds: float, emitted: int = 0, drafter: str | None = None
-) -> StepTimes:
+) -> Step:
     drafters = frozenset() if drafter is None else frozenset([drafter])
-    return StepTimes(rows, decoding, emitted, drafters, seconds, 0.25 * seconds, 0.75 * seconds)
+    return rows, decoding, emitted, drafters, seconds, 0.25 * seconds, 0.75 * seconds
 
 
 def test_a_chunk_is_as_long_as_streams_may_wait() -> None:
     costs = StepCosts()
     assert costs.max_chunk(512) == 512
-    costs.observe(step(4, 4, 0.005))
-    costs.observe(step(20, 4, 9.0))  # too few to tell
+    costs.observe(*step(4, 4, 0.005))
+    costs.observe(*step(20, 4, 9.0))  # too few to tell
     assert costs.max_chunk(512) == 512
-    costs.observe(step(100, 0, 0.02))
+    costs.observe(*step(100, 0, 0.02))
     assert costs.max_chunk(512) == int(STALL_SECONDS / 0.0002)
-    costs.observe(step(4, 4, 1.0))
+    costs.observe(*step(4, 4, 1.0))
     assert costs.max_chunk(512) == 512  # where a step takes long, a chunk may too
     slow = StepCosts(seconds_per_row=1.0)
     assert slow.max_chunk(512) == FEWEST_ROWS
@@ -37,15 +38,15 @@ def test_speedups_are_against_plain_steps_of_as_many() -> None:
     costs = StepCosts()
     for _ in range(FIRST_PROBE):
         assert not costs.probe_due(2)
-        costs.observe(step(2, 2, 0.02, 6, "a"))
+        costs.observe(*step(2, 2, 0.02, 6, "a"))
     assert costs.probe_due(2)
     assert not costs.probe_due(3)
     assert not costs.speedups
-    costs.observe(step(2, 2, 0.01, 2))
+    costs.observe(*step(2, 2, 0.01, 2))
     assert not costs.probe_due(2)
-    costs.observe(step(2, 2, 0.02, 8, "a"))  # 4 tokens each in the time of 2 plain steps
+    costs.observe(*step(2, 2, 0.02, 8, "a"))  # 4 tokens each in the time of 2 plain steps
     assert costs.speedups == {"a": pytest.approx(2.0)}
     for _ in range(PROBE_STEPS - 1):
-        costs.observe(step(2, 2, 0.02, 8, "a"))
+        costs.observe(*step(2, 2, 0.02, 8, "a"))
     assert costs.probe_due(2)
     assert costs.draft_seconds / costs.verify_seconds == pytest.approx(1 / 3)

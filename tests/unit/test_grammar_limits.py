@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llguidance import LLMatcher
+from pages import check_engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from outrider import LLM, SamplingParams
@@ -37,7 +38,7 @@ def test_a_bomb_ends_its_request_only(text: str) -> None:
     assert "Tokens:" not in str(caught.value)  # the parser's state tells of the output
     if isinstance(caught.value, GenerationError):
         assert caught.value.outputs[1].outputs[0].text == expected.outputs[0].text
-    llm.engine.check()
+    check_engine(llm.engine)
     assert llm.generate("def f(", plain)[0].outputs[0].text == expected.outputs[0].text
 
 

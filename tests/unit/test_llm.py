@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import MakeCheckpoint, build_checkpoint, save_tokenizer
+from pages import check_engine
 from safetensors.torch import load_file, save_file
 
 import outrider
@@ -56,7 +57,7 @@ def test_an_output_holds_what_users_of_vllm_expect(llm: LLM) -> None:
     assert metrics.acceptance_length is not None
     assert metrics.acceptance_length >= 1
     assert len(metrics.acceptance_by_position) <= 3
-    llm.engine.check()
+    check_engine(llm.engine)
 
 
 def test_the_stream_says_where_each_token_came_from(llm: LLM) -> None:
@@ -77,7 +78,7 @@ def test_leaving_a_stream_frees_everything(llm: LLM) -> None:
     next(stream)
     stream.close()
     assert not llm.engine.has_work
-    llm.engine.check()
+    check_engine(llm.engine)
     assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_usable
 
 
@@ -262,7 +263,7 @@ def test_what_can_never_fit_is_refused_before_anything_starts(tiny_llama: Path) 
     with pytest.raises(MemoryBudgetError, match=r"may grow to 203 tokens.*lower max_tokens"):
         llm.generate([[5], [5, 6, 7]], [SamplingParams(), SamplingParams(max_tokens=200)])
     assert not llm.engine.has_work
-    llm.engine.check()
+    check_engine(llm.engine)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_bad_prompts_are_refused_in_a_sentence(llm: LLM, prompt: object, sentenc
     with pytest.raises(RequestError, match=sentence):
         llm.generate(["fox", prompt], GREEDY)  # type: ignore[list-item]
     assert not llm.engine.has_work
-    llm.engine.check()
+    check_engine(llm.engine)
 
 
 def test_a_model_without_text_takes_ids_only(
@@ -342,7 +343,7 @@ def test_logits_that_are_not_numbers_fail_their_request_alone(
     assert len(fine.outputs[0].token_ids) == 4
     assert failed.outputs[0].finish_reason == "error"
     assert failed.outputs[0].token_ids == []
-    llm.engine.check()
+    check_engine(llm.engine)
     assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_usable
 
 

@@ -20,11 +20,10 @@ from outrider.errors import ModelError
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from outrider.native.checks import Room
+from outrider.native.checks import Room, Whole, as_float32, int32s
 from outrider.native.interface import FUNCTIONS, Config, Options, QuantizedData
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
-from outrider.native.ranges import Whole, as_float32, int32s
 from outrider.sampling.pipeline import RequestPipeline
 from outrider.types import Request, SamplingParams
 

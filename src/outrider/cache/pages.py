@@ -1,9 +1,16 @@
-"""Allocates the pages of the KV cache: counts and keys only, no tensors."""
+"""Allocates the pages of the KV cache: counts and keys only, no tensors.
+
+A page's key is a digest of its tokens and of the key before it, so it identifies all tokens up to
+the page's end. A row's keys and values do not depend on the other rows of its forward, so a page
+that is found holds the bits that would be computed.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, MutableSequence, Sequence
+from hashlib import blake2b
 from itertools import takewhile
 
 import numpy as np
@@ -135,19 +142,17 @@ class PagePool:
             else:
                 self._make_blank(page)
 
-    def check(self, tables: Iterable[MutableSequence[int]]) -> None:
-        """Assert that ``tables`` hold exactly the pages in use."""
-        counted = Counter(page for table in tables for page in table)
-        for page in range(1, self.num_pages):
-            assert counted[page] == self._references[page], (
-                f"page {page} stands in {counted[page]} tables and is counted "
-                f"{self._references[page]} times"
-            )
-            states = (not self._used[page], page in self._idle, counted[page] > 0)
-            assert sum(states) == 1, f"page {page} is blank, idle, held: {states}"
-            assert page not in self._idle or page in self._keys
-        assert {page: key for key, page in self._pages.items()} == self._keys
-        assert all(self._used[page] for page in self._keys)
-        assert NULL_PAGE not in counted
-        assert self._used[NULL_PAGE]
-        assert self._used.count(0) == self._num_blank
+
+def extend_keys(keys: list[bytes], tokens: Sequence[int], pages: int, size: int, salt: str) -> None:
+    """Extend ``keys`` in place to the first ``pages`` pages of ``tokens``, ``size`` tokens each.
+
+    Requests with different salts share no page.
+    """
+    for page in range(len(keys), pages):
+        before = keys[-1] if keys else _digest(salt.encode())
+        held = array("q", tokens[page * size : (page + 1) * size])
+        keys.append(_digest(before + held.tobytes()))
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=16).digest()

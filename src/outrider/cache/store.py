@@ -86,8 +86,3 @@ class Writer:
             self._run[layer].copy_(entries.narrow(0, 0, self._count).transpose(0, 1))
         else:
             self._store.layers[layer].index_copy_(1, self._slots, entries.transpose(0, 1))
-
-
-def page_bytes(num_layers: int, kv_heads: int, head_dim: int, page_size: int, itemsize: int) -> int:
-    """Return the bytes of one page in a store of this shape."""
-    return 2 * num_layers * kv_heads * head_dim * page_size * itemsize

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from ..config import EngineConfig
 from ..models.base import Model
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
+from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 
 
 class Drafter(ABC):
@@ -64,6 +64,29 @@ class Drafter(ABC):
     def release(self, seq_id: str, ended: bool) -> None:
         """Forget a sequence: it ``ended``, or its pages were taken and it will come again."""
         return
+
+
+class ChainDrafter(Drafter):
+    """Drafts a chain for each sequence by itself, up to ``max_length`` tokens."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = self.max_nodes = max_length
+        self._states: dict[str, Any] = {}
+        """What a drafter keeps of each sequence, by its id."""
+
+    @abstractmethod
+    def draft(self, sequence: SequenceState, length: int) -> list[int]:
+        """Return up to ``length`` tokens (1 or more) that may follow a sequence."""
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        lengths = [length for length, _ in budgets]
+        pairs = zip(batch, lengths, strict=True)
+        return Draft.chains([self.draft(i.sequence, n) if n else [] for i, n in pairs])
+
+    def release(self, seq_id: str, ended: bool) -> None:
+        self._states.pop(seq_id, None)
 
 
 @dataclass(frozen=True)
@@ -147,17 +170,13 @@ class NoSpec(DrafterSpec):
     name = "none"
 
     def make(self, context: DrafterContext) -> Drafter:
-        return NoDrafter()
+        return NoDrafter(0)
 
 
-class NoDrafter(Drafter):
+class NoDrafter(ChainDrafter):
     """Drafts nothing: plain decoding on the same path."""
 
     name = "none"
-    max_length = 0
-    max_nodes = 0
 
-    def propose(
-        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
-    ) -> Draft:
-        return Draft.chains([[] for _ in batch])
+    def draft(self, sequence: SequenceState, length: int) -> list[int]:
+        return []

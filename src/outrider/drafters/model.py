@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
@@ -32,6 +33,12 @@ class _State:
     noted: int = 0
     base: int = 0
     drafted: list[int] = field(default_factory=list)
+
+
+def num_alike(first: Iterable[object], second: Iterable[object]) -> int:
+    """Return how many items are the same at the beginning of both."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(frozen=True)
@@ -173,12 +180,7 @@ class ModelDrafter(Drafter):
             state = self._states.get(item.sequence.id)
             if state is None:
                 continue
-            committed = item.sequence.tokens[state.base :]
-            alike = 0
-            for drafted, token in zip(state.drafted, committed, strict=False):
-                if drafted != token:
-                    break
-                alike += 1
+            alike = num_alike(state.drafted, item.sequence.tokens[state.base :])
             state.num_computed = min(state.num_computed, state.base + alike)
             self._note(item.sequence, state)
 
@@ -187,11 +189,7 @@ class ModelDrafter(Drafter):
         if not self._shares:
             return _State()
         pages = (len(sequence.tokens) - 1) // self._page_size  # the last token is computed anyway
-        noted = 0
-        for page, key in zip(sequence.pages[:pages], sequence.keys, strict=False):
-            if self._whole.get(page) != key:
-                break
-            noted += 1
+        noted = num_alike(map(self._whole.get, sequence.pages[:pages]), sequence.keys)
         return _State(noted * self._page_size, noted)
 
     def _note(self, sequence: SequenceState, state: _State) -> None:

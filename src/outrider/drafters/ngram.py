@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from ..limits import LOOKUP, check_number
-from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, Scheduled
-from .base import Drafter, DrafterContext, DrafterSpec
+from ..types import SequenceState
+from .base import ChainDrafter, DrafterContext, DrafterSpec
 
 Gram = tuple[int, ...]
 LOOKUP_WINDOW = 16384
@@ -93,7 +92,7 @@ class NgramSpec(DrafterSpec):
         return NgramDrafter(config.num_speculative_tokens, *sizes, window)
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(ChainDrafter):
     """Prompt lookup over prompt and output: longest match first.
 
     Args:
@@ -114,23 +113,11 @@ class NgramDrafter(Drafter):
                 f"ngram sizes are {min_n} to {max_n} over a window of {window}; "
                 "give 1 <= min_n <= max_n and a window of 1 or more."
             )
-        self.max_length = self.max_nodes = max_length
+        super().__init__(max_length)
         self._sizes = (min_n, max_n, window)
-        self._indices: dict[str, NgramIndex] = {}
 
-    def propose(
-        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
-    ) -> Draft:
-        drafts: list[list[int]] = []
-        for item, (length, _) in zip(batch, budgets, strict=True):
-            if not length:
-                drafts.append([])
-                continue
-            tokens = item.sequence.tokens
-            index = self._indices.setdefault(item.sequence.id, NgramIndex(*self._sizes))
-            index.extend(tokens)
-            drafts.append(index.propose(tokens, length))
-        return Draft.chains(drafts)
-
-    def release(self, seq_id: str, ended: bool) -> None:
-        self._indices.pop(seq_id, None)
+    def draft(self, sequence: SequenceState, length: int) -> list[int]:
+        index = self._states.setdefault(sequence.id, NgramIndex(*self._sizes))
+        index.extend(sequence.tokens)
+        drafted: list[int] = index.propose(sequence.tokens, length)
+        return drafted

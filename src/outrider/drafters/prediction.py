@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, Scheduled
-from .base import Drafter, DrafterContext, DrafterSpec
+from ..types import SequenceState
+from .base import ChainDrafter, DrafterContext, DrafterSpec
 
 TAIL = 8
 """Number of last tokens that are compared to find the way back into a prediction."""
@@ -37,7 +36,7 @@ class PredictionSpec(DrafterSpec):
         return PredictionDrafter(context.config.num_speculative_tokens)
 
 
-class PredictionDrafter(Drafter):
+class PredictionDrafter(ChainDrafter):
     """Drafts what the prediction says next, and nothing where the output has left it.
 
     An output that left is looked for where its last tokens stand in the prediction: the longest
@@ -47,27 +46,13 @@ class PredictionDrafter(Drafter):
 
     name = "prediction"
 
-    def __init__(self, max_length: int) -> None:
-        self.max_length = self.max_nodes = max_length
-        self._states: dict[str, _State] = {}
-
-    def propose(
-        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
-    ) -> Draft:
-        drafts: list[list[int]] = []
-        for item, (length, _) in zip(batch, budgets, strict=True):
-            sequence = item.sequence
-            expected = sequence.request.speculation.prediction
-            if not (length and expected):
-                drafts.append([])
-                continue
-            state = self._states.setdefault(sequence.id, _State())
-            _follow(state, expected, sequence.tokens[sequence.prompt_length :])
-            drafts.append([] if state.lost else list(expected[state.at : state.at + length]))
-        return Draft.chains(drafts)
-
-    def release(self, seq_id: str, ended: bool) -> None:
-        self._states.pop(seq_id, None)
+    def draft(self, sequence: SequenceState, length: int) -> list[int]:
+        expected = sequence.request.speculation.prediction
+        if not expected:
+            return []
+        state = self._states.setdefault(sequence.id, _State())
+        _follow(state, expected, sequence.tokens[sequence.prompt_length :])
+        return [] if state.lost else list(expected[state.at : state.at + length])
 
 
 def _follow(state: _State, expected: Sequence[int], output: Sequence[int]) -> None:

@@ -76,7 +76,8 @@ def build_engine(
     rule = make_rule(config.acceptance_rule) if rule is None else rule
     length = config.model_length(target.shape.context)
     spec = fitting_spec(spec, folder, target)
-    specs = {each.name: each for each in _companions(target)} | {spec.name: spec}
+    companions = (NoSpec(), NgramSpec(), PredictionSpec()) if target.truncates else (NoSpec(),)
+    specs = {each.name: each for each in (*companions, spec)}
     context = DrafterContext(target, tokenizer, config, length, rule.needs_logits)
     needs = {name: each.needs(context) for name, each in specs.items()}
     budget = plan_budget(config, length, target, needs.values())
@@ -87,12 +88,6 @@ def build_engine(
     for name, each in drafters.items():
         _check_needs(each, needs[name])
     return Engine(target, drafters, rule, config, budget, length, spec.name, tokenizer)
-
-
-def _companions(target: Model) -> list[DrafterSpec]:
-    """Return the drafters that every request may name of any engine."""
-    drafting: list[DrafterSpec] = [NgramSpec(), PredictionSpec()]
-    return [NoSpec(), *(drafting if target.truncates else [])]
 
 
 def _check_needs(drafter: Drafter, needs: Needs) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 SMOOTHING = 0.1
 """Weight of the newest measurement."""
@@ -21,23 +20,7 @@ FIRST_PROBE, PROBE_STEPS = 64, 256
 """Steps with drafts before the first step that measures plain decoding, and before the next."""
 
 
-class StepTimes(NamedTuple):
-    """One step: committed rows, sequences that decode, emitted tokens, who drafted.
-
-    ``seconds`` are the whole step's, of which drafting and verifying took their shares.
-    """
-
-    rows: int
-    decoding: int
-    emitted: int
-    drafters: Set[str]
-    seconds: float
-    draft_seconds: float
-    verify_seconds: float
-
-
 def _smoothed(before: float | None, value: float) -> float:
-    """Return the running mean."""
     return value if before is None else before + SMOOTHING * (value - before)
 
 
@@ -70,24 +53,40 @@ class StepCosts:
         due = PROBE_STEPS if decoding in self._plain else FIRST_PROBE
         return self._since_probe.get(decoding, 0) >= due
 
-    def observe(self, step: StepTimes) -> None:
-        """Take in one step."""
-        seconds = step.seconds
-        self.draft_seconds += step.draft_seconds
-        self.verify_seconds += step.verify_seconds
-        if step.rows != step.decoding:
-            if step.rows - step.decoding >= COUNTED_ROWS:
-                self.seconds_per_row = _smoothed(self.seconds_per_row, seconds / step.rows)
+    def observe(
+        self,
+        rows: int,
+        decoding: int,
+        emitted: int,
+        drafters: Set[str],
+        seconds: float,
+        draft_seconds: float,
+        verify_seconds: float,
+    ) -> None:
+        """Take in one step.
+
+        Args:
+            rows: committed rows.
+            decoding: sequences that decode.
+            emitted: emitted tokens.
+            drafters: who drafted.
+            seconds: the whole step's.
+            draft_seconds, verify_seconds: the shares of drafting and verifying.
+        """
+        self.draft_seconds += draft_seconds
+        self.verify_seconds += verify_seconds
+        if rows != decoding:
+            if rows - decoding >= COUNTED_ROWS:
+                self.seconds_per_row = _smoothed(self.seconds_per_row, seconds / rows)
             return
         self.decode_seconds = _smoothed(self.decode_seconds, seconds)
-        decoding = step.decoding
-        if not step.drafters:
+        if not drafters:
             self._plain[decoding] = _smoothed(self._plain.get(decoding), seconds)
             self._since_probe[decoding] = 0
-        elif len(step.drafters) == 1:
-            (drafter,) = step.drafters
+        elif len(drafters) == 1:
+            (drafter,) = drafters
             self._since_probe[decoding] = self._since_probe.get(decoding, 0) + 1
             plain = self._plain.get(decoding)
             if plain is not None:
-                speedup = step.emitted / decoding * plain / seconds
+                speedup = emitted / decoding * plain / seconds
                 self.speedups[drafter] = _smoothed(self.speedups.get(drafter), speedup)

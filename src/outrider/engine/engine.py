@@ -8,8 +8,7 @@ from functools import lru_cache
 
 from tokenizers import Tokenizer
 
-from ..cache.pages import PagePool
-from ..cache.prefix import extend_keys
+from ..cache.pages import PagePool, extend_keys
 from ..config import EngineConfig
 from ..drafters.base import Drafter, NoSpec
 from ..errors import ConfigError, RequestError
@@ -21,7 +20,7 @@ from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
 from ..types import Counts, Draft, Event, Request, SequenceState
 from .budget import Budget
-from .costs import StepCosts, StepTimes
+from .costs import StepCosts
 from .runner import Runner
 from .scheduler import Plan, Scheduler
 from .speculation import SpeculationState, Speculator
@@ -36,22 +35,19 @@ def check_drafter(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:
     Raises:
         ConfigError: rule or model knows chains only, or the model lacks the states.
     """
-    if drafter.target_layers:
-        layers = model.hidden_layers
-        wrong = [layer for layer in drafter.target_layers if not -1 <= layer < layers]
-        if wrong:
-            raise ConfigError(
-                f"drafter {drafter.name!r} wants the hidden states of layer {wrong[0]}, which this "
-                f"{model.shape.family!r} model does not give; use another drafter."
-            )
-    if drafter.max_nodes <= drafter.max_length:
-        return
-    if not rule.trees:
+    layers, branches = model.hidden_layers, drafter.max_nodes > drafter.max_length
+    wrong = [layer for layer in drafter.target_layers if not -1 <= layer < layers]
+    if wrong:
+        raise ConfigError(
+            f"drafter {drafter.name!r} wants the hidden states of layer {wrong[0]}, which this "
+            f"{model.shape.family!r} model does not give; use another drafter."
+        )
+    if branches and not rule.trees:
         raise ConfigError(
             f"acceptance_rule {rule.name!r} cannot verify the trees of drafter "
             f"{drafter.name!r}; use 'coupled', or a drafter of chains."
         )
-    if not model.trees:
+    if branches and not model.trees:
         raise ConfigError(
             f"a {model.shape.family!r} model has no native path, and without one cannot "
             f"verify the trees of drafter {drafter.name!r}; use a drafter of chains."
@@ -184,10 +180,8 @@ class Engine:
             RequestError: an option does not fit this model, or cannot be met.
         """
         params, vocabulary = request.params, self.model.shape.vocab_size
-        words, grammar = (
-            self._bad_words(tuple(params.bad_words or ())),
-            self.grammars.compile(params),
-        )
+        words = self._bad_words(tuple(params.bad_words or ()))
+        grammar = self.grammars.compile(params)
         return RequestPipeline(request, vocabulary, self.model.device, words, grammar)
 
     def _bad_word_ids(self, words: tuple[str, ...]) -> list[list[int]]:
@@ -243,17 +237,13 @@ class Engine:
         events = scheduler.commit(plan, draft, verdict)
         speculator.observe(plan, draft, verdict, states)
         self.costs.observe(
-            StepTimes(
-                rows=plan.rows,
-                decoding=plan.decoding,
-                emitted=len(events),
-                drafters={
-                    item.drafter for item, t in zip(plan.batch, draft.tokens, strict=True) if t
-                },
-                seconds=time.perf_counter() - begin,
-                draft_seconds=drafted - scheduled,
-                verify_seconds=verified - drafted,
-            )
+            rows=plan.rows,
+            decoding=plan.decoding,
+            emitted=len(events),
+            drafters={item.drafter for item, t in zip(plan.batch, draft.tokens, strict=True) if t},
+            seconds=time.perf_counter() - begin,
+            draft_seconds=drafted - scheduled,
+            verify_seconds=verified - drafted,
         )
         return [self._closed(e) if e.finish_reason is not None else e for e in events]
 
@@ -290,7 +280,3 @@ class Engine:
         self.speculator.release(sequence.id, ended)
         self.runner.store.release(sequence.id)
         self.noise.release(sequence.id)
-
-    def check(self) -> None:
-        """Assert that every page in use belongs to a live sequence."""
-        self.scheduler.pool.check([s.pages for s in self.scheduler.sequences()])

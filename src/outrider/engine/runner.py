@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -167,8 +168,5 @@ def _score_prompt(item: Scheduled, logits: torch.Tensor, measure: Measure) -> No
 
 def _states(segments: list[Segment], samples: Samples) -> HiddenStates:
     """Return the hidden states of a step, and where each sequence's rows begin."""
-    first, row = [], 0
-    for segment in segments:
-        first.append(row)
-        row += len(segment.tokens) + len(segment.nodes)
-    return HiddenStates(samples.hidden, first)
+    rows = [len(segment.tokens) + len(segment.nodes) for segment in segments]
+    return HiddenStates(samples.hidden, [*accumulate(rows, initial=0)][:-1])

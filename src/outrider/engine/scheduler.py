@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
-from ..cache.pages import PagePool
-from ..cache.prefix import extend_keys
+from ..cache.pages import PagePool, extend_keys
 from ..errors import MemoryBudgetError, shown
 from ..types import (
     NO_DRAFT,
@@ -133,9 +132,8 @@ class Scheduler:
         if self.waiting and self._caches:
             coming.update(key for s in self.running for key in s.keys[s.named :])
         place = 0  # in the queue: behind those that wait for pages that others compute now
-        while room and not preempted and len(self.running) < self._max_num_seqs:
-            if place == len(self.waiting):
-                break
+        most = 0 if preempted else self._max_num_seqs
+        while room and place < len(self.waiting) and len(self.running) < most:
             sequence = self.waiting[place]
             if self._comes_soon(sequence, coming):
                 place += 1
@@ -240,9 +238,7 @@ class Scheduler:
         """Return ``budget`` as far as the sequence's limit and the free pages allow."""
         known, (depth, nodes) = len(sequence.tokens), budget
         branches = nodes > depth
-        room = sequence.limit - known - 1
-        if room < depth:
-            depth = max(0, room)
+        depth = max(0, min(depth, sequence.limit - known - 1))
         while depth and not self.pool.grow(sequence.pages, known + (nodes if branches else depth)):
             depth -= 1
         if depth == budget.depth:
@@ -266,17 +262,16 @@ class Scheduler:
             if not item.samples:
                 self._name_pages(sequence)
                 continue
-            error = verdict.errors[i]
+            error, depth = verdict.errors[i], draft.depth(i)
+            if error is None:
+                try:
+                    emitted = self._emit(item, draft, verdict, i, depth)
+                except Exception as problem:  # of its text: the others go on
+                    error = unexpected(problem)
             if error is not None:
                 self.remove(sequence)
-                events.append(self._failed(sequence, error))
-                continue
-            depth = draft.depth(i)
-            try:
-                emitted = self._emit(item, draft, verdict, i, depth)
-            except Exception as problem:  # of its text: the others go on
-                self.remove(sequence)
-                events.append(self._failed(sequence, unexpected(problem)))
+                origin = sequence.request.id, sequence.sample_index
+                events.append(Event(*origin, None, "", Origin.PLAIN, "error", error))
                 continue
             events += emitted
             # Rows of accepted nodes have their keys and values; the last token has none yet.
@@ -357,12 +352,6 @@ class Scheduler:
             text += sequence.text.flush()
         return text
 
-    @staticmethod
-    def _failed(sequence: SequenceState, error: str) -> Event:
-        return Event(
-            sequence.request.id, sequence.sample_index, None, "", Origin.PLAIN, "error", error
-        )
-
     def _check(self, plan: Plan) -> None:
         """Assert that counters, tokens and pages of a step's sequences fit together."""
         for item in plan.batch:
@@ -375,8 +364,3 @@ class Scheduler:
                 assert sequence.num_computed == len(sequence.tokens) - 1
             else:
                 assert sequence.num_computed < len(sequence.tokens)
-
-    def sequences(self) -> Iterable[SequenceState]:
-        """Return every sequence that is waiting or running."""
-        yield from self.running
-        yield from self.waiting

@@ -226,7 +226,6 @@ class Speculator:
         return Draft.chains([[] for _ in items])
 
     def _switch_off(self, name: str, error: Exception) -> None:
-        """Stop a drafter that failed."""
         self.switched_off[name] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
         self._refresh()
         logger.error("drafter %s failed and is switched off", name, exc_info=error)

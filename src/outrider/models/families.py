@@ -248,10 +248,10 @@ def read_architecture(
     family = FAMILIES.get(config.model_type)
     if family is None:
         return None
-    _check_heads(config, folder)
+    values = fields_of(config, folder)
+    _check_heads(config, values)
     if not _options_fit(config, family):
         return None
-    values = fields_of(config, folder)
     heads = values.whole("num_attention_heads", 1)
     kv_heads = values.whole("num_key_value_heads", 1, default=heads)
     if heads % kv_heads:
@@ -320,17 +320,15 @@ def _experts(
 
 
 def _cap(values: Fields, name: str) -> float | None:
-    """Return the bound ``name`` on logits, if the config has it."""
     return values.number(name, positive=True) if name in values else None
 
 
-def _check_heads(config: PretrainedConfig, folder: Path) -> None:
+def _check_heads(config: PretrainedConfig, values: Fields) -> None:
     """Refuse invalid sizes of heads and rope options.
 
     Raises:
         ModelError: one of them is missing or out of range.
     """
-    values = fields_of(config, folder)
     width, heads = values.whole("hidden_size", 1), values.whole("num_attention_heads", 1)
     size = values.whole("head_dim", 1, default=width // heads)
     kinds = _kinds(config)

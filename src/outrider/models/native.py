@@ -11,11 +11,10 @@ from transformers import PretrainedConfig
 
 from ..config import Recipe
 from ..errors import ModelError
-from ..native.checks import free_with
+from ..native.checks import free_with, within
 from ..native.interface import DTYPES, TABLES, Config
 from ..native.library import Library
 from ..native.native_sampling import NativeNoise, NativePipeline
-from ..native.ranges import within
 from ..sampling.shared_noise import Noise
 from .base import Model, Output, Store
 from .decide import (
@@ -115,12 +114,14 @@ class NativeTransformer(Model):
         loader = Loader(source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe)
         if beside is not None and beside.library is not library:
             beside = None
-        embedding = loader.embedding()
+        embedding = loader.table()
         # Tied, the head is the only copy, and tokens are looked up in it.
         self.embedding: torch.Tensor | None = None
         self.shared_bytes = 0
         """Bytes of embedding and head that the other model holds too."""
-        if isinstance(embedding, torch.Tensor) and not a.tied and _keeps_rows(beside):
+        # Not beside a packed one, which could not be compared with it.
+        plain = beside is None or beside.embedding is not None
+        if isinstance(embedding, torch.Tensor) and not a.tied and plain:
             self.embedding = self._held(embedding, beside)
         self.handle = library.new_model(self._config(max_length), self.embedding)
         free_with(self, library.free, "model", self.handle)
@@ -213,8 +214,7 @@ class NativeTransformer(Model):
         beside: int | None = None,
     ) -> None:
         if isinstance(matrix, Quantized):
-            m = matrix
-            parts = m.codes, m.scales, m.zeros, m.bits, m.group
+            parts = matrix.codes, matrix.scales, matrix.zeros, matrix.bits, matrix.group
             self.library.set_quantized(self.handle, index, kind, *parts, bias, beside)
         else:
             self.library.set_matrix(self.handle, index, kind, matrix, bias, beside)
@@ -374,11 +374,6 @@ class NativeTransformer(Model):
             for i, drafted in zip(slow, super().draft(*some, noise, needs_logits), strict=True):
                 nodes[i] = drafted
         return nodes
-
-
-def _keeps_rows(beside: NativeTransformer | None) -> bool:
-    """Return True if a plain embedding stays one: not beside a packed one, to compare with it."""
-    return beside is None or beside.embedding is not None
 
 
 def _words(segments: Sequence[Segment]) -> array[int]:

@@ -62,15 +62,6 @@ class Quantized:
             offset = self.zeros.int()[:, groups]
         return ((self.codes.int() - offset) * self.scales[:, groups]).to(dtype)
 
-    def explicit_zeros(self) -> torch.Tensor:
-        """Return the zeros uint8 [out, groups], also of a symmetric recipe."""
-        middle = 1 << (self.bits - 1)
-        return (
-            torch.full_like(self.scales, middle, dtype=torch.uint8)
-            if self.zeros is None
-            else self.zeros
-        )
-
     def rows(self, index: torch.Tensor) -> Quantized:
         """Return the outputs ``index``, in that order."""
         zeros = None if self.zeros is None else self.zeros[index]
@@ -79,10 +70,11 @@ class Quantized:
     @staticmethod
     def stacked(parts: list[Quantized]) -> Quantized:
         """Return the outputs of ``parts``, which share bits and group."""
-        first = parts[0]
-        zeros = None
+        first, zeros = parts[0], None
         if any(p.zeros is not None for p in parts):
-            zeros = torch.cat([p.explicit_zeros() for p in parts])
+            middle = torch.tensor(1 << (first.bits - 1), dtype=torch.uint8)
+            each = (middle.expand_as(p.scales) if p.zeros is None else p.zeros for p in parts)
+            zeros = torch.cat(list(each))
         return Quantized(
             torch.cat([p.codes for p in parts]),
             torch.cat([p.scales for p in parts]),

@@ -201,12 +201,12 @@ class Rope:
         """
         table = self._table.index_select(0, positions)
         if self.type in BY_LENGTH and max(lengths) > self._trained:
-            by_length = {n: self._scaled(n) for n in set(lengths)}
+            by_length = {
+                n: self._frequencies(n)[0] if n > self._trained else self._short
+                for n in set(lengths)
+            }
             inverse = torch.stack([by_length[n] for n in lengths])
             table = self._tables(positions.float()[:, None] * inverse).to(table.dtype)
         still = self._unturned.expand(len(positions), kept, -1, -1)
         heads = torch.cat([table[:, None].expand(-1, turned, -1, -1), still], 1)
         return heads[:, :, 0].contiguous(), heads[:, :, 1].contiguous()
-
-    def _scaled(self, length: int) -> torch.Tensor:
-        return self._frequencies(length)[0] if length > self._trained else self._short

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-from ..cache.store import KVStore, Store, Writer, page_bytes
+from ..cache.store import KVStore, Store, Writer
 from ..config import Recipe
 from .attention import Attention
 from .base import Model, Output
@@ -154,7 +154,7 @@ class Transformer(Model):
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page of this model takes."""
         s = self.shape
-        return page_bytes(s.num_layers, s.num_kv_heads, s.head_dim, page_size, self.dtype.itemsize)
+        return 2 * s.num_layers * s.num_kv_heads * s.head_dim * page_size * self.dtype.itemsize
 
     def new_store(self, num_pages: int, page_size: int) -> KVStore:
         """An empty cache for this model."""

@@ -197,7 +197,6 @@ class Loader:
         return stacked(matrices, self.dtype)
 
     def _biases(self, prefix: str, parts: dict[str, int]) -> torch.Tensor:
-        """Return the biases of several projections, concatenated."""
         if self.architecture.fused:
             return self.get(self._fused(prefix, parts, "bias"), sum(parts.values()))
         return torch.cat([self.get(f"{prefix}{p}_proj.bias", n) for p, n in parts.items()])
@@ -266,21 +265,17 @@ class Loader:
             mlps=tuple(self._mlp(name, a.expert_size) for name in each),
         )
 
-    def _table(self, name: str) -> Matrix:
-        """Return the embedding or head, [vocabulary, hidden_size]."""
+    def table(self, name: str = "model.embed_tokens.weight") -> Matrix:
+        """Return the embedding, or the head, [vocabulary, hidden_size]."""
         recipe = None if self.recipe is None else self.recipe.head
         return self.matrix(
             name, self.architecture.vocab_size, self.architecture.hidden_size, recipe
         )
 
-    def embedding(self) -> Matrix:
-        """Return the embedding, [vocabulary, hidden_size]."""
-        return self._table("model.embed_tokens.weight")
-
     def head(self, embedding: Matrix) -> Matrix:
         """Return the matrix from hidden states to logits; tied checkpoints use the embedding."""
         tied = self.architecture.tied
-        return self._ready(embedding if tied else self._table("lm_head.weight"))
+        return self._ready(embedding if tied else self.table("lm_head.weight"))
 
 
 def layer_numbers(architecture: Architecture, doing: str, slow: float) -> Iterable[int]:
@@ -308,6 +303,6 @@ def load_weights(
     loader = Loader(source, architecture, dtype, device, recipe=recipe)
     slow = math.inf if recipe is None else SLOW_TO_QUANTISE
     layers = tuple(map(loader.layer, layer_numbers(architecture, "Quantising weights", slow)))
-    embedding = loader.embedding()
+    embedding = loader.table()
     table = plain(embedding, dtype).to(device)
     return Weights(table, layers, loader.norm("model.norm"), loader.head(embedding))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .ranges import Fields, Whole
+from .checks import Fields, Whole
 
 ABI = 11
 """The answer of the library's ``outrider_abi``; it changes with this file."""

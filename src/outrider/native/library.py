@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError
 from ..sampling.logprobs import Measured
-from .checks import Room, at, expect, same_length
+from .checks import Room, as_float32, at, expect, int32s, same_length, within
 from .interface import Options
 from .packing import PackingCalls
-from .ranges import as_float32, int32s, within
 
 
 class Library(PackingCalls):

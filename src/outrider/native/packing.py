@@ -10,7 +10,7 @@ import torch
 
 from ..errors import ModelError
 from ..limits import LARGEST_INT
-from .checks import expect, wide_bias
+from .checks import expect, refused, wide_bias, within
 from .interface import (
     ABI,
     DTYPES,
@@ -20,7 +20,6 @@ from .interface import (
     Config,
     QuantizedData,
 )
-from .ranges import refused, within
 
 
 class PackingCalls:

@@ -155,8 +155,24 @@ class SequencePipeline:
             logits.index_add_(1, pipeline.bias_ids, pipeline.bias.expand(len(paths), -1))
 
     def _process(self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]) -> None:
+        """Let processors remake every row, the first time twice to see that they are pure."""
         for number, processor in enumerate(self._pipeline.params.logits_processors or ()):
-            self._call(number, processor, logits, tokens, paths)
+            for row, path in enumerate(paths):
+                ids = [*tokens, *path]
+                try:
+                    made = self._made(number, processor, logits[row], ids)
+                    if number not in self._pipeline.tried:
+                        if not torch.equal(made, self._made(number, processor, logits[row], ids)):
+                            raise RequestError(
+                                f"logits_processors[{number}] gave two results for the same ids "
+                                "and logits; it must be a pure function of them."
+                            )
+                        self._pipeline.tried.add(number)
+                    logits[row] = made
+                except RequestError as error:
+                    # A failure after drafted tokens counts only if they turn out to be the output.
+                    self.error = self.error or str(error)
+                    logits[row] = torch.nan
 
     def _shape(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
@@ -189,32 +205,6 @@ class SequencePipeline:
         early = [row for row, path in enumerate(paths) if output + len(path) < least]
         if early and len(ends):
             logits[torch.tensor(early, device=logits.device)[:, None], ends] = NEVER
-
-    def _call(
-        self,
-        number: int,
-        processor: LogitsProcessor,
-        logits: torch.Tensor,
-        tokens: list[int],
-        paths: list[list[int]],
-    ) -> None:
-        """Let a custom processor remake every row; the first time twice, to see that it is pure."""
-        for row, path in enumerate(paths):
-            ids = [*tokens, *path]
-            try:
-                made = self._made(number, processor, logits[row], ids)
-                if number not in self._pipeline.tried:
-                    if not torch.equal(made, self._made(number, processor, logits[row], ids)):
-                        raise RequestError(
-                            f"logits_processors[{number}] gave two results for the same ids and "
-                            "logits; it must be a pure function of them."
-                        )
-                    self._pipeline.tried.add(number)
-                logits[row] = made
-            except RequestError as error:
-                # A failure after drafted tokens counts only if they turn out to be the output.
-                self.error = self.error or str(error)
-                logits[row] = torch.nan
 
     @staticmethod
     def _made(

@@ -58,7 +58,6 @@ def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
 
 
 def _keys(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:
-    """Return seeds, sample indices and positions."""
     return (
         [row.seed for row in rows],
         [row.sample_index for row in rows],

@@ -1,10 +1,14 @@
-"""Checkpoints of compressed-tensors, as llm-compressor writes them.
+"""Checkpoints of compressed-tensors, as llm-compressor writes them, and of FP8.
 
 Tensors of a matrix [out, in]. "pack-quantized": ``weight_packed`` int32 [out, in * bits / 32],
 codes plus 2**(bits - 1), low bits first; ``weight_scale`` [out, groups]; ``weight_zero_point`` int8
 [out, groups], or packed along outputs as int32; ``weight_g_idx`` int32 [in]; ``weight_shape``. The
 others: ``weight`` int8 or float8 [out, in] with ``weight_scale`` by tensor, output, group or block,
 and ``weight_zero_point`` int8. Activations are never quantised here, whatever the config says.
+
+FP8 checkpoints (``quant_method`` "fp8" and "fbgemm_fp8") are dequantised at load. A matrix is
+``weight`` float8 [out, in] times ``weight_scale_inv`` (DeepSeek, Qwen, transformers: one for each
+block) or ``weight_scale`` (one for the matrix or for each output).
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ FORMATS = (
     "mixed-precision",
     "dense",
 )
+BLOCK = (128, 128)
 
 
 class Compressed:
@@ -156,3 +161,29 @@ class Compressed:
         if tuple(signed.shape) != (outputs, groups):
             raise misshapen(source, full, stored, (outputs, groups))
         return unless_symmetric((signed.int() + (1 << bits - 1)).to(torch.uint8), bits)
+
+
+class Fp8:
+    """A ``shared.Format``: FP8 as fp8 and fbgemm_fp8 configs describe it.
+
+    Raises:
+        ModelError: the config is damaged.
+    """
+
+    def __init__(self, options: Mapping[str, Any], where: Path) -> None:
+        self.note: str | None = (
+            f"{where}: FP8 weights are dequantised at load, and activations are not quantised."
+        )
+        self._block = block_size(Fields(options, str(where)), "weight_block_size") or BLOCK
+
+    def matrix(
+        self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Matrix:
+        codes = source.raw(name, shape)
+        if codes.dtype in PLAIN:
+            return codes.to(dtype)
+        if codes.dtype not in FLOAT8:
+            raise unsupported_dtype(source, name, codes)
+        suffix = "_scale_inv" if f"{name}_scale_inv" in source else "_scale"
+        scales, group = read_scales(source, name + suffix, shape, (), self._block)
+        return dequantized_float8(codes, scales, group, dtype)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError, shown
-from .compressed import Compressed
-from .fp8 import Fp8
+from .compressed import Compressed, Fp8
 from .grouped import Awq, Gptq
 from .shared import REMEDY, Format
 

@@ -60,5 +60,4 @@ def _matcher(expression: str) -> LLMatcher:
 
 @lru_cache(maxsize=1)
 def _octets() -> LLTokenizer:
-    """Return a tokenizer of single bytes."""
     return LLTokenizer("byte")
