@@ -185,7 +185,7 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
 
     Raises:
         ModelError: transformers has no causal language model of this type, it does not read left
-            to right, or its quantisation is not supported.
+            to right, or its quantisation or dtype is not supported.
     """
     text = config.get_text_config(decoder=True)
     kind = config.model_type
@@ -202,11 +202,17 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
         )
     find_format(getattr(config, "quantization_config", None), folder)
     values = fields_of(text, folder)
+    dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
+    if dtype not in PLAIN:
+        raise ModelError(
+            f"{values.where}: dtype is {shown(dtype)}; float32, bfloat16, float16 or float64 is "
+            "needed."
+        )
     return Shape(
         family=kind,
         vocab_size=values.whole("vocab_size", 1),
         context=context_length(text, values),
-        dtype=_dtype(config, text, values),
+        dtype=dtype,
         eos_token_ids=end_token_ids(config, text, folder),
     )
 
@@ -217,21 +223,6 @@ def fields_of(config: PretrainedConfig, folder: Path) -> Fields:
     options = dict(vars(config))
     options |= {name: options.get(own) for name, own in config.attribute_map.items()}
     return Fields(options, str(file))
-
-
-def _dtype(config: PretrainedConfig, text: PretrainedConfig, values: Fields) -> torch.dtype:
-    """Return the checkpoint's dtype, float32 if it names none.
-
-    Raises:
-        ModelError: weights of that dtype are not read.
-    """
-    dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
-    if dtype not in PLAIN:
-        raise ModelError(
-            f"{values.where}: dtype is {shown(dtype)}; float32, bfloat16, float16 or float64 is "
-            "needed."
-        )
-    return dtype
 
 
 def read_architecture(

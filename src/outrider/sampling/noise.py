@@ -190,13 +190,16 @@ def _row_words(
 ) -> NDArray[np.uint64]:
     """Return Philox's input by row: uint64 [n, 5] of position, sample, stream, seed low, high."""
     streams = [stream] * len(positions) if isinstance(stream, int) else stream
-    rows = np.empty((len(positions), 5), np.uint64)
-    rows[:, 0] = _column("position", positions, 32, len(rows))
-    rows[:, 1] = _column("sample index", samples, 32, len(rows))
-    rows[:, 2] = _column("stream", streams, 32, len(rows))
-    keys = _column("seed", seeds, 64, len(rows))
-    rows[:, 3], rows[:, 4] = keys & np.uint64(WORD), keys >> np.uint64(32)
-    return rows
+    count = len(positions)
+    keys = _column("seed", seeds, 64, count)
+    columns = (
+        _column("position", positions, 32, count),
+        _column("sample index", samples, 32, count),
+        _column("stream", streams, 32, count),
+        keys & np.uint64(WORD),
+        keys >> np.uint64(32),
+    )
+    return np.stack(columns, 1)
 
 
 def _column(name: str, values: Sequence[int], bits: int, rows: int) -> NDArray[np.uint64]:
