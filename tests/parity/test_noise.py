@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.sampling import noise, shared_noise
-from outrider.sampling.noise import gumbel, gumbel_of_words, philox
+from outrider.sampling.noise import gumbel, gumbel_of_words, gumbel_on, gumbel_torch, philox
 from outrider.sampling.seeds import fresh_seed, request_seed
 from outrider.sampling.shared_noise import SharedNoise
 
@@ -100,6 +100,8 @@ def test_golden_bits(
 ) -> None:
     drawn = gumbel([seed], [sample], [position], token + 1, stream)
     assert f"{drawn.view(np.uint32)[0, token]:#010x}" == f"{bits:#010x}"
+    drawn_torch = gumbel_torch([seed], [sample], [position], token + 1, CPU, stream)
+    assert same_bits(drawn, drawn_torch)
 
 
 def test_golden_bits_of_words() -> None:
@@ -118,6 +120,32 @@ def test_golden_bits_of_words() -> None:
     assert [f"{g:#010x}" for g in got] == [f"{g:#010x}" for g in expected]
 
 
+def test_torch_has_the_bits_of_numpy() -> None:
+    words = word_set()
+    assert same_bits(gumbel_of_words(words), gumbel_of_words(torch.from_numpy(words.view("i8"))))
+    rng = np.random.default_rng(1)
+    seeds = [0, 2**64 - 1, 2**63, *(int(s) for s in rng.integers(0, 2**63, 5))]
+    samples = [0, ONES, 2**31, 1, 2, 3, 4, 5]
+    positions = [0, ONES, 2**31, 7, 7, 8, 9, 100_000]
+    for size in (1, 2, 3, 4, 5, 1023, 20_001, 70_000):  # the last is above NumPy's chunk
+        a = gumbel(seeds, samples, positions, size, 3)
+        b = gumbel_torch(seeds, samples, positions, size, CPU, 3)
+        assert same_bits(a, b)
+        assert a.flags.c_contiguous
+        assert b.is_contiguous()
+
+
+def test_torch_on_the_gpu_has_the_bits_of_numpy() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    gpu = torch.device("cuda")
+    words = word_set()
+    got = gumbel_of_words(torch.from_numpy(words.view("i8")).to(gpu))
+    assert same_bits(gumbel_of_words(words), got.cpu())
+    where = [2**64 - 1, 5], [0, ONES], [ONES, 0]
+    assert same_bits(gumbel(*where, 10_001), gumbel_torch(*where, 10_001, gpu).cpu())
+
+
 def test_rows_and_vocabulary_sizes_do_not_matter() -> None:
     seeds, samples, positions = [4, 5, 4, 2**40], [0, 0, 1, 7], [9, 9, 9, 10]
     full = gumbel(seeds, samples, positions, 4099)
@@ -126,6 +154,7 @@ def test_rows_and_vocabulary_sizes_do_not_matter() -> None:
         alone = gumbel(seeds[i : i + 1], samples[i : i + 1], positions[i : i + 1], 4099)
         assert same_bits(full[i : i + 1].copy(), alone)
     assert gumbel([], [], [], 7).shape == (0, 7)
+    assert gumbel_torch([], [], [], 7, CPU).shape == (0, 7)
 
 
 def test_accuracy() -> None:
@@ -200,6 +229,8 @@ def test_numbers_out_of_range(
 ) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         gumbel([seed], [sample], [position], size, stream)
+    with pytest.raises(ValueError, match="must be at least"):
+        gumbel_torch([seed], [sample], [position], size, CPU, stream)
 
 
 def test_unequal_lengths() -> None:
@@ -237,12 +268,16 @@ def test_blocks_are_drawn_once_together_and_bounded(monkeypatch: pytest.MonkeyPa
     drawn: list[list[int]] = []
 
     def counting(
-        seeds: list[int], samples: list[int], positions: list[int], vocab_size: int
-    ) -> NDArray[np.float32]:
+        device: torch.device,
+        seeds: list[int],
+        samples: list[int],
+        positions: list[int],
+        vocab_size: int,
+    ) -> torch.Tensor:
         drawn.append(positions)
-        return gumbel(seeds, samples, positions, vocab_size)
+        return gumbel_on(device, seeds, samples, positions, vocab_size)
 
-    monkeypatch.setattr(shared_noise, "gumbel", counting)
+    monkeypatch.setattr(shared_noise, "gumbel_on", counting)
     shared = SharedNoise(64, CPU)
     a, b = ("a", 1, 0), ("b", 2, 0)
     shared.rows([a, b, b], [3, 40, 40])

@@ -92,13 +92,16 @@ class DraftInput(NamedTuple):
 class DraftNodes(NamedTuple):
     """The nodes drafted for one sequence, parents before their children.
 
-    ``logits`` are the processed logits that the nodes were drawn from, fp32
+    Where they are free: ``logprobs`` are log q of each node, ``margins`` the gap of log q + g to
+    the next candidate. ``logits`` are the processed logits that the nodes were drawn from, fp32
     [nodes, vocabulary], where they were asked for.
     """
 
     tokens: list[int]
     parents: list[int]
     logits: torch.Tensor | None = None
+    logprobs: list[float] | None = None
+    margins: list[float] | None = None
 
     @staticmethod
     def chain(tokens: list[int], logits: torch.Tensor | None = None) -> DraftNodes:

@@ -1,4 +1,4 @@
-"""The shared Gumbel noise: one specified function, the same bits in NumPy and C++.
+"""The shared Gumbel noise: one specified function, the same bits in NumPy, torch and C++.
 
 Words are Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
 3", SC 2011) with
@@ -41,9 +41,10 @@ below 1e-7 in absolute terms elsewhere; the tests hold it to that.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 SHARED_STREAM = 0  # the noise that target and drafters share
@@ -74,14 +75,12 @@ _LN2_HI, _LN2_LO = float.fromhex("0x1.62e3p-1"), float.fromhex("0x1.2fefa2p-17")
 
 _CHUNK = 65536  # words that NumPy works on at once, so that the intermediates stay in cache
 
-# In-place operators keep dtypes, and a Python float meets fp32 as fp32.
-_Words = NDArray[Any]
-_Floats = NDArray[np.float32]
+# The same code serves both: uint64 and float32 arrays in NumPy, int64 (wrapping) and float32
+# tensors in torch. In-place operators keep dtypes, and a Python float meets fp32 as fp32.
+_A = TypeVar("_A", NDArray[Any], torch.Tensor)
 
 
-def _philox(
-    counter: tuple[_Words, _Words, _Words, _Words], key: tuple[_Words, _Words]
-) -> tuple[_Words, _Words, _Words, _Words]:
+def _philox(counter: tuple[_A, _A, _A, _A], key: tuple[_A, _A]) -> tuple[_A, _A, _A, _A]:
     """Return Philox4x32-10 of broadcastable words.
 
     Between rounds only the low halves of c1 and c3 are valid: a mask is needed only before a word
@@ -113,17 +112,39 @@ def _philox(
     return c0, c1, c2, c3
 
 
-def _words(rows: _Words, vocab_size: int) -> _Words:
-    """Return the words of `rows` [n, 5], see `_row_words` for their columns: [n, vocab_size]."""
-    quarters = np.arange((vocab_size + 3) // 4, dtype=np.uint64)[None]
-    out = np.empty((len(rows), quarters.size, 4), np.uint64)
+def _words(rows: _A, quarters: _A, out: _A) -> _A:
+    """Write the words of `rows` [n, 5] at `quarters` [1, m] to `out` [n, m, 4]; return [n, 4 * m].
+
+    All have one integer dtype; see `_row_words` for the columns of `rows`.
+    """
     position, sample, stream, low, high = (rows[:, i : i + 1] for i in range(5))
     for lane, word in enumerate(_philox((position, quarters, sample, stream), (low, high))):
         out[..., lane] = word
-    return out.reshape(len(out), 4 * quarters.size)[:, :vocab_size]
+    return out.reshape(len(out), 4 * out.shape[1])
 
 
-def _neg_log(f: _Floats, n: _Floats) -> _Floats:
+def _bits(x: _A) -> _A:
+    """Return the int32 view of an fp32 array, sharing its memory."""
+    if isinstance(x, torch.Tensor):
+        return x.view(torch.int32)
+    return x.view(np.int32)
+
+
+def _floats(bits: _A) -> _A:
+    """Return the fp32 view of an int32 array, sharing its memory."""
+    if isinstance(bits, torch.Tensor):
+        return bits.view(torch.float32)
+    return bits.view(np.float32)
+
+
+def _rounded(integers: _A) -> _A:
+    """Return integers as fp32, rounded to nearest even."""
+    if isinstance(integers, torch.Tensor):
+        return integers.to(torch.float32)
+    return integers.astype(np.float32)
+
+
+def _neg_log(f: _A, n: _A) -> _A:
     """Return n log 2 - log(1 + f) as the module docstring defines it; overwrites `n`."""
     q = f * _C10
     for c in _C9_TO_C2:
@@ -138,38 +159,39 @@ def _neg_log(f: _Floats, n: _Floats) -> _Floats:
     return r
 
 
-def gumbel_of_words(words: _Words) -> _Floats:
+def gumbel_of_words(words: _A) -> _A:
     """Return the noise g of 32-bit words, as the module docstring defines it.
 
     Args:
-        words: uint64 of any shape, each in [0, 2^32).
+        words: any shape, each in [0, 2^32): uint64 or int64 in NumPy, int64 in torch.
 
     Returns:
-        float32 of the same shape, contiguous.
+        float32 of the same shape (and device), contiguous.
     """
     odd = words << 1
     odd |= 1
     # Below 2^33, so the signed view is the same number, and converts faster.
-    w = odd.view(np.int64).astype(np.float32)
+    w = _rounded(odd if isinstance(odd, torch.Tensor) else odd.view(np.int64))
     w *= 2.0**-33
     w = w.clip(None, _LARGEST_W)
 
-    shift = (1.0 - w).view(np.int32)
+    shift = _bits(1.0 - w)
     shift -= _TWO_THIRDS
     shift &= _EXPONENT
-    n = shift.astype(np.float32)
+    n = _rounded(shift)
     n *= -(2.0**-23)
-    f = (_ONE - shift).view(np.float32)
+    f = _floats(_ONE - shift)
     w *= f
     f -= 1.0
     f -= w
     f = _neg_log(f, n)  # e
 
-    shift = f.view(np.int32) - _TWO_THIRDS
+    shift = _bits(f) - _TWO_THIRDS
     shift &= _EXPONENT
-    n = shift.astype(np.float32)
+    n = _rounded(shift)
     n *= -(2.0**-23)
-    f.view(np.int32)[...] -= shift
+    mantissa = _bits(f)
+    mantissa -= shift
     f -= 1.0
     return _neg_log(f, n)
 
@@ -211,6 +233,12 @@ def _column(name: str, values: Sequence[int], bits: int, rows: int) -> NDArray[n
     return np.array(values, np.uint64)
 
 
+def _quarters(vocab_size: int) -> int:
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
+    return (vocab_size + 3) // 4
+
+
 def philox(
     counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[ArrayLike, ArrayLike]
 ) -> tuple[NDArray[np.uint32], ...]:
@@ -236,7 +264,15 @@ def words(
     stream: Streams = SHARED_STREAM,
 ) -> NDArray[np.uint32]:
     """Return the words behind `gumbel`, of the same arguments: uint32 [rows, vocab_size]."""
-    return _words(_row_words(seeds, samples, positions, stream), vocab_size).astype(np.uint32)
+    return _numpy_words(_row_words(seeds, samples, positions, stream), _quarters(vocab_size))[
+        :, :vocab_size
+    ].astype(np.uint32)
+
+
+def _numpy_words(rows: NDArray[np.uint64], quarters: int) -> NDArray[Any]:
+    """Return uint64 [n, 4 * quarters]."""
+    out = np.empty((len(rows), quarters, 4), np.uint64)
+    return _words(rows, np.arange(quarters, dtype=np.uint64)[None], out)
 
 
 def gumbel(
@@ -262,12 +298,47 @@ def gumbel(
     Raises:
         ValueError: a number out of range, or sequences of unequal length.
     """
-    if vocab_size < 1:
-        raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
-    rows = _row_words(seeds, samples, positions, stream)
+    rows, quarters = _row_words(seeds, samples, positions, stream), _quarters(vocab_size)
     out = np.empty((len(rows), vocab_size), np.float32)
     step = max(1, _CHUNK // vocab_size)
     for start in range(0, len(rows), step):
-        chunk = slice(start, start + step)
-        out[chunk] = gumbel_of_words(_words(rows[chunk], vocab_size))
+        chunk = _numpy_words(rows[start : start + step], quarters)[:, :vocab_size]
+        out[start : start + step] = gumbel_of_words(chunk)
     return out
+
+
+def gumbel_torch(
+    seeds: Sequence[int],
+    samples: Sequence[int],
+    positions: Sequence[int],
+    vocab_size: int,
+    device: torch.device,
+    stream: Streams = SHARED_STREAM,
+) -> torch.Tensor:
+    """Return `gumbel` computed by torch on `device`: the same arguments, the same bits.
+
+    Returns:
+        torch.float32 [rows, vocab_size] on `device`.
+
+    Raises:
+        ValueError: as `gumbel`.
+    """
+    host = _row_words(seeds, samples, positions, stream).view(np.int64)
+    rows, quarters = torch.from_numpy(host).to(device), _quarters(vocab_size)
+    out = torch.empty((len(rows), quarters, 4), dtype=torch.int64, device=device)
+    numbers = torch.arange(quarters, dtype=torch.int64, device=device)[None]
+    return gumbel_of_words(_words(rows, numbers, out)[:, :vocab_size])
+
+
+def gumbel_on(
+    device: torch.device,
+    seeds: Sequence[int],
+    samples: Sequence[int],
+    positions: Sequence[int],
+    vocab_size: int,
+    stream: Streams = SHARED_STREAM,
+) -> torch.Tensor:
+    """Return `gumbel` as a tensor on `device`, by NumPy for a CPU, where it is faster."""
+    if device.type == "cpu":
+        return torch.from_numpy(gumbel(seeds, samples, positions, vocab_size, stream))
+    return gumbel_torch(seeds, samples, positions, vocab_size, device, stream)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from ..types import Row
-from .noise import gumbel, words
+from .noise import gumbel_on, words
 from .shared_noise import Noise
 
 DRAFTING, ACCEPTING, ENDING = range(3)
@@ -47,8 +47,8 @@ class FreshNoise(Noise):
 
     def of(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return the noise of every row: fp32 [rows, vocab_size]."""
-        noise = gumbel(*_keys(rows), self.vocab_size, streams(self.kind, rows))
-        return torch.from_numpy(noise).to(self.device)
+        own = streams(self.kind, rows)
+        return gumbel_on(self.device, *_keys(rows), self.vocab_size, own)
 
 
 def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
@@ -58,6 +58,7 @@ def uniforms(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
 
 
 def _keys(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:
+    """Return seeds, sample indices and positions."""
     return (
         [row.seed for row in rows],
         [row.sample_index for row in rows],

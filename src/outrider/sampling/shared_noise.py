@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ..types import Row
-from .noise import check, gumbel
+from .noise import check, gumbel_on
 
 BLOCK = 2**17
 """Numbers of noise in a block, unless one position has more."""
@@ -130,7 +130,7 @@ class SharedNoise(Noise):
             for position in span
         ]
         seeds, samples, positions = map(list, zip(*rows, strict=True))
-        noise = torch.from_numpy(gumbel(seeds, samples, positions, self.vocab_size))
-        blocks = noise.to(self.device).split([len(span) for span in spans])
+        noise = gumbel_on(self.device, seeds, samples, positions, self.vocab_size)
+        blocks = noise.split([len(span) for span in spans])
         # A view would keep the noise of all sequences alive for as long as one of them is.
         return list(blocks) if len(blocks) == 1 else [block.clone() for block in blocks]
