@@ -6,22 +6,19 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, Unpack, cast
 
 from .config import EngineOptions
 from .engine.deaths import Deaths
 from .engine.messages import (
     Abort,
-    Aborted,
-    Add,
     Beat,
-    Broken,
-    Failed,
     Gauges,
+    Left,
     Logged,
     Message,
     Ready,
-    Refused,
     Stepped,
     WorkerSpec,
 )  # fmt: skip
@@ -44,17 +41,12 @@ Observer = Callable[[Stepped, Mapping[str, Sequence[Event]]], None]
 """Called with every step and its events by request."""
 
 
+@dataclass
 class _Queue:
     """The events of a request under way, a list for each step, until its samples have ended."""
 
-    def __init__(self, samples: int) -> None:
-        self.items: asyncio.Queue[list[Event] | OutriderError] = asyncio.Queue()
-        self.running = samples
-
-    def put(self, events: list[Event]) -> None:
-        """Add the events of one step."""
-        self.running -= sum(event.finish_reason is not None for event in events)
-        self.items.put_nowait(events)
+    running: int
+    items: asyncio.Queue[list[Event] | OutriderError] = field(default_factory=asyncio.Queue)
 
 
 class AsyncLLM:
@@ -124,8 +116,7 @@ class AsyncLLM:
                 raise self.failure
             if self._closing:
                 raise WorkerError("the engine was shut down; make another.")
-            changed = self._changed
-            await changed.wait()
+            await self._changed.wait()
         return self.ready
 
     async def generate(
@@ -208,7 +199,7 @@ class AsyncLLM:
         queue = self._queues[request.id] = _Queue(request.params.n)
         try:
             if self._worker is not None:  # the death of one is reported later
-                self._worker.send(Add(request), ("add", request.id))
+                self._worker.send(request, ("add", request.id))
                 self._engaged[request.id] = body
             while queue.running or not queue.items.empty():
                 events = await queue.items.get()
@@ -334,18 +325,20 @@ class AsyncLLM:
             case Stepped(events, gauges):
                 self.gauges = gauges
                 grouped = by_request(events)
-                self._hand_out(grouped)
+                for id in grouped.keys() & self._queues.keys():
+                    queue = self._queues[id]
+                    queue.items.put_nowait(grouped[id])
+                    queue.running -= sum(e.finish_reason is not None for e in grouped[id])
+                    if not queue.running:
+                        self._engaged.pop(id, None)
                 self._observe(message, grouped)
             case Beat():
                 self._watch.hear(message)
-            case Aborted(id, gauges):
+            case Left(id, gauges, error):
                 self.gauges = gauges
                 self._engaged.pop(id, None)
                 self._notify()
-            case Refused(id, error):
-                self._engaged.pop(id, None)
-                self._notify()
-                if id in self._queues:
+                if error is not None and id in self._queues:
                     self._queues[id].items.put_nowait(error)
             case Ready():
                 self.ready = message
@@ -354,22 +347,11 @@ class AsyncLLM:
                 elif self.speculation != message.speculation:
                     self._send_speculation(self.speculation)  # the setting outlives a worker
                 self._notify()
-            case Failed(error):
-                self.failure = error
+            case OutriderError():
+                self.failure = message
                 self._notify()
             case Logged(level, text):
                 logger.log(level, "%s", text)
-            case Broken(why, traceback):
-                logger.error("the engine failed: %s\n%s", why, traceback)
-
-    def _hand_out(self, events: Mapping[str, list[Event]]) -> None:
-        """Put each request's events into its queue."""
-        for id, own in events.items():
-            queue = self._queues.get(id)
-            if queue is not None:
-                queue.put(own)
-                if not queue.running:
-                    self._engaged.pop(id, None)
 
     def _observe(self, step: Stepped, events: Mapping[str, list[Event]]) -> None:
         """Call the observers with a step; log the first failure of each."""

@@ -16,7 +16,7 @@ from outrider import SamplingParams, async_llm
 from outrider.async_llm import AsyncLLM
 from outrider.engine import pulse, suspects
 from outrider.engine.deaths import LONGEST_PAUSE, Deaths
-from outrider.engine.messages import Abort, Aborted, Add, Beat, Gauges, Ready, Refused, Stepped
+from outrider.engine.messages import Abort, Beat, Gauges, Left, Ready, Stepped
 from outrider.engine.process import Outbox
 from outrider.engine.pulse import Watch
 from outrider.engine.speculation import SpeculationState
@@ -51,7 +51,7 @@ class Player:
         self.lives.append(self)
 
     def ready(self) -> None:
-        self.take(self, Ready(("ngram", "none"), STATE, "budget", 999, 256, 4, 1))
+        self.take(self, Ready(("ngram", "none"), STATE, "budget", 999, 256, 4))
 
     def send(self, command: Any, key: object) -> None:
         self.sent.append(command)
@@ -68,7 +68,7 @@ class Player:
     def step(self, *ids: str, end: bool = False) -> None:
         reason = "length" if end else None
         events = [Event(id, 0, 5, "", Origin.PLAIN, finish_reason=reason) for id in ids]
-        self.take(self, Stepped(events, Gauges(generation=self.generation), 0.01))
+        self.take(self, Stepped(events, Gauges(generation=self.generation)))
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_whoever_leaves_before_the_death_is_known(tiny_llama: Path, lives: list[
         await settle()
         caller.task.cancel()
         await settle()
-        lives[-1].take(lives[-1], Aborted(caller.id, Gauges()))
+        lives[-1].take(lives[-1], Left(caller.id, Gauges()))
         for _ in range(3):
             await settle()
             lives[-1].die()
@@ -286,17 +286,17 @@ def test_an_id_is_free_when_its_request_was_refused(tiny_llama: Path, lives: lis
     async def work() -> None:
         llm = await opened(tiny_llama, lives)
         worker = lives[-1]
-        for answer in (Refused("same", RequestError("no")), Aborted("same", Gauges())):
+        for answer in (Left("same", Gauges(), RequestError("no")), Left("same", Gauges())):
             left = Caller(llm, 10, id="same")
             await settle()
             left.task.cancel()
             await settle()
             again = Caller(llm, 10, id="same")
             await settle()
-            assert [type(sent) for sent in worker.sent] == [Add, Abort]
+            assert [type(sent) for sent in worker.sent] == [Request, Abort]
             worker.take(worker, answer)
             await settle()
-            assert isinstance(worker.sent[-1], Add)
+            assert isinstance(worker.sent[-1], Request)
             worker.step("same", end=True)
             assert await again.task == 1
             worker.sent.clear()
@@ -346,7 +346,7 @@ def test_clients_that_come_while_it_starts(tiny_llama: Path, lives: list[Player]
         assert not lives[-1].sent
         lives[-1].ready()
         await settle()
-        assert [type(command) for command in lives[-1].sent] == [Add]
+        assert [type(command) for command in lives[-1].sent] == [Request]
         changing = asyncio.create_task(llm.set_speculation(SpeculationState(False, "none", 2)))
         await changing
         lives[-1].die()
@@ -575,9 +575,10 @@ def test_a_panic_over_one_request_refuses_it() -> None:
     worker.inbox = SimpleQueue()
     sent: list[Any] = []
     worker.outlet = type("Outlet", (), {"send": staticmethod(sent.append)})()
+    worker._gauges = Gauges  # type: ignore[method-assign]
     worker._prepare(_Adding(asked()))
     worker.inbox.get()()
     (refused,) = sent
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Left)
     assert str(refused.error).startswith("the request cannot be prepared: index out")
     assert len(str(refused.error)) <= 300

@@ -24,19 +24,13 @@ class WorkerSpec:
     config: EngineConfig
 
 
-class Add(NamedTuple):
-    """Command: start a request."""
-
-    request: Request
-
-
 class Abort(NamedTuple):
     """Command: drop a request; an unknown id is no error."""
 
     request_id: str
 
 
-Command = Add | Abort | SpeculationState
+Command = Request | Abort | SpeculationState
 """From the frontend to the worker; a ``SpeculationState`` is in force from the next step on."""
 
 
@@ -81,42 +75,21 @@ class Ready(NamedTuple):
     num_tokens: int
     max_model_len: int
     max_draft: int
-    threads: int
-
-
-class Failed(NamedTuple):
-    """The engine cannot be loaded."""
-
-    error: OutriderError
-
-
-class Refused(NamedTuple):
-    """A request cannot be served."""
-
-    request_id: str
-    error: OutriderError
 
 
 class Stepped(NamedTuple):
-    """The events of a step and its duration in seconds."""
+    """The events of a step."""
 
     events: list[Event]
     gauges: Gauges
-    seconds: float
 
 
-class Aborted(NamedTuple):
-    """A request that the frontend dropped is gone."""
+class Left(NamedTuple):
+    """A request is gone: the frontend dropped it, or ``error`` says why it cannot be served."""
 
     request_id: str
     gauges: Gauges
-
-
-class Broken(NamedTuple):
-    """An unforeseen error of the engine, which ends the process."""
-
-    why: str
-    traceback: str
+    error: OutriderError | None = None
 
 
 class Logged(NamedTuple):
@@ -126,5 +99,5 @@ class Logged(NamedTuple):
     text: str
 
 
-Message = Ready | Failed | Refused | Stepped | Aborted | Beat | Broken | Logged
-"""From the worker to the frontend."""
+Message = Ready | OutriderError | Stepped | Left | Beat | Logged
+"""From the worker to the frontend; an ``OutriderError`` says why the engine cannot be loaded."""

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -27,21 +28,7 @@ from ..text.codec import TextCodec, has_tokenizer
 from ..types import Request, SamplingParams, SequenceState
 from .build import build_engine
 from .engine import Engine
-from .messages import (
-    Abort,
-    Aborted,
-    Add,
-    Broken,
-    Command,
-    Failed,
-    Gauges,
-    Logged,
-    Message,
-    Ready,
-    Refused,
-    Stepped,
-    WorkerSpec,
-)  # fmt: skip
+from .messages import Abort, Command, Gauges, Left, Logged, Message, Ready, Stepped, WorkerSpec
 from .pulse import Pulse
 from .speculation import SpeculationState
 from .stderr import guard
@@ -97,37 +84,32 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
     logger.propagate = False
     pulse = Pulse(outlet.send)
     try:
-        engine = _load(spec, outlet)
+        try:
+            backend = TextCodec(spec.tokenizer).backend if has_tokenizer(spec.tokenizer) else None
+            engine = build_engine(spec.folder, spec.drafter, spec.config, backend)
+        except OutriderError as error:
+            outlet.send(error)
+            os._exit(0)
         Worker(engine, link, outlet, pulse, generation).serve()
     except BaseException as error:
         _break(outlet, error)
 
 
-def _load(spec: WorkerSpec, outlet: Outlet) -> Engine:
-    """Return the engine; report one that cannot be loaded, and end the process."""
-    try:
-        codec = TextCodec(spec.tokenizer) if has_tokenizer(spec.tokenizer) else None
-        backend = codec.backend if codec else None
-        return build_engine(spec.folder, spec.drafter, spec.config, backend)
-    except OutriderError as error:
-        outlet.send(Failed(error))
-        os._exit(0)
-
-
 def _break(outlet: Outlet, error: BaseException) -> NoReturn:
     """Report why, and end the process."""
     why = f"{type(error).__name__}: {error}"[:MAX_REASON]
-    outlet.send(Broken(why, "".join(traceback.format_exception(error))))
+    trace = "".join(traceback.format_exception(error))
+    outlet.send(Logged(logging.ERROR, f"the engine failed: {why}\n{trace}"))
     os._exit(1)
 
 
+@dataclass(eq=False)
 class _Adding:
     """A request on its way into the engine; the stepping thread sets the flags."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.dropped = False
-        self.done = False
+    request: Request
+    dropped: bool = False
+    done: bool = False
 
 
 class Worker:
@@ -160,11 +142,10 @@ class Worker:
         self.outlet.send(
             Ready(
                 tuple(speculator.drafters), speculator.state, str(budget), budget.tokens,
-                engine.max_model_len, speculator.max_length, len(os.sched_getaffinity(0)),
+                engine.max_model_len, speculator.max_length,
             )
         )  # fmt: skip
-        reader = threading.Thread(target=self._read, name="outrider-reader", daemon=True)
-        reader.start()
+        threading.Thread(target=self._read, name="outrider-reader", daemon=True).start()
         for number in itertools.count():
             waits = not engine.has_work
             pulse.step = None if waits else number
@@ -188,9 +169,8 @@ class Worker:
     def _step(self) -> None:
         begin = time.perf_counter()
         events = self.engine.step()
-        seconds = time.perf_counter() - begin
-        self.pulse.longest = max(self.pulse.longest, seconds)
-        self.outlet.send(Stepped(events, self._gauges(), seconds))
+        self.pulse.longest = max(self.pulse.longest, time.perf_counter() - begin)
+        self.outlet.send(Stepped(events, self._gauges()))
 
     def _gauges(self) -> Gauges:
         engine, scheduler = self.engine, self.engine.scheduler
@@ -220,9 +200,9 @@ class Worker:
     def _take(self, command: Command, compilers: ThreadPoolExecutor) -> None:
         """Carry out a command here or in the stepping thread."""
         match command:
-            case Add(request):
-                adding = self.preparing[request.id] = _Adding(request)
-                if request.params.structured_outputs is None:
+            case Request():
+                adding = self.preparing[command.id] = _Adding(command)
+                if command.params.structured_outputs is None:
                     self._prepare(adding)
                 else:
                     compilers.submit(self._prepare, adding)
@@ -233,30 +213,29 @@ class Worker:
 
     def _prepare(self, adding: _Adding) -> None:
         """Make sequences of a request, or refuse it; runs outside the stepping thread."""
-        request = adding.request
         try:
-            sequences = self.engine.prepare(request)
+            sequences = self.engine.prepare(adding.request)
         except OutriderError as error:
-            self.inbox.put(partial(self._refuse, adding, error))
+            self.inbox.put(partial(self._leave, adding, error))
         except BaseException as error:  # a library's panic over one request must not end the others
             why = f"the request cannot be prepared: {error}"[:MAX_REASON]
-            self.inbox.put(partial(self._refuse, adding, RequestError(why)))
+            self.inbox.put(partial(self._leave, adding, RequestError(why)))
         else:
             self.inbox.put(partial(self._enqueue, adding, sequences))
 
     def _enqueue(self, adding: _Adding, sequences: list[SequenceState]) -> None:
         adding.done = True
-        if adding.dropped:
-            self.outlet.send(Aborted(adding.request.id, self._gauges()))
-            return
         try:
-            self.engine.enqueue(sequences)
+            if adding.dropped:
+                self._leave(adding)
+            else:
+                self.engine.enqueue(sequences)
         except OutriderError as error:
-            self.outlet.send(Refused(adding.request.id, error))
+            self._leave(adding, error)
 
-    def _refuse(self, adding: _Adding, error: OutriderError) -> None:
+    def _leave(self, adding: _Adding, error: OutriderError | None = None) -> None:
         adding.done = True
-        self.outlet.send(Refused(adding.request.id, error))
+        self.outlet.send(Left(adding.request.id, self._gauges(), error))
 
     def _abort(self, id: str, adding: _Adding | None) -> None:
         """Drop a request; one that is being prepared goes when that is done."""
@@ -264,4 +243,4 @@ class Worker:
             adding.dropped = True
             return
         self.engine.abort(id)
-        self.outlet.send(Aborted(id, self._gauges()))
+        self.outlet.send(Left(id, self._gauges()))
