@@ -20,14 +20,13 @@ from httpx import ASGITransport
 
 from benchmarks.served import Served
 from outrider.limits import SAMPLING
-from outrider.server.admission import Queue
+from outrider.server.admission import ALWAYS, Held, Queue, Room
 from outrider.server.app import create_app
 from outrider.server.bodies import MOST_BRACKETS, parse, read
 from outrider.server.build import build
-from outrider.server.errors import LONGEST_SENTENCE, Refusal, body, sentence
+from outrider.server.errors import LONGEST_SENTENCE, Refusal, error_body, sentence
 from outrider.server.options import resolve
 from outrider.server.protocol import ChatRequest, CompletionRequest
-from outrider.server.room import ALWAYS, Held, Room
 from outrider.text.codec import TextCodec
 
 MIB = 1 << 20
@@ -195,7 +194,7 @@ def test_an_error_says_which_kind_was_meant_and_stays_short() -> None:
     assert told(prompt=["a", 1]) == ("prompt.1: input should be a valid string.", "prompt")
     assert told(prompt=[[1], ["a"]])[0].startswith("prompt.1.0: input should be a valid integer")
     assert told(stop=[1])[0] == "stop.0: input should be a valid string."
-    long = body(400, f"x is {'9' * 5000}; give less.")["error"]["message"]
+    long = error_body(Refusal(f"x is {'9' * 5000}; give less."))["error"]["message"]
     assert len(long) <= LONGEST_SENTENCE
     assert long.endswith("; give less.")
 

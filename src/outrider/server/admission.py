@@ -1,10 +1,20 @@
-"""The queue of a server: calls enter it before any work on them begins."""
+"""Bounds on what calls may take before any work on them begins: places in a queue, and memory."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
+
 from .errors import Refusal
 
+MOST_HELD = 256 << 20
+"""Bytes of all bodies that are being received or read."""
+ALWAYS = 1 << 16
+"""Bytes that every body may hold at once, so that long ones that stall hold up no short ones."""
+LOOK_SECONDS = 0.02
 
+
+@dataclass
 class Queue:
     """Sequences and prompt tokens that wait for a first token.
 
@@ -12,11 +22,10 @@ class Queue:
         most_sequences, most_tokens: that may wait; a queue that is not full takes a whole call.
     """
 
-    def __init__(self, most_sequences: int, most_tokens: int) -> None:
-        self.most_sequences = most_sequences
-        self.most_tokens = most_tokens
-        self.sequences = 0
-        self.tokens = 0
+    most_sequences: int
+    most_tokens: int
+    sequences: int = 0
+    tokens: int = 0
 
     def enter(self, sequences: int) -> Lease:
         """Return the lease of ``sequences``, which wait from now on.
@@ -67,3 +76,32 @@ class Lease:
         self._tokens += tokens
         self._queue.sequences += sequences
         self._queue.tokens += tokens
+
+
+@dataclass
+class Room:
+    """Room for ``most`` bytes of bodies."""
+
+    most: int = MOST_HELD
+    held: int = 0
+
+
+@dataclass
+class Held:
+    """The bytes that one body holds of a room; ``close`` gives them back."""
+
+    room: Room
+    size: int = 0
+
+    async def add(self, size: int) -> None:
+        """Wait for room, and hold ``size`` bytes more."""
+        room = self.room
+        while self.size + size > ALWAYS and room.held and room.held + size > room.most:
+            await asyncio.sleep(LOOK_SECONDS)
+        room.held += size
+        self.size += size
+
+    def close(self) -> None:
+        """Give all held bytes back."""
+        self.room.held -= self.size
+        self.size = 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
+import uuid
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -15,45 +16,65 @@ from ..engine.suspects import fingerprint
 from ..errors import shown
 from ..outputs import RequestState
 from ..sampling.acceptance import NOT_FINITE
-from ..types import Counts, Event
+from ..types import DEFAULT_SPECULATION, Counts, Event, SamplingParams, Speculation
 from .admission import Lease
 from .answer import metrics, seed_of, usage
 from .bodies import LONG_BODY
 from .errors import Refusal
-from .protocol import Generation
+from .protocol import Generation, SpeculationOptions, StreamOptions
 from .service import Service
-from .settings import Settings
+from .texts import SURE_TEXT
 
 LONG_LIST = 1 << 9
 """Positions with log probabilities from which on an answer is made in a thread."""
+MAX_CHARS_PER_TOKEN = 16
+"""More than a token has, on average, of any text that is expected."""
+MOST_REPEATED = 1 << 23
+"""Bytes that a call's options may take in the engine, which holds a copy for each prompt."""
+ID_BYTES = 8
+MOST_LISTED = 1 << 18
+"""Tokens that an answer may list besides its text: log probabilities, echoed prompts."""
 
 Body = TypeVar("Body", bound=Generation)
 T = TypeVar("T")
 
 
-def cache_salt(settings: Settings, salt: str, key: int | None) -> str:
-    """Return the salt of a request: with several keys each has a prefix cache of its own."""
-    apart = len(settings.api_keys) > 1 and not settings.share_prefix_cache
-    return f"{key}\0{salt}" if apart else salt
-
-
-class ApiCall(ABC, Generic[Body]):
+class ApiCall(Generic[Body]):
     """One call: its body, and the state of a request for each prompt.
 
-    ``error`` says what ended its stream.
+    Each kind of call adds ``prepare``, which makes the states, ``chunks``, which runs the call and
+    yields what its stream shows, and ``build``, which returns the whole answer in the end.
+
+    Attributes:
+        prefix: the beginning of its id.
+        chunk_kind: the "object" of its chunks.
+        error: what ended its stream.
+        salt: separates its cached prefix from others.
+        more: values for ``SamplingParams`` besides the body's.
+        speculation: drafter and draft length.
+        params: sampling options by the most tokens that may follow a prompt.
+        listed: tokens that the answer lists besides its text so far.
     """
 
     prefix: str
-    """The beginning of its id."""
+    chunk_kind: str
 
     def __init__(self, service: Service, body: Body, http: HttpRequest) -> None:
         if body.stream and body.prompt_logprobs is not None:
             raise Refusal(
                 "prompt_logprobs are not sent in a stream; leave out stream.", "prompt_logprobs"
             )
+        service.check_model(body.model)
         self.service = service
         self.body = body
-        self.salt = cache_salt(service.settings, body.cache_salt or "", http.state.key)
+        self.salt = body.cache_salt or ""
+        if len(service.settings.api_keys) > 1 and not service.settings.share_prefix_cache:
+            self.salt = f"{http.state.key}\0{self.salt}"
+        self.stream_options = body.stream_options or StreamOptions()
+        self.more: dict[str, Any] = {}
+        self.speculation = DEFAULT_SPECULATION
+        self.params: dict[int, SamplingParams] = {}
+        self.listed = 0
         self.id = f"{self.prefix}-{body.request_id or http.state.request_id}"
         self.error: str | None = None
         self.created = int(time.time())
@@ -117,21 +138,89 @@ class ApiCall(ABC, Generic[Body]):
             self.lease.give_back(count, tokens)
             service.metrics.end(request.id)
 
-    @abstractmethod
-    async def prepare(self) -> None:
-        """Make the requests of the call.
+    async def read_options(self, prompts: int, **more: Any) -> None:
+        """Read the options that the call's ``prompts`` prompts share.
+
+        Args:
+            prompts: how many there are.
+            more: values for ``SamplingParams`` besides the body's.
 
         Raises:
-            OutriderError: they cannot be served.
+            RequestError: an option does not fit the engine, or all are too large to be repeated
+                for each prompt.
         """
+        body, inputs = self.body, self.service.llm.inputs
+        chats = body.max_completion_tokens is not None
+        inputs.check_max_tokens(body.limit, "max_completion_tokens" if chats else "max_tokens")
+        inputs.check_priority(body.priority)
+        self.more, self.speculation = more, await self._speculation()
+        ids = (body.allowed_token_ids, body.stop_token_ids, self.speculation.prediction)
+        size = ID_BYTES * sum(len(listed or ()) for listed in ids)
+        size += sum(len(str(part)) for part in (body.form() or {}).values())
+        if prompts > 1 and prompts * size > MOST_REPEATED:
+            raise Refusal(
+                f"the options have {size} bytes, which {prompts} prompts repeat; at most "
+                f"{MOST_REPEATED} bytes are taken. Send fewer prompts in one call.", "prompt",
+            )  # fmt: skip
 
-    @abstractmethod
-    def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """Run the call; yield the chunks of its stream."""
+    async def _speculation(self) -> Speculation:
+        """Return how to draft for the call."""
+        inputs, options = self.service.llm.inputs, self.body.speculation or SpeculationOptions()
+        expected: tuple[int, ...] = ()
+        if self.body.prediction is not None:
+            # No output is longer, and every step searches the whole prediction.
+            most = inputs.max_model_len
+            text = self.body.prediction.text[: most * MAX_CHARS_PER_TOKEN]
+            text = text.encode(errors="replace")[:SURE_TEXT].decode(errors="ignore")
+            ids = await self.service.texts.ids(text, special=False)
+            # A tokenizer may know ids that the model lacks, which no output has.
+            expected = tuple(id for id in ids[:most] if id < inputs.vocab_size)
+        return Speculation(
+            options.enabled, options.drafter, options.num_speculative_tokens, expected
+        )
 
-    @abstractmethod
-    def build(self) -> dict[str, Any]:
-        """Return the whole answer, once every request has run."""
+    def start(self, ids: list[int], text: str | None = None) -> RequestState:
+        """Return the state of the request for one prompt, whose text is None where it is not known.
+
+        Raises:
+            OutriderError: it cannot be served.
+        """
+        llm, body = self.service.llm, self.body
+        room = llm.inputs.room_after(ids)
+        if body.limit is None and llm.ready is not None:
+            room = min(room, max(1, llm.ready.num_tokens - len(ids)))
+        return llm.inputs.request(
+            ids, self._sampling(room, len(ids)), uuid.uuid4().hex, speculation=self.speculation,
+            priority=body.priority, cache_salt=self.salt, text=text,
+        )  # fmt: skip
+
+    def _sampling(self, room: int, prompt: int) -> SamplingParams:
+        """Return the sampling options of a prompt with ``prompt`` tokens and ``room`` after it.
+
+        Raises:
+            Refusal: the answer would list too much.
+        """
+        body = self.body
+        room = room if body.limit is None else min(room, body.limit)
+        if room not in self.params:
+            self.params[room] = body.sampling(room, self.service.settings.defaults, **self.more)
+        params = self.params[room]
+        echoed = body.return_token_ids or bool(getattr(body, "echo", False))
+        listed = prompt * (echoed + _entries(params.prompt_logprobs))
+        each = _entries(params.logprobs)
+        left = MOST_LISTED - self.listed - params.n * listed
+        most = params.max_tokens or room
+        if body.limit is None and each and left > 0:
+            most = max(1, min(most, left // (params.n * each)))
+            params = replace(params, max_tokens=most)
+        self.listed += params.n * (listed + most * each)
+        if self.listed > MOST_LISTED:
+            raise Refusal(
+                f"log probabilities and echoed prompts would list {self.listed} tokens; at most "
+                f"{MOST_LISTED} are listed. Ask for fewer tokens, samples or alternatives.",
+                "logprobs" if each else None,
+            )
+        return params
 
     def truncated(self, ids: list[int]) -> list[int]:
         """Return the end of a prompt, or its beginning, as ``truncate_prompt_tokens`` asks.
@@ -173,24 +262,22 @@ class ApiCall(ABC, Generic[Body]):
         """Return OpenAI's ``usage`` of the call."""
         return usage(self.states)
 
-    def chunk(self, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return a part of a stream; the one that ends its last choice has figures."""
-        chunk = {**self.head(kind), "choices": [choice]}
-        options = self.body.stream_options
-        if options is not None and options.include_usage:
-            chunk["usage"] = self.usage() if options.continuous_usage_stats else None
+        chunk = {**self.head(self.chunk_kind), "choices": [choice]}
+        if self.stream_options.include_usage:
+            continuous = self.stream_options.continuous_usage_stats
+            chunk["usage"] = self.usage() if continuous else None
         if choice["finish_reason"]:
             self.shown_to_end += 1
             if self.shown_to_end == sum(len(r.samples) for r in self.states):
                 chunk |= self.figures()
         return chunk
 
-    def last_chunks(self, kind: str) -> list[dict[str, Any]]:
-        """Return the chunk of usage that ends a stream, if the call asks for one."""
-        options = self.body.stream_options
-        if options is None or not options.include_usage:
-            return []
-        return [{**self.head(kind), "choices": [], **self.figures(), "usage": self.usage()}]
+    def last_chunk(self) -> dict[str, Any]:
+        """Return the chunk that ends a stream where the call asks for usage."""
+        head = self.head(self.chunk_kind)
+        return {**head, "choices": [], **self.figures(), "usage": self.usage()}
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of the call's line in the log and of its span; None where unknown."""
@@ -217,6 +304,11 @@ class ApiCall(ABC, Generic[Body]):
         }  # fmt: skip
 
 
+def _entries(logprobs: int | None) -> int:
+    """Return how many tokens are listed for each position."""
+    return 0 if logprobs is None else logprobs + 1
+
+
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield the items of streams as they come, each with its stream's number.
 
@@ -231,20 +323,15 @@ async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple
             queue.put_nowait(None)
         except BaseException as error:
             queue.put_nowait(error)
-            if isinstance(error, asyncio.CancelledError):
-                raise
+            raise
 
     tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
     try:
-        left = len(tasks)
-        while left:
-            numbered = await queue.get()
-            if isinstance(numbered, BaseException):
-                raise numbered
-            if numbered is None:
-                left -= 1
-                continue
-            yield numbered
+        for _ in tasks:  # each ends with None
+            while (numbered := await queue.get()) is not None:
+                if isinstance(numbered, BaseException):
+                    raise numbered
+                yield numbered
     finally:
         for task in tasks:
             task.cancel()

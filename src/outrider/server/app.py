@@ -28,11 +28,11 @@ from .. import __version__
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError, OutriderError
 from .access import Access
-from .api_call import ApiCall, merged
+from .api_call import merged
 from .bodies import LONG_BODY, BodyRoute
 from .chat import Chat
 from .completions import Completion
-from .errors import RESPONSES, Refusal, body, error_body, install, response
+from .errors import RESPONSES, Refusal, error_body, install, response
 from .hosts import from_this_machine
 from .metrics import Metrics
 from .protocol import (
@@ -120,27 +120,23 @@ def _models(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", responses=STREAMED)
     async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
         """Continue prompts."""
-        service.check_model(body.model)
-        call = Completion(service, body, http)
-        return await answered(call, body.stream, http)
+        return await answered(Completion(service, body, http), http)
 
     @app.post("/v1/chat/completions", responses=STREAMED)
     async def chat(body: ChatRequest, http: HttpRequest) -> Response:
         """Answer a conversation."""
-        service.check_model(body.model)
-        call = Chat(service, body, http)
-        return await answered(call, body.stream, http)
+        return await answered(Chat(service, body, http), http)
 
 
-async def answered(call: ApiCall[Any], stream: bool, http: HttpRequest) -> Response:
+async def answered(call: Chat | Completion, http: HttpRequest) -> Response:
     """Return the answer to a call, whole or as a stream; an early failure is no stream."""
     http.state.call = call
-    if call.body.stream_options is not None and not stream:
+    if call.body.stream_options is not None and not call.body.stream:
         raise Refusal("stream_options needs stream: true.", "stream_options")
     try:
         await unless_gone(http, call.prepare())
         http.state.held.close()  # the body; generating may take long
-        if not stream:
+        if not call.body.stream:
             return await unless_gone(http, whole(call))
         chunks = call.chunks()
         first = await unless_gone(http, anext(chunks))
@@ -179,7 +175,7 @@ async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T:
                 await task
 
 
-async def whole(call: ApiCall[Any]) -> Response:
+async def whole(call: Chat | Completion) -> Response:
     """Run a call, and return the whole answer, made in a thread where that takes long."""
     async for _ in merged(call.runs()):
         pass
@@ -190,13 +186,15 @@ async def whole(call: ApiCall[Any]) -> Response:
 
 
 async def events(
-    call: ApiCall[Any], first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
+    call: Chat | Completion, first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
 ) -> AsyncIterator[bytes]:
     """Yield server-sent events; an error on the way is one more, and ends them."""
     yield event(first)
     try:
         async for chunk in rest:
             yield event(chunk)
+        if call.stream_options.include_usage:
+            yield event(call.last_chunk())
     except OutriderError as error:
         content = error_body(error)
         call.error = str(content["error"]["code"])
@@ -251,20 +249,18 @@ def _health(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         """Answer 200 while the server is alive or loads, 503 if the engine hangs or fails."""
         trouble = service.llm.trouble
-        if trouble is not None:
-            return response(503, error_body(trouble))
-        return PlainTextResponse("")
+        return PlainTextResponse("") if trouble is None else response(trouble, status=503)
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """Answer 200 when the engine has decoded and no shutdown has begun, else 503."""
         if service.draining:
-            return response(503, body(503, "the server is shutting down."))
+            raise Refusal("the server is shutting down.", status=503)
         if service.llm.trouble is not None:
-            return response(503, error_body(service.llm.trouble))
+            return response(service.llm.trouble, status=503)
         if service.llm.ready is None:
-            return response(503, body(503, "the engine is starting."))
+            raise Refusal("the engine is starting.", status=503)
         return JSONResponse({"ready": True})
 
     @app.get("/metrics", response_class=PlainTextResponse)

@@ -13,17 +13,15 @@ from .answer import chat_logprobs, prompt_logprobs, step_of
 from .api_call import ApiCall
 from .errors import Refusal
 from .protocol import ChatRequest
-from .requests import RequestMaker
 from .service import Service
 from .tools import ToolCall, choice_of, constraint, read
-
-CHUNK = "chat.completion.chunk"
 
 
 class Chat(ApiCall[ChatRequest]):
     """A chat call: its messages, and the form of the answer."""
 
     prefix = "chatcmpl"
+    chunk_kind = "chat.completion.chunk"
 
     def __init__(self, service: Service, body: ChatRequest, http: HttpRequest) -> None:
         super().__init__(service, body, http)
@@ -41,12 +39,12 @@ class Chat(ApiCall[ChatRequest]):
             raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
         more |= self._constraint()
         self.lease = self.service.admit(body.n)
-        maker = await RequestMaker.make(self.service, body, self.salt, 1, **more)
+        await self.read_options(1, **more)
         tools = (body.tools or []) if self.choice != "none" else []
         ids = await self.service.texts.chat_ids(body.messages, tools, body, self.long)
         body.messages = []  # they may be long, and are not needed any more
         ids = self.truncated(ids)
-        self.states = [maker.start(ids)]
+        self.states = [self.start(ids)]
         self.lease.add_tokens(len(ids))
 
     def build(self) -> dict[str, Any]:
@@ -72,8 +70,8 @@ class Chat(ApiCall[ChatRequest]):
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         (state,) = self.states
-        prompt = {"prompt_token_ids": list(state.request.prompt_token_ids)}
-        more = prompt if self.body.return_token_ids else {}
+        ids = state.request.prompt_token_ids
+        more = {"prompt_token_ids": list(ids)} if self.body.return_token_ids else {}
         (run,) = self.runs()
         async for events in run:
             for i, new in by_sample(events).items():
@@ -83,12 +81,10 @@ class Chat(ApiCall[ChatRequest]):
                         "index": i, "delta": {"role": "assistant", "content": ""},
                         "logprobs": None, "finish_reason": None, "stop_reason": None,
                     }  # fmt: skip
-                    yield self.chunk(CHUNK, first) | more
+                    yield self.chunk(first) | more
                     more = {}
                 for choice in self._deltas(i, state, new):
-                    yield self.chunk(CHUNK, choice)
-        for chunk in self.last_chunks(CHUNK):
-            yield chunk
+                    yield self.chunk(choice)
 
     def _deltas(self, i: int, state: RequestState, events: list[Event]) -> list[dict[str, Any]]:
         """Return the choices that one step adds to sample ``i``: one, or none."""

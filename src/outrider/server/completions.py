@@ -12,9 +12,6 @@ from .answer import completion_logprobs, prompt_logprobs, step_of
 from .api_call import ApiCall, merged
 from .errors import Refusal
 from .protocol import CompletionRequest
-from .requests import RequestMaker
-
-KIND = "text_completion"
 
 
 def end_of(logprobs: dict[str, Any] | None, start: int) -> int:
@@ -28,6 +25,7 @@ class Completion(ApiCall[CompletionRequest]):
     """A completion call: its prompts, and the form of their outputs."""
 
     prefix = "cmpl"
+    chunk_kind = "text_completion"
 
     async def prepare(self) -> None:
         body = self.body
@@ -42,7 +40,7 @@ class Completion(ApiCall[CompletionRequest]):
             more["prompt_logprobs"] = body.logprobs
         prompts = body.prompts()
         self.lease = self.service.admit(body.n * len(prompts))
-        maker = await RequestMaker.make(self.service, body, self.salt, len(prompts), **more)
+        await self.read_options(len(prompts), **more)
         for prompt in prompts:
             await asyncio.sleep(0)  # other calls go on while many are tokenised
             ids = await self.service.texts.ids(prompt, body.add_special_tokens)
@@ -50,7 +48,7 @@ class Completion(ApiCall[CompletionRequest]):
             text = prompt if isinstance(prompt, str) and kept is ids else None
             if body.echo and text is None:
                 text = self.service.llm.inputs.outputs.decode(kept)
-            self.states.append(maker.start(kept, text))
+            self.states.append(self.start(kept, text))
         body.prompt = ""  # it may be long, and is not needed any more
         self.lease.add_tokens(sum(len(s.request.prompt_token_ids) for s in self.states))
 
@@ -60,7 +58,8 @@ class Completion(ApiCall[CompletionRequest]):
             for j, sample in enumerate(state.samples):
                 choices.append(self._choice(i * self.body.n + j, state, sample, None))
         return {
-            **self.head(KIND), "choices": choices, "usage": self.usage(), **self.figures(),
+            **self.head(self.chunk_kind), "choices": choices, "usage": self.usage(),
+            **self.figures(),
         }  # fmt: skip
 
     def usage(self) -> dict[str, Any]:
@@ -82,9 +81,7 @@ class Completion(ApiCall[CompletionRequest]):
                 ends[number] = end_of(choice["logprobs"], before or 0)
                 if body.return_speculation:
                     choice["speculation"] = step_of(new, self.service.llm.inputs.outputs.decode)
-                yield self.chunk(KIND, choice)
-        for chunk in self.last_chunks(KIND):
-            yield chunk
+                yield self.chunk(choice)
 
     def _choice(
         self, number: int, state: RequestState, part: SampleState, before: int | None

@@ -40,7 +40,6 @@ EARLY_HEADERS = {
     **{status: {"Connection": "close"} for status in (400, 408, 413, 503)},
 }
 """By status: headers of a call that is refused before its body is read."""
-RETRY_SECONDS = 1
 LONGEST_SENTENCE = 300
 LONGEST_END = 100
 CUT = " ... "
@@ -91,17 +90,6 @@ class Refusal(RequestError):
         self.code = code
 
 
-def body(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """Return the JSON of an error."""
-    kind = TYPES.get(status, "server_error")
-    if len(message) > LONGEST_SENTENCE:
-        start = LONGEST_SENTENCE - LONGEST_END - len(CUT)
-        message = f"{message[:start]}{CUT}{message[-LONGEST_END:]}"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code or status}}
-
-
 def status_of(error: OutriderError) -> int:
     """Return the HTTP status of an error of the engine or the server."""
     if isinstance(error, Refusal):
@@ -111,21 +99,36 @@ def status_of(error: OutriderError) -> int:
 
 def error_body(error: OutriderError) -> dict[str, Any]:
     """Return the JSON of an error of the engine or the server."""
-    code = getattr(error, "code", None)
-    return body(status_of(error), str(error), getattr(error, "param", None), code)
+    status, message = status_of(error), str(error)
+    if len(message) > LONGEST_SENTENCE:
+        start = LONGEST_SENTENCE - LONGEST_END - len(CUT)
+        message = f"{message[:start]}{CUT}{message[-LONGEST_END:]}"
+    return {
+        "error": {
+            "message": message, "type": TYPES.get(status, "server_error"),
+            "param": getattr(error, "param", None), "code": getattr(error, "code", None) or status,
+        }
+    }  # fmt: skip
 
 
 def response(
-    status: int, content: dict[str, Any], headers: Mapping[str, str] | None = None
+    error: OutriderError, headers: Mapping[str, str] | None = None, status: int | None = None
 ) -> JSONResponse:
-    """Return an error response, with Retry-After where trying again helps."""
-    retry = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else {}
-    return JSONResponse(content, status, {**retry, **(headers or {})})
+    """Return an error response, with Retry-After (seconds) where trying again helps.
+
+    Args:
+        error: of the engine or the server.
+        headers: more of them.
+        status: of HTTP; the error's unless given.
+    """
+    status = status or status_of(error)
+    retry = {"Retry-After": "1"} if status in (429, 503) else {}
+    return JSONResponse(error_body(error), status, {**retry, **(headers or {})})
 
 
 def early_response(error: Refusal) -> JSONResponse:
     """Return the response to a call that is refused before its body is read."""
-    return response(error.status, error_body(error), EARLY_HEADERS.get(error.status))
+    return response(error, EARLY_HEADERS.get(error.status))
 
 
 def _depth(problem: Mapping[str, Any]) -> tuple[int, int]:
@@ -160,12 +163,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(OutriderError)
     async def _of_outrider(_: Request, error: OutriderError) -> JSONResponse:
-        return response(status_of(error), error_body(error))
+        return response(error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        message, param = sentence(error.errors())
-        return response(400, body(400, message, param))
+        return response(Refusal(*sentence(error.errors())))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
@@ -174,10 +176,8 @@ def install(app: FastAPI) -> None:
             message = f"there is no {request.url.path} here; see /openapi.json for what there is."
         if error.status_code == 405:
             message = f"{request.method} is not for {request.url.path}; see /openapi.json."
-        answer = response(error.status_code, body(error.status_code, message))
-        answer.headers.update(error.headers or {})
-        return answer
+        return response(Refusal(message, status=error.status_code), error.headers)
 
     @app.exception_handler(Exception)
     async def _unknown(_: Request, error: Exception) -> JSONResponse:
-        return response(500, body(500, "the server failed; its log says why."))
+        return response(OutriderError("the server failed; its log says why."))

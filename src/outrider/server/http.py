@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )  # fmt: skip
 
 from .access import PROBES
-from .errors import Refusal, body, early_response, response
+from .errors import Refusal, early_response, response
 from .log import log_call
 from .settings import Settings
 
@@ -37,7 +37,7 @@ BUSY = "the server has as many connections as it takes; try again later."
 
 
 class Stop(Exception):
-    """Ends the parsing of a request that is refused."""
+    """Ends the parsing of a request that is refused, with a status and a message."""
 
 
 class Clock:
@@ -120,11 +120,9 @@ class Bounded(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.late, self.unread = Clock(self.loop, self.abort), Clock(self.loop, self.abort)
         self.in_head = self.whole = True
         self.parting = False
         self.deaf: int | None = None
-        self.wrong: tuple[int, str] | None = None
         self.raw = self.fields = self.pieces = self.size = 0
 
     @property
@@ -137,6 +135,7 @@ class Bounded(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Make room where there are too many connections."""
         self.wire: asyncio.Transport = transport
+        self.late, self.unread = (Clock(self.loop, transport.abort) for _ in range(2))
         super().connection_made(Quiet(transport, self))  # type: ignore[arg-type]
         if len(self.connections) > self.settings.max_connections + SPARE:
             oldest = next(iter(self.owing), self)
@@ -179,7 +178,9 @@ class Bounded(HttpToolsProtocol):
             self.without_upgrade(data[error.args[0] :])
         except httptools.HttpParserError as error:
             if self.deaf is None:
-                self.refuse(*(self.wrong or (400, f"this is no HTTP/1.1: {error}.")))
+                wrong = error.__context__  # of an error in a callback
+                known = wrong.args if isinstance(wrong, Stop) else ()
+                self.refuse(*(known or (400, f"this is no HTTP/1.1: {error}.")))
         else:
             self.check_size()
             if self.in_head and self.idle and not self.transport.is_closing():
@@ -212,7 +213,7 @@ class Bounded(HttpToolsProtocol):
         """Keep a header; a trailer is dropped."""
         self.fields += 1
         if self.fields > MOST_FIELDS:
-            self.stop(431, f"the request has more than {MOST_FIELDS} headers.")
+            raise Stop(431, f"the request has more than {MOST_FIELDS} headers.")
         if self.in_head:
             super().on_header(name, value)
 
@@ -237,7 +238,9 @@ class Bounded(HttpToolsProtocol):
         self.pieces += 1
         self.size += len(body)
         if self.pieces > MOST_PIECES + self.size // LEAST_PIECE:
-            self.stop(400, f"the body comes in {self.pieces} pieces of a few bytes; send it whole.")
+            raise Stop(
+                400, f"the body comes in {self.pieces} pieces of a few bytes; send it whole."
+            )
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -269,13 +272,13 @@ class Bounded(HttpToolsProtocol):
         encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
         hosts = sum(name == b"host" for name, _ in self.headers)
         if size > LARGEST_HEAD:
-            self.stop(431, f"the headers have more than {LARGEST_HEAD} bytes.")
+            raise Stop(431, f"the headers have more than {LARGEST_HEAD} bytes.")
         if version not in ("1.0", "1.1"):
-            self.stop(400, f"HTTP/{version} is not understood here; use HTTP/1.1.")
+            raise Stop(400, f"HTTP/{version} is not understood here; use HTTP/1.1.")
         if encodings and (version == "1.0" or [v.lower() for v in encodings] != [b"chunked"]):
-            self.stop(400, "the only Transfer-Encoding is chunked, in HTTP/1.1.")
+            raise Stop(400, "the only Transfer-Encoding is chunked, in HTTP/1.1.")
         if hosts > 1 or (version == "1.1" and not hosts):
-            self.stop(400, f"the request has {hosts} Host headers; send one.")
+            raise Stop(400, f"the request has {hosts} Host headers; send one.")
 
     def check_size(self) -> None:
         """Refuse a head that is too large, and a body that is mostly something else."""
@@ -283,15 +286,6 @@ class Bounded(HttpToolsProtocol):
             self.refuse(431, f"the headers have more than {LARGEST_HEAD} bytes.")
         elif self.raw > 2 * self.settings.max_body + LARGEST_HEAD:
             self.refuse(413, f"the body has more than {self.settings.max_body} bytes.")
-
-    def stop(self, status: int, message: str) -> None:
-        """Refuse from inside the parser.
-
-        Raises:
-            Stop: always.
-        """
-        self.wrong = (status, message)
-        raise Stop
 
     def refuse(self, status: int, message: str) -> None:
         """Answer with an error in place of the call, and end the connection."""
@@ -302,7 +296,7 @@ class Bounded(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         log_call({"status": status, "error": message})
-        answer = response(status, body(status, message), {"Connection": "close"})
+        answer = response(Refusal(message, status=status), {"Connection": "close"})
         fields = [*self.server_state.default_headers, *answer.raw_headers]
         self.transport.write(STATUS_LINE[status] + head_of(fields) + bytes(answer.body))
         self.whole = False
@@ -321,10 +315,6 @@ class Bounded(HttpToolsProtocol):
         self.data_received(start + head_of(fields) + rest)
 
     # The end
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        self.wire.abort()
 
     def part(self) -> None:
         """End the connection in order.

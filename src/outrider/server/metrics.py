@@ -86,72 +86,8 @@ class Slo:
 NO_SLO = Slo()
 
 
-class _State(Collector):
-    """Collects gauges at the moment of reading, and counts by drafter."""
-
-    def __init__(self, tally: Tally, good: Rate, model: str) -> None:
-        self.tally = tally
-        self.good = good
-        self.labels = (model, ENGINE)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family with the values of now."""
-        for kind, name, text, labels, values in self._families():
-            family = kind(name, text, labels=[*LABELS, *labels])
-            for label, value in values.items():
-                family.add_metric([*self.labels, *label], value)
-            yield family
-
-    def _families(self) -> tuple[Family, ...]:
-        """Return type, name, help, labels and values of each family."""
-        tally, llm = self.tally, self.tally.llm
-        gauges, total = llm.gauges, tally.total
-        gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        position, spec = ("drafter", "position"), "vllm:spec_decode_num"
-        return (
-            (gauge, "vllm:num_requests_running", "Sequences that run.", (), {(): gauges.running}),
-            (gauge, "vllm:num_requests_waiting", "Sequences that wait.", (), {(): gauges.waiting}),
-            (gauge, "vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", (),
-             {(): gauges.pages_used / max(1, gauges.pages)}),
-            (gauge, "outrider_draft_length", "Longest draft in use, 0 for none.", (),
-             {(): tally.draft_length}),
-            (gauge, "outrider_accepted_throughput",
-             "Accepted draft tokens a second, over a minute.", (),
-             {(): tally.accepted_rate.value()}),
-            (gauge, "outrider_goodput", "Requests a second that kept the SLO, over a minute.", (),
-             {(): self.good.value()}),
-            (gauge, "outrider_speculation_off", "1 while nothing is drafted.", ("reason",),
-             {(tally.off,): 1.0} if tally.off else {}),
-            (gauge, "outrider_speedup",
-             "Emitted tokens times a plain step's time, over the time taken.", ("drafter",),
-             {(drafter,): value for drafter, value in gauges.speedups.items()}),
-            (counter, f"{spec}_drafts", "Steps of a sequence with a draft.", (),
-             {(): total.drafts}),
-            (counter, f"{spec}_draft_tokens", "Tokens drafted.", (), {(): total.drafted}),
-            (counter, f"{spec}_accepted_tokens", "Drafted tokens accepted.", (),
-             {(): total.accepted}),
-            (counter, f"{spec}_accepted_tokens_per_pos", "Of them by position.", ("position",),
-             {(str(i),): count for i, count in enumerate(total.accepted_by_position)}),
-            (counter, "outrider_drafted_tokens_per_pos", "Drafted by position.", position,
-             self._by_position("drafted_by_position")),
-            (counter, "outrider_accepted_tokens_per_pos", "Accepted of them.", position,
-             self._by_position("accepted_by_position")),
-            (counter, "outrider_verified_nodes", "Nodes verified.", ("drafter",),
-             {(drafter,): counts.nodes for drafter, counts in tally.by_drafter.items()}),
-            (counter, "outrider_engine_restarts", "Starts of the engine after a death.", (),
-             {(): llm.restarts}),
-        )  # fmt: skip
-
-    def _by_position(self, field: str) -> Values:
-        return {
-            (drafter, str(i)): count
-            for drafter, counts in self.tally.by_drafter.items()
-            for i, count in enumerate(getattr(counts, field))
-        }
-
-
-class Metrics:
-    """Counts the engine's steps and times its requests.
+class Metrics(Collector):
+    """Counts the engine's steps, times its requests, and reads gauges when they are collected.
 
     Args:
         llm: the engine.
@@ -163,12 +99,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.tally = Tally(llm)
         self.good_rate = Rate()
-        self.registry.register(_State(self.tally, self.good_rate, model))
         llm.observers.append(self.observe)
         self.slo = slo
         self._labels = {"model_name": model, "engine": ENGINE}
         self._lives: dict[str, _Life] = {}
         self._before = Gauges()
+        self.registry.register(self)
         labels = list(self._labels)
         self._counters = {
             key: Counter(name, text, labels, registry=self.registry)
@@ -267,6 +203,61 @@ class Metrics:
         if good:
             self._count_up("good")
             self.good_rate.add(1)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family with the values of now."""
+        for kind, name, text, labels, values in self._families():
+            family = kind(name, text, labels=[*LABELS, *labels])
+            for label, value in values.items():
+                family.add_metric([*self._labels.values(), *label], value)
+            yield family
+
+    def _families(self) -> tuple[Family, ...]:
+        """Return type, name, help, labels and values of each family."""
+        tally, llm = self.tally, self.tally.llm
+        gauges, total = llm.gauges, tally.total
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        position, spec = ("drafter", "position"), "vllm:spec_decode_num"
+        return (
+            (gauge, "vllm:num_requests_running", "Sequences that run.", (), {(): gauges.running}),
+            (gauge, "vllm:num_requests_waiting", "Sequences that wait.", (), {(): gauges.waiting}),
+            (gauge, "vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", (),
+             {(): gauges.pages_used / max(1, gauges.pages)}),
+            (gauge, "outrider_draft_length", "Longest draft in use, 0 for none.", (),
+             {(): tally.draft_length}),
+            (gauge, "outrider_accepted_throughput",
+             "Accepted draft tokens a second, over a minute.", (),
+             {(): tally.accepted_rate.value()}),
+            (gauge, "outrider_goodput", "Requests a second that kept the SLO, over a minute.", (),
+             {(): self.good_rate.value()}),
+            (gauge, "outrider_speculation_off", "1 while nothing is drafted.", ("reason",),
+             {(tally.off,): 1.0} if tally.off else {}),
+            (gauge, "outrider_speedup",
+             "Emitted tokens times a plain step's time, over the time taken.", ("drafter",),
+             {(drafter,): value for drafter, value in gauges.speedups.items()}),
+            (counter, f"{spec}_drafts", "Steps of a sequence with a draft.", (),
+             {(): total.drafts}),
+            (counter, f"{spec}_draft_tokens", "Tokens drafted.", (), {(): total.drafted}),
+            (counter, f"{spec}_accepted_tokens", "Drafted tokens accepted.", (),
+             {(): total.accepted}),
+            (counter, f"{spec}_accepted_tokens_per_pos", "Of them by position.", ("position",),
+             {(str(i),): count for i, count in enumerate(total.accepted_by_position)}),
+            (counter, "outrider_drafted_tokens_per_pos", "Drafted by position.", position,
+             self._by_position("drafted_by_position")),
+            (counter, "outrider_accepted_tokens_per_pos", "Accepted of them.", position,
+             self._by_position("accepted_by_position")),
+            (counter, "outrider_verified_nodes", "Nodes verified.", ("drafter",),
+             {(drafter,): counts.nodes for drafter, counts in tally.by_drafter.items()}),
+            (counter, "outrider_engine_restarts", "Starts of the engine after a death.", (),
+             {(): llm.restarts}),
+        )  # fmt: skip
+
+    def _by_position(self, field: str) -> Values:
+        return {
+            (drafter, str(i)): count
+            for drafter, counts in self.tally.by_drafter.items()
+            for i, count in enumerate(getattr(counts, field))
+        }
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -10,9 +10,9 @@ from contextlib import closing
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .admission import Held, Room
 from .errors import METHODS, Refusal, early_response
 from .hosts import host_is_ours, origin_is_ours
-from .room import Held, Room
 from .settings import Settings
 from .shown import short
 
@@ -53,26 +53,20 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        with closing(Held(self.room)) as held:
-            received = await self.received(scope, receive, send, held)
-            if received is not None:
-                await self.app(scope, received, send)
-
-    async def received(
-        self, scope: Scope, receive: Receive, send: Send, held: Held
-    ) -> Receive | None:
-        """Return a ``receive`` that gives the whole body; None for a call that was refused."""
         headers = Headers(scope=scope)
-        try:
-            self.admit(scope, headers)
-            scope["state"]["held"] = held
-            if not self.has_body(scope, headers):
-                return receive
-            whole = await self.read(receive, held)
-        except Refusal as error:
-            await early_response(error)(scope, receive, send)
-            return None
-        return None if whole is None else once(whole, receive)
+        with closing(Held(self.room)) as held:
+            try:
+                self.admit(scope, headers)
+                scope["state"]["held"] = held
+                if self.has_body(scope, headers):
+                    whole = await self.read(receive, held)
+                    if whole is None:
+                        return
+                    receive = once(whole, receive)
+            except Refusal as error:
+                await early_response(error)(scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
 
     def admit(self, scope: Scope, headers: Headers) -> None:
         """Check the key, the origin, the method and the port of a call.
@@ -142,30 +136,22 @@ class Gate:
         Raises:
             Refusal: 408 or 413.
         """
-        most = self.settings.max_body
+        parts: list[bytes] = []
+        more = True
         try:
             async with asyncio.timeout(self.settings.body_timeout):
-                whole = await read(receive, most, held)
+                while more and held.size <= self.settings.max_body:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return None
+                    parts.append(message.get("body", b""))
+                    await held.add(len(parts[-1]))
+                    more = message.get("more_body", False)
         except TimeoutError:
             raise Refusal("the body took too long to come in; send it again.", status=408) from None
-        if whole is not None and len(whole) > most:
-            raise Refusal(f"the body has more than {most} bytes.", status=413)
-        return whole
-
-
-async def read(receive: Receive, most: int, held: Held) -> bytes | None:
-    """Return a call's body, cut soon after ``most`` bytes; None where the client has gone."""
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more and size <= most:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        await held.add(len(parts[-1]))
-        more = message.get("more_body", False)
-    return b"".join(parts)
+        if held.size > self.settings.max_body:
+            raise Refusal(f"the body has more than {self.settings.max_body} bytes.", status=413)
+        return b"".join(parts)
 
 
 def once(whole: bytes, receive: Receive) -> Receive:

@@ -14,7 +14,7 @@ from ..engine.messages import Stepped
 from ..outputs import RequestState
 from ..types import Counts, Event, Origin, by_sample
 
-RATE_SECONDS = 60.0
+RATE_SECONDS = 60
 KEPT = 1000
 """Requests over which percentiles go."""
 
@@ -24,26 +24,21 @@ class Rate:
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
-        self._counts: deque[tuple[float, int]] = deque()  # second, how many in it
-        self._total = 0
+        # The last seconds, and how many in each.
+        self._counts: deque[tuple[int, int]] = deque(maxlen=RATE_SECONDS + 1)
 
     def add(self, count: int) -> None:
         """Count things that have just happened."""
-        now = float(int(time.perf_counter()))
+        now = int(time.perf_counter())
         if not self._counts or self._counts[-1][0] != now:
             self._counts.append((now, 0))
         self._counts[-1] = (now, self._counts[-1][1] + count)
-        self._total += count
-        self._forget()
-
-    def _forget(self) -> None:
-        while self._counts and self._counts[0][0] < time.perf_counter() - RATE_SECONDS:
-            self._total -= self._counts.popleft()[1]
 
     def value(self) -> float:
         """Return things a second."""
-        self._forget()
-        return self._total / min(RATE_SECONDS, max(1.0, time.perf_counter() - self._start))
+        now = time.perf_counter()
+        total = sum(count for second, count in self._counts if second >= now - RATE_SECONDS)
+        return total / min(RATE_SECONDS, max(1.0, now - self._start))
 
 
 class Tally:
