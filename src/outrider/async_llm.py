@@ -30,7 +30,7 @@ from .errors import GenerationError, OutriderError, RequestError, WorkerError
 from .input_processor import InputProcessor, Prompt
 from .models.families import Folder
 from .outputs import RequestOutput, RequestState
-from .types import Event, SamplingParams, Speculation, by_request
+from .types import Event, SamplingParams, Speculation, grouped_by
 from .vllm_names import of_engine_args
 
 logger = logging.getLogger("outrider")
@@ -284,14 +284,14 @@ class AsyncLLM:
         except OSError as error:
             self._unstarted = f"the engine cannot be started ({error})"
             logger.error("%s; it is tried again", self._unstarted)
-            self._deaths.unstarted()
+            self._deaths.failed_starts += 1
             self._loop.call_later(self._deaths.pause, self._spawn)
         except Exception as error:
             self._fail(f"the engine cannot be started: {error}")
             raise
         else:
             self._unstarted = None
-            self._deaths.started()
+            self._deaths.failed_starts = 0
             self._watch.begin()
 
     def _tick(self) -> None:
@@ -324,7 +324,7 @@ class AsyncLLM:
         match message:
             case Stepped(events, gauges):
                 self.gauges = gauges
-                grouped = by_request(events)
+                grouped = grouped_by(events, lambda event: event.request_id)
                 for id in grouped.keys() & self._queues.keys():
                     queue = self._queues[id]
                     queue.items.put_nowait(grouped[id])

@@ -22,8 +22,7 @@ PRESETS = {"long-context": {"model": 512, "ngram": 4096}}
 
 def free_memory() -> int:
     """Return the bytes this process may still take: available memory within cgroup limits."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    free = os.sysconf("SC_AVPHYS_PAGES") * page
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())

@@ -8,8 +8,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from .config import EngineConfig
 from .drafters.base import DrafterSpec
 from .drafters.ngram import NgramSpec
@@ -62,12 +60,8 @@ class InputProcessor:
             raise ModelError(f"{tokenizer} has no tokenizer; give a folder with tokenizer.json.")
         _check_tokenizers(self.codec, self.spec)
         self.outputs = OutputProcessor(self.codec)
+        self.backend = self.outputs.tokenizer
         self._numbers = itertools.count()
-
-    @property
-    def backend(self) -> Tokenizer | None:
-        """The tokenizer, None for a model without text."""
-        return self.codec.backend if self.codec else None
 
     def request(
         self,
@@ -116,19 +110,14 @@ class InputProcessor:
             name = "stop strings" if params.stop else "bad_words"
             raise RequestError(f"{name} need a tokenizer, and this model has none.")
         number = next(self._numbers)
-        name = f"request-{number}" if id is None else id
+        seed, base = params.seed, self.config.seed
+        if seed is None:
+            seed = fresh_seed() if base is None else request_seed(base, number)
         request = Request(
-            name, tuple(ids), params, self._seed(params, number), self.eos_token_ids, speculation,
-            priority, cache_salt,
+            f"request-{number}" if id is None else id, tuple(ids), params, seed,
+            self.eos_token_ids, speculation, priority, cache_salt,
         )  # fmt: skip
         return RequestState(self.outputs, request, text, index)
-
-    def _seed(self, params: SamplingParams, number: int) -> int:
-        """Return the seed of the request of that number since the start."""
-        if params.seed is not None:
-            return params.seed
-        base = self.config.seed
-        return fresh_seed() if base is None else request_seed(base, number)
 
     def room_after(self, ids: Seq[int]) -> int:
         """Return how many tokens may follow a prompt.
@@ -200,7 +189,7 @@ def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:
     """
     if spec.folder is None or target is None or not has_tokenizer(spec.folder):
         return
-    entries = differing_entries(target.vocabulary(), TextCodec(spec.folder).vocabulary())
+    entries = differing_entries(*(c.backend.get_vocab() for c in (target, TextCodec(spec.folder))))
     if entries:
         more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
         raise ModelError(

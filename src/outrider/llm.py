@@ -98,11 +98,10 @@ class LLM:
             GenerationError: a request failed on the way; the error holds all outputs.
         """
         states = self.start(prompts, sampling_params, speculation=speculation)
-        hidden = True if len(states) < 2 else None  # None: where stderr is no terminal
+        hidden = len(states) < 2 or None  # None: where stderr is no terminal
         with tqdm(total=len(states), desc="generating", leave=False, disable=hidden) as bar:
             for event in self.run(states):
-                ended = event.finish_reason is not None
-                bar.update(ended and states[event.prompt_index].done)
+                bar.update(event.finish_reason is not None and states[event.prompt_index].done)
         outputs = [state.output() for state in states]
         failed = [(state.index, state.error) for state in states if state.error]
         if failed:
@@ -141,7 +140,7 @@ class LLM:
         """
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if one else list(messages)
-        texts = [self.inputs.render(list(each)) for each in conversations]
+        texts = (self.inputs.render(list(each)) for each in conversations)
         return self.generate([self.inputs.encode(t, special=False) for t in texts], sampling_params)
 
     def decode(self, ids: Seq[int]) -> str:

@@ -68,10 +68,9 @@ def options_of(owner: type) -> Iterator[Option]:
     for each in fields(owner):
         help, number = each.metadata["help"], each.metadata["number"]
         of_type = next(type for name, type in TYPES.items() if name in str(each.type).split(" | "))
-        if help and number is not None:
-            yield Option(each.name, of_type, each.default, help, number.least, number.most)
-        elif help:
-            yield Option(each.name, of_type, each.default, help)
+        limits = (number.least, number.most) if number is not None else ()
+        if help:
+            yield Option(each.name, of_type, each.default, help, *limits)
 
 
 def check_fields(owner: Any) -> None:

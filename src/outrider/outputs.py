@@ -145,8 +145,7 @@ class OutputProcessor:
         """Return the text of token ids, special tokens included; empty for a model without text."""
         if self.tokenizer is None:
             return ""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def word(self, id: int) -> str:
         """Return the text of a single token."""
@@ -227,31 +226,19 @@ class RequestState:
         text = event.text if self._texts is None else self._text(event, self._texts)
         # Not by _replace, which takes twice as long.
         values: Any = (*event[:TEXT], text, *event[TEXT + 1 : -1], self.index)
-        event = Event(*values)
-        if event.logprobs is not None or event.prompt_logprobs is not None:
-            event = self._with_words(event)
+        event, words = Event(*values), self._outputs.words
+        if (event.logprobs or event.prompt_logprobs) and self._outputs.tokenizer is not None:
+            prompt = event.prompt_logprobs and [p and words(p) for p in event.prompt_logprobs]
+            own = event.logprobs and words(event.logprobs)
+            event = event._replace(logprobs=own, prompt_logprobs=prompt)
         return event
 
     def _text(self, event: Event, texts: list[Detokenizer]) -> str:
         """Return the text that may be shown with an event."""
-        text, token = texts[event.sample_index], event.token_id
-        if event.finish_reason is None and token is not None:
-            return text.push(token)[0]
-        hidden = event.finish_reason == "stop" and not (
-            self.request.params.include_stop_str_in_output
-        )
+        text, token, reason = texts[event.sample_index], event.token_id, event.finish_reason
+        hidden = reason == "stop" and not self.request.params.include_stop_str_in_output
         new = "" if token is None or hidden else text.push(token)[0]
-        return new + text.flush()
-
-    def _with_words(self, event: Event) -> Event:
-        """Return the event with the text of every token whose log probability it gives."""
-        own, prompt, words = event.logprobs, event.prompt_logprobs, self._outputs.words
-        if self._outputs.tokenizer is None:
-            return event
-        return event._replace(
-            logprobs=None if own is None else words(own),
-            prompt_logprobs=None if prompt is None else [p and words(p) for p in prompt],
-        )
+        return new if reason is None else new + text.flush()
 
     @property
     def done(self) -> bool:

@@ -250,5 +250,5 @@ class SamplingParams(_Named):
     @property
     def penalises(self) -> bool:
         """True when any penalty is on."""
-        off = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
-        return off != (1, 0, 0)
+        penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        return penalties != (1, 0, 0)

@@ -7,15 +7,18 @@ every sequence or token of a step avoid frozen dataclasses, which take three tim
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .errors import RequestError, shown
 from .limits import REQUEST, SPECULATION, TOKEN_ID, check_ids, check_numbers, refuse, wrong_ids
 from .params import SamplingParams as SamplingParams
+
+K = TypeVar("K")
 
 
 class Origin(StrEnum):
@@ -415,17 +418,12 @@ class Event(NamedTuple):
     prompt_index: int = 0
 
 
-def by_request(events: Iterable[Event]) -> dict[str, list[Event]]:
-    """Return events by their request, in order."""
-    found: dict[str, list[Event]] = {}
-    for event in events:
-        found.setdefault(event.request_id, []).append(event)
-    return found
+SAMPLE = attrgetter("sample_index")
 
 
-def by_sample(events: Iterable[Event]) -> dict[int, list[Event]]:
-    """Return events of one request by their sample, in order."""
-    found: dict[int, list[Event]] = {}
+def grouped_by(events: Iterable[Event], key: Callable[[Event], K]) -> dict[K, list[Event]]:
+    """Return events by a key, such as their request or their sample, in order."""
+    groups: dict[K, list[Event]] = {}
     for event in events:
-        found.setdefault(event.sample_index, []).append(event)
-    return found
+        groups.setdefault(key(event), []).append(event)
+    return groups

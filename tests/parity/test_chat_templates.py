@@ -74,7 +74,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("prompted", [True, False])
 def test_the_text_is_transformers(name: str, prompted: bool, codec: TextCodec) -> None:
-    theirs = codec._tokenizer
+    theirs = codec.tokenizer
     theirs.chat_template = TEMPLATES[name]
     for tools in (None, TOOLS):
         expected = theirs.apply_chat_template(
@@ -86,7 +86,7 @@ def test_the_text_is_transformers(name: str, prompted: bool, codec: TextCodec) -
 
 @pytest.mark.parametrize("content", ["It is", "It is  ", [{"type": "text", "text": "It is"}]])
 def test_a_last_message_is_continued_as_transformers_does(content: Any, codec: TextCodec) -> None:
-    theirs = codec._tokenizer
+    theirs = codec.tokenizer
     theirs.chat_template = (
         "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content | trim }}"
         "{% else %}{{ m.content[0].text }}{% endif %}</>{% endfor %}"
@@ -174,6 +174,6 @@ def test_long_conversations_stay_within_the_budget() -> None:
 
 @pytest.mark.parametrize("template", [{"a": "x"}, {"default": 3}, 7])
 def test_a_template_that_is_none_is_refused(template: Any, codec: TextCodec) -> None:
-    codec._tokenizer.chat_template = template
+    codec.tokenizer.chat_template = template
     with pytest.raises(RequestError):
         codec.chat([{"role": "user", "content": "hi"}])

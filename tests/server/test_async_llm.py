@@ -201,7 +201,7 @@ def test_a_dead_worker_is_started_again(tiny_llama: Path) -> None:
             stream = llm.stream("ab", SamplingParams(max_tokens=200, ignore_eos=True, n=64))
             await anext(stream)
             assert llm._worker is not None
-            os.kill(llm._worker.pid, signal.SIGKILL)
+            os.kill(llm._worker._process.pid or 0, signal.SIGKILL)
             with pytest.raises(WorkerError, match="killed by signal 9"):
                 async for _ in stream:
                     pass

@@ -133,8 +133,8 @@ def test_what_the_template_does_not_read_is_refused(front: TestClient) -> None:
 
 def test_what_the_template_reads_reaches_it(front: TestClient) -> None:
     codec = front.app.state.service.llm.inputs.codec  # type: ignore[attr-defined]
-    before = codec.template
-    codec.template = (
+    before = codec.tokenizer.chat_template
+    codec.tokenizer.chat_template = (
         "{% for d in documents or [] %}{{ d['text'] }};{% endfor %}"
         "{{ reasoning_effort }} {{ enable_thinking }}:{{ messages[-1]['content'] }}"
     )
@@ -152,7 +152,7 @@ def test_what_the_template_reads_reaches_it(front: TestClient) -> None:
             usage = front.post(CHATS, json=PLAIN[CHATS] | more).json()["usage"]
             assert usage["prompt_tokens"] == len(ids)
     finally:
-        codec.template = before
+        codec.tokenizer.chat_template = before
 
 
 def test_parts_and_fields_that_are_no_text_are_refused(front: TestClient) -> None:
@@ -187,14 +187,14 @@ def test_options_of_structured_outputs_are_not_dropped(front: TestClient) -> Non
 
 def test_a_template_error_is_short_and_valid_text(front: TestClient) -> None:
     codec = front.app.state.service.llm.inputs.codec  # type: ignore[attr-defined]
-    before = codec.template
-    codec.template = "{{ raise_exception(messages[0]['content']) }}"
+    before = codec.tokenizer.chat_template
+    codec.tokenizer.chat_template = "{{ raise_exception(messages[0]['content']) }}"
     try:
         for content in ("x" * 100_000, "a\nb", "\ud800", "\0\x1b[31m"):
             text = json.dumps({"messages": [{"role": "user", "content": content}]})
             check_error(front.post(CHATS, content=text), None)
     finally:
-        codec.template = before
+        codec.tokenizer.chat_template = before
 
 
 STRANGE = ["\ud800", "a\0b", "\x1b[31m", "\u2028\x85", "", " ", "\ufffe", "😀" * 50, "x" * 5000]

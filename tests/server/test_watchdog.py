@@ -42,7 +42,7 @@ def leave(ids, logits):
 
 def worker_of(llm: AsyncLLM) -> int:
     assert llm._worker is not None
-    return llm._worker.pid
+    return llm._worker._process.pid or 0
 
 
 async def until(condition: Callable[[], bool]) -> None:

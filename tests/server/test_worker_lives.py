@@ -514,9 +514,9 @@ def test_pauses_grow_and_end() -> None:
     assert deaths.hopeless is None
     deaths = Deaths()
     for number in range(1, 2000):
-        deaths.unstarted()
+        deaths.failed_starts += 1
         assert deaths.pause == min(LONGEST_PAUSE, 2.0 ** min(9, number - 1))
-    deaths.started()
+    deaths.failed_starts = 0
     assert deaths.pause == 0
 
 

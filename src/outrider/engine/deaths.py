@@ -22,7 +22,7 @@ class Deaths:
         self._recent: deque[float] = deque()
         self._idle: deque[float] = deque(maxlen=MOST)
         self._unready = 0  # in a row
-        self._unstarted = 0  # in a row
+        self.failed_starts = 0  # in a row: processes that the system could not start
 
     def died(self, *, running: bool, ready: bool) -> None:
         """Count a death of a worker that ran a request, or was ready for one."""
@@ -34,14 +34,6 @@ class Deaths:
         if not running:
             self._idle.append(now)
 
-    def unstarted(self) -> None:
-        """Count a process that the system could not start."""
-        self._unstarted += 1
-
-    def started(self) -> None:
-        """Forget the failed starts: a process was started."""
-        self._unstarted = 0
-
     @property
     def hopeless(self) -> str | None:
         """The reason why another start does not help; None where it may."""
@@ -52,5 +44,5 @@ class Deaths:
     @property
     def pause(self) -> float:
         """Seconds to wait before the next start: none after one death, then doubling."""
-        number = max(len(self._recent) - 1, self._unstarted)
+        number = max(len(self._recent) - 1, self.failed_starts)
         return min(LONGEST_PAUSE, 2.0 ** min(number - 1, MOST_DOUBLINGS)) if number else 0.0

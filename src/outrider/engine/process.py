@@ -45,9 +45,7 @@ class Outbox:
         """Wait for the next command and return it; None when the box is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._commands or self._closed)
-            if self._closed:
-                return None
-            return self._commands.pop(next(iter(self._commands)))
+            return None if self._closed else self._commands.pop(next(iter(self._commands)))
 
     def close(self) -> None:
         """End the thread that gets commands."""
@@ -79,11 +77,13 @@ class WorkerProcess:
         self._take = take
         self._ended = ended
         self._outbox = Outbox()
+        self.withdraw = self._outbox.withdraw
         context = multiprocessing.get_context("spawn")
         self._link, its = context.Pipe()
         self._process = context.Process(
             target=run_worker, args=(its, spec, generation), name="outrider-engine", daemon=True
         )
+        self.kill = self._process.kill  # at once, also one that is stopped
         try:
             self._process.start()
         except BaseException:
@@ -104,22 +104,9 @@ class WorkerProcess:
         # The worker ignores the SIGTERM that multiprocessing sends at exit, and is waited for.
         atexit.register(self.kill)
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid or 0
-
     def send(self, command: Command, key: object) -> None:
         """Queue a command for the writing thread; see ``Outbox`` for the key."""
         self._outbox.put(pickle.dumps(command, pickle.HIGHEST_PROTOCOL), key)
-
-    def withdraw(self, key: object) -> bool:
-        """Drop a command that was not sent yet; False where it was."""
-        return self._outbox.withdraw(key)
-
-    def kill(self) -> None:
-        """End the process at once, also one that is stopped."""
-        self._process.kill()
 
     def _write(self) -> None:
         """Send commands; a stopped worker blocks this thread and nothing else."""

@@ -46,12 +46,12 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
     options = {o.name: values[o.name] for o in ENGINE_OPTIONS if chosen[o.name].source != "default"}
     llm = AsyncLLM(model, **options)
     codec = llm.inputs.codec
-    template = codec.template if codec else None
+    template = codec.tokenizer.chat_template if codec else None
     if values["chat_template"] is not None:
         template = read_text(Path(values["chat_template"]), "chat_template")
         if codec is None:
             raise ConfigError("chat_template is given, but the model has no tokenizer; drop it.")
-        codec.template = template
+        codec.tokenizer.chat_template = template
     parser = choice(values, "tool_call_parser", ("auto", *PARSERS))
     return llm, Settings(
         names=tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request as HttpRequest
 
 from ..outputs import RequestState, SampleState
-from ..types import Event, by_sample
+from ..types import SAMPLE, Event, grouped_by
 from .answer import chat_logprobs, prompt_logprobs, step_of
 from .api_call import ApiCall
 from .errors import Refusal
@@ -74,7 +74,7 @@ class Chat(ApiCall[ChatRequest]):
         more = {"prompt_token_ids": list(ids)} if self.body.return_token_ids else {}
         (run,) = self.runs()
         async for events in run:
-            for i, new in by_sample(events).items():
+            for i, new in grouped_by(events, SAMPLE).items():
                 if not self.begun[i]:
                     self.begun[i] = True
                     first = {

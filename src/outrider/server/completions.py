@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ..outputs import RequestState, SampleState
-from ..types import Logprobs, by_sample
+from ..types import SAMPLE, Logprobs, grouped_by
 from .answer import completion_logprobs, prompt_logprobs, step_of
 from .api_call import ApiCall, merged
 from .errors import Refusal
@@ -74,7 +74,7 @@ class Completion(ApiCall[CompletionRequest]):
         ends: dict[int, int] = {}  # by choice: samples may be ahead of the stream
         async for i, events in merged(self.runs()):
             state = self.states[i]
-            for j, new in by_sample(events).items():
+            for j, new in grouped_by(events, SAMPLE).items():
                 number = i * body.n + j
                 before = ends.get(number)
                 choice = self._choice(number, state, SampleState.of(new), before)

@@ -12,7 +12,7 @@ from typing import Any
 from ..async_llm import AsyncLLM
 from ..engine.messages import Stepped
 from ..outputs import RequestState
-from ..types import Counts, Event, Origin, by_sample
+from ..types import SAMPLE, Counts, Event, Origin, grouped_by
 
 RATE_SECONDS = 60
 KEPT = 1000
@@ -53,7 +53,9 @@ class Tally:
 
     def observe(self, _: Stepped, by_request: Mapping[str, Sequence[Event]]) -> None:
         """Count one step of the engine."""
-        for events in chain.from_iterable(by_sample(e).values() for e in by_request.values()):
+        for events in chain.from_iterable(
+            grouped_by(e, SAMPLE).values() for e in by_request.values()
+        ):
             emitted = sum(event.token_id is not None for event in events)
             self.tokens += emitted
             drafted = events[0].drafted

@@ -73,7 +73,7 @@ class Texts:
             RequestError: there is no template, or it refuses the messages.
         """
         codec = self._inputs.codec
-        options = template_options(body, str(codec.template if codec else None))
+        options = template_options(body, str(codec.tokenizer.chat_template if codec else None))
         prompted = wants_generation_prompt(body)
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
 

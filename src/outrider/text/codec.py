@@ -40,13 +40,19 @@ class TextCodec:
                 if is_gguf(folder)
                 else AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             )
-            self._tokenizer = tokenizer
-            self.backend: Tokenizer = _backend(tokenizer, folder)
-            _try(tokenizer)
+            self.tokenizer = tokenizer
+            backend = getattr(tokenizer, "backend_tokenizer", None)
+            if not isinstance(backend, Tokenizer):
+                raise ModelError(
+                    f"the tokenizer in {folder} is written in Python and has no tokenizer.json; "
+                    "convert it to one."
+                )
+            self.backend = backend
+            tokenizer.decode(tokenizer("a tokenizer's try: 1, 2\n")["input_ids"])  # finds damage
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Return the ids of a text, with the tokenizer's ``special`` tokens around it."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
     def exceeds(self, text: str, limit: int) -> bool:
@@ -62,16 +68,6 @@ class TextCodec:
             if count > limit:
                 return True
         return False
-
-    @property
-    def template(self) -> str | None:
-        """The checkpoint's chat template."""
-        template: str | None = self._tokenizer.chat_template
-        return template
-
-    @template.setter
-    def template(self, text: str) -> None:
-        self._tokenizer.chat_template = text
 
     def chat(self, messages: list[Message], *args: Any, **variables: Any) -> list[int]:
         """Return the ids of a conversation by the checkpoint's chat template, see ``render``."""
@@ -91,7 +87,7 @@ class TextCodec:
         Raises:
             RequestError: there is no template, or it refuses these messages.
         """
-        if not self._tokenizer.chat_template:
+        if not self.tokenizer.chat_template:
             raise RequestError(
                 f"{self._folder} has no chat template; use generate() with a plain prompt."
             )
@@ -100,7 +96,7 @@ class TextCodec:
         text = render(
             self._template_for(tools),
             messages,
-            **{"documents": None, **self._tokenizer.special_tokens_map, **variables},
+            **{"documents": None, **self.tokenizer.special_tokens_map, **variables},
             tools=tools or None,
             add_generation_prompt=add_generation_prompt,
         )
@@ -111,37 +107,12 @@ class TextCodec:
     def _template_for(self, tools: list[Any] | None) -> str:
         """Return the chat template; where there are several, the one for ``tools``."""
         try:
-            template = self._tokenizer.get_chat_template(tools=tools or None)
+            template = self.tokenizer.get_chat_template(tools=tools or None)
         except ValueError as error:
             raise RequestError(f"{self._folder}: {one_line(error)}.") from None
         if not isinstance(template, str):
             raise RequestError(f"{self._folder} has a chat template that is no text; correct it.")
         return template
-
-    def vocabulary(self) -> dict[str, int]:
-        """Return every entry and its id, added ones included."""
-        return self.backend.get_vocab(with_added_tokens=True)
-
-
-def _backend(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Tokenizer:
-    """Return the tokenizers library's object behind ``tokenizer``.
-
-    Raises:
-        ModelError: the tokenizer is written in Python.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
-        raise ModelError(
-            f"the tokenizer in {folder} is written in Python and has no tokenizer.json; convert it "
-            "to one."
-        )
-    return backend
-
-
-def _try(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Encode and decode a few words, to find damage at load."""
-    ids = tokenizer("a tokenizer's try: 1, 2\n")["input_ids"]
-    tokenizer.decode(ids)
 
 
 def _of_gguf(path: Path) -> PreTrainedTokenizerBase:

@@ -66,8 +66,7 @@ class Detokenizer:
 
     def _decoded(self, ids: list[int]) -> str:
         assert self._tokenizer is not None
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
-        return text
+        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special))
 
     def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:
         """Add a token; return (the text that may be shown now, whether a stop string ended it).

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Undefined
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -111,20 +111,11 @@ def _bounded(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _counted(items: Any) -> Any:
-    """Return the items of a loop, each of which takes a step."""
-    if isinstance(items, Undefined):
-        return items
-    if isinstance(items, list | tuple | dict | str | range):
-        _spend(len(items))
-        return items
-
-    def each() -> Iterator[Any]:
-        for item in items:
-            _spend()
-            yield item
-
-    return each()
+def _counted(items: Iterable[Any]) -> Iterator[Any]:
+    """Yield the items of a loop, each of which takes a step."""
+    for item in items:
+        _spend()
+        yield item
 
 
 def _joined(*parts: Any) -> str:
@@ -156,8 +147,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None, lineno=loop.lineno)
         for text in list(tree.find_all(nodes.Concat)):
             first, *rest = text.nodes
-            joined = nodes.Filter(first, "_joined", rest, [], None, None, lineno=text.lineno)
-            text.nodes = [joined]
+            text.nodes = [nodes.Filter(first, "_joined", rest, [], None, None, lineno=text.lineno)]
         return tree
 
     def call(self, context: Context, called: Any, *args: Any, **options: Any) -> Any:
