@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from .text.codec import Message, TextCodec, differing_entries, has_lone_surrogat
 from .types import DEFAULT_SPECULATION, Request, SamplingParams, Speculation, check_vocabulary
 from .vllm_names import translate
 
-Prompt = str | Seq[int] | Mapping[str, Any]
+Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class InputProcessor:
@@ -96,7 +95,7 @@ class InputProcessor:
             ids = prompt.get("prompt_token_ids", prompt.get("prompt", ()))
         if isinstance(ids, str):
             text, ids = ids, self.encode(ids)
-        if not isinstance(ids, Seq) or not set(map(type, ids)) <= {int}:
+        if not isinstance(ids, Sequence) or not set(map(type, ids)) <= {int}:
             raise RequestError("a prompt is a text or a list of token ids; this one is neither.")
         speculation = speculation or DEFAULT_SPECULATION
         if not ids:
@@ -119,7 +118,7 @@ class InputProcessor:
         )  # fmt: skip
         return RequestState(self.outputs, request, text, index)
 
-    def room_after(self, ids: Seq[int]) -> int:
+    def room_after(self, ids: Sequence[int]) -> int:
         """Return how many tokens may follow a prompt.
 
         Raises:
@@ -198,7 +197,7 @@ def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:
         )
 
 
-def as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts of a call, a list of one for a single prompt.
 
     Raises:

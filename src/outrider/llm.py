@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack, cast
 
 from tqdm import tqdm
@@ -80,10 +79,10 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Seq[Prompt],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        speculation: Speculation | Seq[Speculation] | None = None,
+        speculation: Speculation | Sequence[Speculation] | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt and return the outputs in the prompts' order.
 
@@ -111,10 +110,10 @@ class LLM:
 
     def stream(
         self,
-        prompts: Prompt | Seq[Prompt],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        speculation: Speculation | Seq[Speculation] | None = None,
+        speculation: Speculation | Sequence[Speculation] | None = None,
     ) -> Iterator[Event]:
         """Continue prompts as ``generate`` does, and yield one ``Event`` for each token.
 
@@ -126,8 +125,8 @@ class LLM:
 
     def chat(
         self,
-        messages: Seq[Message] | Seq[Seq[Message]],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, by the checkpoint's chat template.
 
@@ -143,16 +142,16 @@ class LLM:
         texts = (self.inputs.render(list(each)) for each in conversations)
         return self.generate([self.inputs.encode(t, special=False) for t in texts], sampling_params)
 
-    def decode(self, ids: Seq[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included; empty for a model without text."""
         return self.inputs.outputs.decode(ids)
 
     def start(
         self,
-        prompts: Prompt | Seq[Prompt],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        speculation: Speculation | Seq[Speculation] | None = None,
+        speculation: Speculation | Sequence[Speculation] | None = None,
     ) -> list[RequestState]:
         """Queue every prompt, or none of them; return their states for ``run``.
 
@@ -176,7 +175,7 @@ class LLM:
             raise
         return states
 
-    def run(self, states: Seq[RequestState]) -> Iterator[Event]:
+    def run(self, states: Sequence[RequestState]) -> Iterator[Event]:
         """Step until all requests are done; yield their events, which the states have taken.
 
         Leaving the iterator aborts what is not finished.
@@ -200,7 +199,7 @@ class LLM:
                 self.engine.abort(id)
 
 
-def _one_each(values: T | Seq[T] | None, kind: type[T], count: int, name: str) -> list[T]:
+def _one_each(values: T | Sequence[T] | None, kind: type[T], count: int, name: str) -> list[T]:
     """Return a value for each of ``count`` prompts; None stands for the defaults.
 
     Raises:
@@ -210,7 +209,7 @@ def _one_each(values: T | Seq[T] | None, kind: type[T], count: int, name: str) -
         return [kind()] * count
     if isinstance(values, kind):
         return [values] * count
-    listed: list[T] = list(cast(Seq[T], values))
+    listed: list[T] = list(cast(Sequence[T], values))
     if len(listed) != count:
         raise RequestError(f"{count} prompts came with {len(listed)} {name}; give one each.")
     return listed

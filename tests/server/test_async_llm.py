@@ -20,7 +20,7 @@ from outrider.async_llm import AsyncLLM
 from outrider.engine.speculation import SpeculationState
 from outrider.errors import ConfigError, ModelError, RequestError, WorkerError
 from outrider.outputs import RequestOutput
-from outrider.server.metrics import Metrics, Slo
+from outrider.server.metrics import Metrics
 from outrider.types import Event, Origin, Speculation
 
 PROMPTS = ["def greet(name):", "for word in", "the lazy dog", "print(greet("]
@@ -192,7 +192,7 @@ def test_a_dead_worker_is_started_again(tiny_llama: Path) -> None:
 
     async def work() -> None:
         async with opened(tiny_llama) as llm:
-            metrics = Metrics(llm, "tiny", Slo())
+            metrics = Metrics(llm, "tiny", {})
             await llm.set_speculation(SpeculationState(True, "ngram", 2))
             params = SamplingParams(max_tokens=9, seed=1, ignore_eos=True)
             expected = [await last(llm, [5] * 40, params) for _ in range(3)][-1]

@@ -390,7 +390,7 @@ def test_a_system_without_files_is_asked_again(
     tiny_llama: Path, lives: list[Player], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
-        monkeypatch.setattr(Deaths, "pause", property(lambda deaths: 0.05 * deaths._unstarted))
+        monkeypatch.setattr(Deaths, "pause", property(lambda deaths: 0.05 * deaths.failed_starts))
         llm = await opened(tiny_llama, lives)
         Player.failures += [OSError(errno.EMFILE, "Too many open files")] * 2
         lives[-1].die()

@@ -306,13 +306,13 @@ def test_the_codec_encodes_as_the_checkpoint_does(folder: Path, tokenizer: Token
     codec = TextCodec(folder)
     assert codec.encode("hello fox") == tokenizer.encode("hello fox").ids
     assert codec.encode("") == []
-    assert codec.vocabulary() == tokenizer.get_vocab(with_added_tokens=True)
+    assert codec.backend.get_vocab() == tokenizer.get_vocab(with_added_tokens=True)
     assert codec.backend.decode(codec.encode("日本")) == "日本"
 
 
 def test_chats_go_through_the_template(folder: Path) -> None:
     codec = TextCodec(folder)
-    user, model = (codec.vocabulary()[t] for t in ("<|user|>", "<|model|>"))
+    user, model = (codec.backend.get_vocab()[t] for t in ("<|user|>", "<|model|>"))
     messages = [{"role": "user", "content": "hi"}]
     assert codec.chat(messages) == [user, *codec.encode("hi"), model]
     assert codec.chat(messages, add_generation_prompt=False) == [user, *codec.encode("hi")]

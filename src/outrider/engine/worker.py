@@ -69,7 +69,6 @@ class _Forward(logging.Handler):
         self._outlet = outlet
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one line."""
         self._outlet.send(Logged(record.levelno, self.format(record)))
 
 
@@ -161,8 +160,7 @@ class Worker:
         self.engine.grammars.warm_up()
         params = SamplingParams(temperature=0, max_tokens=WARM_TOKENS, ignore_eos=True)
         shortest = min(self.engine.max_model_len - 1, 8)
-        request = Request("warm-up", (0,) * max(1, shortest - WARM_TOKENS), params, 0)
-        self.engine.add(request)
+        self.engine.add(Request("warm-up", (0,) * max(1, shortest - WARM_TOKENS), params, 0))
         while self.engine.has_work:
             self.engine.step()
 

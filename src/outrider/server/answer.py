@@ -1,4 +1,4 @@
-"""Parts of answers: usage, log probabilities, and figures of speculation."""
+"""Parts of answers: log probabilities, and figures of speculation."""
 
 from __future__ import annotations
 
@@ -6,55 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ..outputs import RequestState, SampleState
-from ..types import Event, Logprob, Logprobs, Origin, Request, Speculation
+from ..outputs import SampleState
+from ..types import Event, Logprob, Logprobs, Origin
 
 LARGEST_NUMBER = 2**53
 """JSON's readers hold whole numbers up to here; larger seeds are sent as strings."""
 
 Detail = Literal["none", "summary", "detailed"]
-
-
-def seed_of(request: Request) -> int | str:
-    """Return the seed that repeats a request, a string where JSON's readers would round it."""
-    return request.seed if request.seed <= LARGEST_NUMBER else str(request.seed)
-
-
-def drafts_prediction(speculation: Speculation) -> bool:
-    """Return whether the drafts of a request come from its prediction."""
-    by = speculation.drafter in (None, "prediction")
-    return speculation.enabled and by and bool(speculation.prediction)
-
-
-def usage(states: Sequence[RequestState]) -> dict[str, Any]:
-    """Return OpenAI's ``usage`` of a call; output tokens are those that were emitted."""
-    prompt = sum(len(r.request.prompt_token_ids) for r in states)
-    output = sum(len(s.token_ids) for r in states for s in r.samples)
-    predicted = [r.counts for r in states if drafts_prediction(r.request.speculation)]
-    accepted = sum(c.accepted for c in predicted)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": sum(r.cached_tokens for r in states)},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(c.drafted for c in predicted) - accepted,
-        },
-    }
-
-
-def metrics(states: Sequence[RequestState], longest: int, detail: Detail) -> dict[str, Any]:
-    """Return TTFT, and speculation in vLLM's names, null unless the call has one sample."""
-    firsts = [r.ttft for r in states if r.ttft is not None]
-    samples = [s for r in states for s in r.samples]
-    shown = None
-    if len(samples) == 1 and detail != "none":
-        shown = speculative_decoding(samples[0], longest, detail)
-    return {
-        "time_to_first_token_ms": 1000 * min(firsts) if firsts else None,
-        "speculative_decoding": shown,
-    }
 
 
 def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..outputs import RequestState
 from ..sampling.acceptance import NOT_FINITE
 from ..types import DEFAULT_SPECULATION, Counts, Event, SamplingParams, Speculation
 from .admission import Lease
-from .answer import metrics, seed_of, usage
+from .answer import LARGEST_NUMBER, speculative_decoding
 from .bodies import LONG_BODY
 from .errors import Refusal
 from .protocol import Generation, SpeculationOptions, StreamOptions
@@ -251,16 +251,40 @@ class ApiCall(Generic[Body]):
         }  # fmt: skip
 
     def figures(self) -> dict[str, Any]:
-        """Return the seed that was used, and the figures of speculation."""
-        settings = self.service.settings
+        """Return the seed, TTFT, and speculation in vLLM's names, null unless it has one sample."""
+        settings, seed = self.service.settings, self.states[0].request.seed
+        firsts = [state.ttft for state in self.states if state.ttft is not None]
+        samples = [sample for state in self.states for sample in state.samples]
+        shown = None
+        if len(samples) == 1 and settings.detail != "none":
+            shown = speculative_decoding(samples[0], settings.longest, settings.detail)
         return {
-            "seed": seed_of(self.states[0].request),
-            "metrics": metrics(self.states, settings.longest, settings.detail),
+            "seed": seed if seed <= LARGEST_NUMBER else str(seed),
+            "metrics": {
+                "time_to_first_token_ms": 1000 * min(firsts) if firsts else None,
+                "speculative_decoding": shown,
+            },
         }
 
     def usage(self) -> dict[str, Any]:
-        """Return OpenAI's ``usage`` of the call."""
-        return usage(self.states)
+        """Return OpenAI's ``usage`` of the call; output tokens are those that were emitted."""
+        prompt = sum(len(state.request.prompt_token_ids) for state in self.states)
+        output = sum(len(sample.token_ids) for state in self.states for sample in state.samples)
+        how = self.speculation
+        drafts_prediction = how.enabled and how.prediction and how.drafter in (None, "prediction")
+        predicted = [state.counts for state in self.states if drafts_prediction]
+        accepted = sum(counts.accepted for counts in predicted)
+        cached = sum(state.cached_tokens for state in self.states)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(c.drafted for c in predicted) - accepted,
+            },
+        }
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return a part of a stream; the one that ends its last choice has figures."""

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastapi import FastAPI
-from fastapi import Request as HttpRequest
+from fastapi import FastAPI, Request
 from fastapi.responses import (
     FileResponse,
     JSONResponse,
@@ -34,7 +33,6 @@ from .chat import Chat
 from .completions import Completion
 from .errors import RESPONSES, Refusal, error_body, install, response
 from .hosts import from_this_machine
-from .metrics import Metrics
 from .protocol import (
     ChatRequest,
     CompletionRequest,
@@ -75,13 +73,13 @@ def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
         yield
         llm.shutdown()
         if tracer is not None:
-            tracer.shutdown()
+            tracer.provider.shutdown()  # sends the rest
 
     app = FastAPI(
         title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         responses=RESPONSES,
     )  # fmt: skip
-    service = Service(llm, settings, Metrics(llm, settings.names[0], settings.slo))
+    service = Service(llm, settings)
     app.state.service = service
     app.router.route_class = BodyRoute
     install(app)
@@ -118,17 +116,17 @@ def _models(app: FastAPI, service: Service) -> None:
         return next(card for card in (await models())["data"] if card["id"] == name)
 
     @app.post("/v1/completions", responses=STREAMED)
-    async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
+    async def completions(body: CompletionRequest, http: Request) -> Response:
         """Continue prompts."""
         return await answered(Completion(service, body, http), http)
 
     @app.post("/v1/chat/completions", responses=STREAMED)
-    async def chat(body: ChatRequest, http: HttpRequest) -> Response:
+    async def chat(body: ChatRequest, http: Request) -> Response:
         """Answer a conversation."""
         return await answered(Chat(service, body, http), http)
 
 
-async def answered(call: Chat | Completion, http: HttpRequest) -> Response:
+async def answered(call: Chat | Completion, http: Request) -> Response:
     """Return the answer to a call, whole or as a stream; an early failure is no stream."""
     http.state.call = call
     if call.body.stream_options is not None and not call.body.stream:
@@ -145,11 +143,13 @@ async def answered(call: Chat | Completion, http: HttpRequest) -> Response:
         if isinstance(error, ConfigError):
             raise to_refusal(error) from None
         raise
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(events(call, first, chunks), 200, headers, "text/event-stream")
+    return StreamingResponse(
+        events(call, first, chunks), media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )  # fmt: skip
 
 
-async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T:
+async def unless_gone(http: Request, work: Awaitable[T]) -> T:
     """Return the result of ``work``, which is cancelled as soon as the client is gone.
 
     Raises:
@@ -214,7 +214,7 @@ def event(content: dict[str, Any]) -> bytes:
 
 def _texts(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, http: HttpRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, http: Request) -> Response:
         """Return the token ids of a text or a conversation."""
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -286,7 +286,7 @@ def _speculation(app: FastAPI, service: Service) -> None:
         return state(service)
 
     @app.post("/v1/speculation")
-    async def post(body: SpeculationChange, http: HttpRequest) -> dict[str, Any]:
+    async def post(body: SpeculationChange, http: Request) -> dict[str, Any]:
         """Set drafter and draft length from the next step on; needs an API key or this machine."""
         peer = http.client.host if http.client else None
         if not service.settings.api_keys and not from_this_machine(http.headers, peer):

@@ -15,7 +15,6 @@ from ..errors import ConfigError, ModelError
 from ..fields import Fields
 from ..params import SamplingParams
 from .hosts import bare
-from .metrics import Slo
 from .options import Chosen
 from .settings import Settings
 from .shown import short
@@ -184,7 +183,7 @@ def read_defaults(source: str, folder: Path) -> dict[str, Any]:
     return defaults
 
 
-def read_slo(text: str | None) -> Slo:
+def read_slo(text: str | None) -> dict[str, float]:
     """Return the limits in a text such as ``ttft=200ms,tpot=50ms``.
 
     Raises:
@@ -196,7 +195,7 @@ def read_slo(text: str | None) -> Slo:
         if match is None:
             raise ConfigError(f"slo is {short(repr(text))}; give it as in ttft=200ms,tpot=50ms.")
         limits[match[1]] = float(match[2]) * SECONDS[match[3]]
-    return Slo(**limits)
+    return limits
 
 
 def fingerprint(llm: AsyncLLM) -> str:

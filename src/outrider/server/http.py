@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import httptools
@@ -40,18 +41,17 @@ class Stop(Exception):
     """Ends the parsing of a request that is refused, with a status and a message."""
 
 
+@dataclass
 class Clock:
     """One timer of a connection, off or running."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
-        self.loop = loop
-        self.ring = ring
-        self.timer: asyncio.TimerHandle | None = None
+    loop: asyncio.AbstractEventLoop
+    ring: Callable[[], None]
+    timer: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float) -> None:
         """Call ``ring`` after ``seconds``, unless the clock runs already."""
-        if self.timer is None:
-            self.timer = self.loop.call_later(seconds, self.ring)
+        self.timer = self.timer or self.loop.call_later(seconds, self.ring)
 
     def stop(self) -> None:
         """Turn the clock off."""
@@ -60,12 +60,12 @@ class Clock:
             self.timer = None
 
 
+@dataclass(eq=False)
 class Quiet:
     """A transport that drops writes after its end; its protocol decides how it closes."""
 
-    def __init__(self, wire: asyncio.Transport, protocol: Bounded) -> None:
-        self.wire = wire
-        self.protocol = protocol
+    wire: asyncio.Transport
+    protocol: Bounded
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.wire, name)
@@ -223,8 +223,7 @@ class Bounded(HttpToolsProtocol):
             return
         version = self.parser.get_http_version()
         self.check_head(version)
-        busy = len(self.connections) - len(self.owing)
-        crowded = busy >= self.settings.max_connections
+        crowded = len(self.connections) - len(self.owing) >= self.settings.max_connections
         self.app = probes_only(self.config.loaded_app) if crowded else self.config.loaded_app
         super().on_headers_complete()
         if version == "1.0":

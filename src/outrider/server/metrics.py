@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -75,27 +76,16 @@ class _Life:
     tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Slo:
-    """The latency limits of a good request, in seconds; None is no limit."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-
-
-NO_SLO = Slo()
-
-
 class Metrics(Collector):
     """Counts the engine's steps, times its requests, and reads gauges when they are collected.
 
     Args:
         llm: the engine.
         model: the label ``model_name``.
-        slo: what goodput counts.
+        slo: the limits of a good request, in seconds, by ttft and tpot.
     """
 
-    def __init__(self, llm: AsyncLLM, model: str, slo: Slo) -> None:
+    def __init__(self, llm: AsyncLLM, model: str, slo: Mapping[str, float]) -> None:
         self.registry = CollectorRegistry()
         self.tally = Tally(llm)
         self.good_rate = Rate()
@@ -131,8 +121,9 @@ class Metrics(Collector):
 
     def begin(self, request: Request) -> None:
         """Begin to time a request."""
-        prompt, samples = len(request.prompt_token_ids), request.params.n
-        self._lives[request.id] = _Life(time.perf_counter(), prompt, samples)
+        self._lives[request.id] = _Life(
+            time.perf_counter(), len(request.prompt_token_ids), request.params.n
+        )
 
     def end(self, request_id: str) -> None:
         """Forget a request, however it ended."""
@@ -197,10 +188,7 @@ class Metrics(Collector):
         self._time("inference", max(0.0, now - (life.scheduled or life.arrival)))
         self._time("prompts", life.prompt_tokens)
         self._time("outputs", life.tokens)
-        good = (self.slo.ttft is None or ttft <= self.slo.ttft) and (
-            self.slo.tpot is None or tpot <= self.slo.tpot
-        )
-        if good:
+        if ttft <= self.slo.get("ttft", inf) and tpot <= self.slo.get("tpot", inf):
             self._count_up("good")
             self.good_rate.add(1)
 

@@ -34,6 +34,7 @@ from .shapes import (
 
 MOST_SAMPLES = 256
 FORM = "structured_outputs"
+FORMS = ("json", "regex", "choice", "grammar")
 
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """Ids that a client may give a request: no character that could break a line of the log."""
@@ -205,15 +206,10 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
             if guided.json_object and guided.json_ is not None:
                 raise Refusal("json and json_object both ask for a form; give one of them.", FORM)
             schema = {"type": "object"} if guided.json_object else guided.json_
-            parts = {
-                "json": schema, "regex": guided.regex, "choice": guided.choice,
-                "grammar": guided.grammar,
-            }  # fmt: skip
-            forms[FORM] = {k: v for k, v in parts.items() if v is not None}
-        for name in ("json", "regex", "choice", "grammar"):
-            value = getattr(self, f"guided_{name}")
-            if value is not None:
-                forms[f"guided_{name}"] = {name: value}
+            parts = zip(FORMS, (schema, guided.regex, guided.choice, guided.grammar), strict=True)
+            forms[FORM] = {name: value for name, value in parts if value is not None}
+        named = {name: getattr(self, f"guided_{name}") for name in FORMS}
+        forms |= {f"guided_{n}": {n: value} for n, value in named.items() if value is not None}
         shape = self.response_format
         if shape is not None and shape.type == "json_object":
             forms["response_format"] = {"json": {"type": "object"}}
@@ -391,5 +387,5 @@ def to_refusal(error: ConfigError) -> Refusal:
     """Return the error of an option as a refusal of the call's field of that name."""
     text = str(error).removeprefix("SamplingParams: ").removeprefix("StructuredOutputsParams ")
     field = text.partition(" ")[0]
-    is_field = field in CompletionRequest.model_fields or field in ChatRequest.model_fields
-    return Refusal(text, field if is_field else None)
+    fields = {**CompletionRequest.model_fields, **ChatRequest.model_fields}
+    return Refusal(text, field if field in fields else None)

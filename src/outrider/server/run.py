@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import uvicorn
@@ -55,14 +55,6 @@ def listener(host: str, port: int, flag: str) -> socket.socket:
     return listening
 
 
-class _Uvicorn(uvicorn.Server):
-    """Leaves signals to ``Server``: its own handlers close the door on the first one."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class Server:
     """One server, until a signal or an engine that cannot be kept alive ends it.
 
@@ -97,7 +89,7 @@ class Server:
         most = files(settings.max_connections)
         if most < settings.max_connections:
             logger.warning("max_connections is %d: the limit on open files allows no more.", most)
-        self.uvicorn = _Uvicorn(
+        self.uvicorn = uvicorn.Server(
             uvicorn.Config(
                 self.app, log_config=None, access_log=False, server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS, ws="none", proxy_headers=False,
@@ -105,6 +97,8 @@ class Server:
                 timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
+        # Its own handlers close the door on the first signal.
+        self.uvicorn.capture_signals = nullcontext  # type: ignore[assignment]
         self.signals = 0
         self.failure: OutriderError | None = None
 
@@ -118,9 +112,8 @@ class Server:
             loop.add_signal_handler(number, self._signalled)
         trim_regularly()
         tasks = [asyncio.create_task(self._watch())]
-        metrics = self.service.metrics
         if self.settings.log_interval:
-            lines = log_intervals(metrics, self.settings.log_interval)
+            lines = log_intervals(self.service.metrics, self.settings.log_interval)
             tasks.append(asyncio.create_task(lines))
         await self.uvicorn.serve(self.sockets)
         for task in tasks:
@@ -167,8 +160,8 @@ class Server:
             await asyncio.sleep(LOOK_SECONDS)
         self.llm.shutdown()  # running streams end with an error event
         # Slow readers have the rest of the time for bytes that are written already.
-        left = min(max(1.0, deadline - clock()), LONGEST_DRAIN)
-        self.uvicorn.config.timeout_graceful_shutdown = round(left)
+        left = round(min(max(1.0, deadline - clock()), LONGEST_DRAIN))
+        self.uvicorn.config.timeout_graceful_shutdown = left
 
     def _signalled(self) -> None:
         """Drain on the first signal, end at once on the second."""

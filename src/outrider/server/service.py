@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ..async_llm import AsyncLLM
 from ..errors import shown
 from .admission import Lease, Queue
@@ -14,27 +12,21 @@ from .tally import Stats
 from .texts import Texts
 
 
-@dataclass
 class Service:
-    """The engine, the limits, the counters, and the queue of waiting calls."""
+    """The engine, the limits, the counters, and the queue of waiting calls.
 
-    llm: AsyncLLM
-    settings: Settings
-    metrics: Metrics
-    stats: Stats = field(default_factory=Stats)
-    draining: bool = False
-    queue: Queue = field(init=False)
-    texts: Texts = field(init=False)
+    ``name`` is the model's first one.
+    """
 
-    def __post_init__(self) -> None:
-        limits = self.settings
-        self.queue = Queue(limits.max_queued_requests, limits.max_queued_tokens)
-        self.texts = Texts(self.llm.inputs)
-
-    @property
-    def name(self) -> str:
-        """The model's first name."""
-        return self.settings.names[0]
+    def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.name = settings.names[0]
+        self.metrics = Metrics(llm, self.name, settings.slo)
+        self.stats = Stats()
+        self.draining = False
+        self.queue = Queue(settings.max_queued_requests, settings.max_queued_tokens)
+        self.texts = Texts(llm.inputs)
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model than the one that is served.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .answer import Detail
-from .metrics import NO_SLO, Slo
 from .tools import Form
 
 
@@ -32,7 +31,7 @@ class Settings:
         max_connections: connections that may be open.
         host: the address that the server listens on.
         allowed_hosts: names that it answers to besides its own; "*" for all.
-        slo: what a good request keeps.
+        slo: what a good request keeps, in seconds, by ttft and tpot.
         metrics_port: where /metrics is served; None: at the API's port.
         otlp_traces_endpoint: the collector of spans, None for none.
         share_prefix_cache: calls with different keys share cached prefixes.
@@ -57,7 +56,7 @@ class Settings:
     max_connections: int = 1024
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()
-    slo: Slo = NO_SLO
+    slo: Mapping[str, float] = field(default_factory=dict)
     request_timeout: float | None = None
     log_interval: float = 0.0
     metrics_port: int | None = None

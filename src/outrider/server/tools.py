@@ -123,21 +123,16 @@ def _grammar(start: str, tools: Sequence[Tool], key: str) -> str:
         f"start: {start}",
         r"TEXT: /(.|\n)*/",
         r"FREE: /([ \n\t]*[^{ \n\t](.|\n)*)?/",
-        f"opening[lazy]: TEXT {_text(OPENING)}",
+        f"opening[lazy]: TEXT {json.dumps(OPENING)}",
         r"W: /[ \n]{0,2}/",
         "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
     ]
     for i, tool in enumerate(tools):
         parts = ("{", '"name"', ":", json.dumps(tool.function.name), ",", f'"{key}"', ":")
-        head = " W ".join(map(_text, parts))
-        rules.append(f"call_{i}: {head} W arguments_{i} W {_text('}')}")
+        head = " W ".join(map(json.dumps, parts))
+        rules.append(f'call_{i}: {head} W arguments_{i} W "}}"')
         rules.append(f"arguments_{i}: %json {json.dumps(_parameters(tool))}")
     return "\n".join(rules)
-
-
-def _text(text: str) -> str:
-    """Return a text as a terminal."""
-    return json.dumps(text)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

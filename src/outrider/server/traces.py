@@ -90,7 +90,3 @@ class Tracer:
             span.set_attribute("error.type", short(str(facts.get("error") or status)))
             span.set_status(StatusCode.ERROR)
         span.end()
-
-    def shutdown(self) -> None:
-        """Send the remaining spans."""
-        self.provider.shutdown()

@@ -93,8 +93,14 @@ class TextCodec:
             )
         if not messages:
             raise RequestError("the conversation is empty; give at least one message.")
+        try:
+            template = self.tokenizer.get_chat_template(tools=tools or None)
+        except ValueError as error:
+            raise RequestError(f"{self._folder}: {one_line(error)}.") from None
+        if not isinstance(template, str):
+            raise RequestError(f"{self._folder} has a chat template that is no text; correct it.")
         text = render(
-            self._template_for(tools),
+            template,
             messages,
             **{"documents": None, **self.tokenizer.special_tokens_map, **variables},
             tools=tools or None,
@@ -103,16 +109,6 @@ class TextCodec:
         if has_lone_surrogates(text):
             raise RequestError("the messages have lone surrogates; send UTF-8.")
         return text
-
-    def _template_for(self, tools: list[Any] | None) -> str:
-        """Return the chat template; where there are several, the one for ``tools``."""
-        try:
-            template = self.tokenizer.get_chat_template(tools=tools or None)
-        except ValueError as error:
-            raise RequestError(f"{self._folder}: {one_line(error)}.") from None
-        if not isinstance(template, str):
-            raise RequestError(f"{self._folder} has a chat template that is no text; correct it.")
-        return template
 
 
 def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
@@ -130,18 +126,14 @@ def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
 def has_tokenizer(folder: Path) -> bool:
     """Return whether the checkpoint has a tokenizer."""
     if is_gguf(folder):
-        tokens = open_gguf(folder).metadata.get("tokenizer.ggml.tokens")
-        return bool(tokens) or folder.with_name("tokenizer.json").is_file()
+        has_tokens = bool(open_gguf(folder).metadata.get("tokenizer.ggml.tokens"))
+        return has_tokens or folder.with_name("tokenizer.json").is_file()
     return any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 
 def has_lone_surrogates(text: str) -> bool:
     """Return whether a text cannot be encoded as UTF-8, which tokenizers need."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+    return text.encode(errors="ignore").decode() != text
 
 
 def differing_entries(target: dict[str, int], drafter: dict[str, int]) -> list[str]:
