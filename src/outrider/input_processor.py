@@ -208,6 +208,4 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not isinstance(prompts, Iterable):
         raise RequestError(f"prompts is {shown(prompts)}; give texts or lists of token ids.")
     listed: list[Any] = list(prompts)
-    if listed and all(isinstance(p, int) for p in listed):
-        return [listed]
-    return listed
+    return [listed] if listed and all(isinstance(p, int) for p in listed) else listed

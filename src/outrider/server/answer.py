@@ -93,9 +93,7 @@ def _shown(entry: Logprob) -> dict[str, Any]:
 
 def prompt_logprobs(logprobs: list[Logprobs | None] | None) -> list[Any] | None:
     """Return ``prompt_logprobs`` in vLLM's form."""
-    if logprobs is None:
-        return None
-    return [
+    return logprobs and [
         one and {
             str(id): {"logprob": p.logprob, "rank": p.rank, "decoded_token": p.decoded_token}
             for id, p in one.items()

@@ -131,8 +131,8 @@ class ApiCall(Generic[Body]):
                         count, tokens = count - started, 0
                     if state.error is not None:
                         # Logits that are not finite are the model's fault, all else the options'.
-                        code = 500 if state.error == NOT_FINITE else 400
-                        raise Refusal(f"the request failed: {state.error}", status=code)
+                        status = 500 if state.error == NOT_FINITE else 400
+                        raise Refusal(f"the request failed: {state.error}", status=status)
                     yield events
         finally:
             self.lease.give_back(count, tokens)

@@ -232,7 +232,9 @@ def _texts(app: FastAPI, service: Service) -> None:
             "count": len(ids), "max_model_len": service.llm.inputs.max_model_len, "tokens": ids,
         }  # fmt: skip
         if body.return_token_strs:
-            content["token_strs"] = await service.texts.words(ids)
+            content["token_strs"] = await service.texts.slow(
+                lambda: [service.llm.inputs.outputs.word(id) for id in ids]
+            )
         return JSONResponse(content)
 
     @app.post("/detokenize")

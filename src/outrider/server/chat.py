@@ -41,9 +41,10 @@ class Chat(ApiCall[ChatRequest]):
         self.lease = self.service.admit(body.n)
         await self.read_options(1, **more)
         tools = (body.tools or []) if self.choice != "none" else []
-        ids = await self.service.texts.chat_ids(body.messages, tools, body, self.long)
+        ids = self.truncated(
+            await self.service.texts.chat_ids(body.messages, tools, body, self.long)
+        )
         body.messages = []  # they may be long, and are not needed any more
-        ids = self.truncated(ids)
         self.states = [self.start(ids)]
         self.lease.add_tokens(len(ids))
 

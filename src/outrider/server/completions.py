@@ -53,10 +53,8 @@ class Completion(ApiCall[CompletionRequest]):
         self.lease.add_tokens(sum(len(s.request.prompt_token_ids) for s in self.states))
 
     def build(self) -> dict[str, Any]:
-        choices = []
-        for i, state in enumerate(self.states):
-            for j, sample in enumerate(state.samples):
-                choices.append(self._choice(i * self.body.n + j, state, sample, None))
+        pairs = [(state, sample) for state in self.states for sample in state.samples]
+        choices = [self._choice(i, *pair, None) for i, pair in enumerate(pairs)]
         return {
             **self.head(self.chunk_kind), "choices": choices, "usage": self.usage(),
             **self.figures(),

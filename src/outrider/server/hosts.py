@@ -32,8 +32,7 @@ def address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         ip = ipaddress.ip_address(name)
     except ValueError:
         return None
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return mapped or ip
+    return getattr(ip, "ipv4_mapped", None) or ip  # of an IPv6 address
 
 
 def is_loopback(name: str) -> bool:

@@ -183,11 +183,14 @@ class Metrics(Collector):
         tpot = decode / (life.tokens - 1) if life.tokens > 1 else 0.0
         if life.tokens > 1:
             self._time("tpot", tpot)
-        self._time("e2e", now - life.arrival)
-        self._time("decode", decode)
-        self._time("inference", max(0.0, now - (life.scheduled or life.arrival)))
-        self._time("prompts", life.prompt_tokens)
-        self._time("outputs", life.tokens)
+        for key, value in (
+            ("e2e", now - life.arrival),
+            ("decode", decode),
+            ("inference", max(0.0, now - (life.scheduled or life.arrival))),
+            ("prompts", life.prompt_tokens),
+            ("outputs", life.tokens),
+        ):
+            self._time(key, value)
         if ttft <= self.slo.get("ttft", inf) and tpot <= self.slo.get("tpot", inf):
             self._count_up("good")
             self.good_rate.add(1)

@@ -176,10 +176,12 @@ def _in_range(option: Option, value: Any, where: str) -> Any:
         # No usable path, name or key has either.
         if "\0" in value or value.encode(errors="ignore").decode() != value:
             raise ConfigError(f"{where} is {short(repr(value))}; give a text in UTF-8.")
-    elif not isinstance(value, bool):
-        inside = option.low <= value <= option.high or (option.zero and value == 0)
-        if not inside:  # as NaN never is
-            raise _wrong(option, value, where)
+    elif not (
+        isinstance(value, bool)
+        or option.low <= value <= option.high  # as NaN never is
+        or (option.zero and value == 0)
+    ):
+        raise _wrong(option, value, where)
     return value
 
 

@@ -79,12 +79,18 @@ class Wire(BaseModel):
         }
 
 
-class SpeculationOptions(Wire):
+class SpeculationChange(Wire):
+    """The body of ``POST /v1/speculation``; fields that are left out keep their value."""
+
+    enabled: bool | None = None
+    drafter: str | None = None
+    num_speculative_tokens: DraftLength | None = None
+
+
+class SpeculationOptions(SpeculationChange):
     """Drafting options of a request; its text does not depend on them."""
 
     enabled: bool = True
-    drafter: str | None = None
-    num_speculative_tokens: DraftLength | None = None
 
 
 class StreamOptions(Wire):
@@ -373,14 +379,6 @@ class DetokenizeRequest(Wire):
 
     model: str | None = None
     tokens: Ids
-
-
-class SpeculationChange(Wire):
-    """The body of ``POST /v1/speculation``; fields that are left out keep their value."""
-
-    enabled: bool | None = None
-    drafter: str | None = None
-    num_speculative_tokens: DraftLength | None = None
 
 
 def to_refusal(error: ConfigError) -> Refusal:

@@ -59,12 +59,11 @@ class Tally:
             emitted = sum(event.token_id is not None for event in events)
             self.tokens += emitted
             drafted = events[0].drafted
-            if drafted is None:
-                continue
-            accepted = sum(event.origin is Origin.ACCEPTED for event in events)
-            counts = self.by_drafter.setdefault(drafted.drafter, Counts())
-            counts.record(drafted.depth, len(drafted.tokens), accepted, emitted)
-            self.accepted_rate.add(accepted)
+            if drafted is not None:
+                accepted = sum(event.origin is Origin.ACCEPTED for event in events)
+                counts = self.by_drafter.setdefault(drafted.drafter, Counts())
+                counts.record(drafted.depth, len(drafted.tokens), accepted, emitted)
+                self.accepted_rate.add(accepted)
 
     @property
     def total(self) -> Counts:

@@ -97,7 +97,3 @@ class Texts:
         except RequestError as error:
             raise Refusal(str(error), "tokens") from None
         return await self.slow(partial(self._inputs.outputs.decode, ids))
-
-    async def words(self, ids: list[int]) -> list[str]:
-        """Return the text of each token."""
-        return await self.slow(lambda: [self._inputs.outputs.word(id) for id in ids])

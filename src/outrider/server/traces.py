@@ -82,9 +82,8 @@ class Tracer:
             "gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider",
             "http.response.status_code": status,
         }  # fmt: skip
-        for name, attribute in ATTRIBUTES.items():
-            if facts.get(name) is not None:
-                kept[attribute] = plain(facts[name])
+        known = {attribute: facts.get(name) for name, attribute in ATTRIBUTES.items()}
+        kept |= {attribute: plain(fact) for attribute, fact in known.items() if fact is not None}
         span = self.tracer.start_span(operation, parent, SpanKind.SERVER, kept, start_time=begin)
         if status >= 400 or facts.get("error"):
             span.set_attribute("error.type", short(str(facts.get("error") or status)))

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
-from tokenizers import pre_tokenizers as cuts
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)  # fmt: skip
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
@@ -73,7 +80,7 @@ def gguf_tokenizer(file: GGUF) -> PreTrainedTokenizerFast | None:
     if kind not in ("gpt2", "llama") or (kind == "gpt2" and cut not in CUTS):
         name = f"{shown(kind)} with cuts {shown(cut)}" if kind == "gpt2" else shown(kind)
         raise ModelError(f"{file.path}: its tokenizer, {name}, is not known; {remedy}.")
-    _check(file.path, options)
+    _check(file.path, options, fields)
     with readable(f"{file.path}: its tokenizer is damaged", f"{remedy}."):
         backend = _byte_level(options) if kind == "gpt2" else _pieces(options)
         _add_specials(backend, options, kind)
@@ -86,14 +93,13 @@ def gguf_tokenizer(file: GGUF) -> PreTrainedTokenizerFast | None:
         )
 
 
-def _check(path: Path, options: dict[str, Any]) -> None:
+def _check(path: Path, options: dict[str, Any], fields: Fields) -> None:
     """Refuse lists with items of a wrong type, and ids beyond the vocabulary."""
     for name, kind in LISTS.items():
         items = options.get(name, [])
         if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
             raise ModelError(f"{path}: tokenizer.ggml.{name} is damaged; fetch the file again.")
     count = len(options.get("tokens", []))
-    fields = Fields(options, f"{path}: tokenizer.ggml")
     for name in SPECIALS.values():
         if name in options:
             fields.whole(name, high=max(0, count - 1))
@@ -111,10 +117,10 @@ def _byte_level(options: dict[str, Any]) -> Tokenizer:
     )
     if cut == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = cuts.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(cuts.Split(Regex(expression), "isolated") for expression in CUTS[cut]),
-            cuts.ByteLevel(add_prefix_space=False, use_regex=False),
+            *(pre_tokenizers.Split(Regex(expression), "isolated") for expression in CUTS[cut]),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
@@ -158,13 +164,13 @@ def _pieces(options: dict[str, Any]) -> Tokenizer:
 def _add_specials(tokenizer: Tokenizer, options: dict[str, Any], kind: str) -> None:
     """Add the tokens that stay whole, and those that begin and end a text."""
     tokens = options["tokens"]
-    types = options.get("token_type") or []
-    added = [
-        AddedToken(tokens[i], normalized=False, special=kind_of == CONTROL)
-        for i, kind_of in enumerate(types)
-        if kind_of in (CONTROL, USER_DEFINED)
-    ]
-    tokenizer.add_tokens(added)
+    tokenizer.add_tokens(
+        [
+            AddedToken(tokens[i], normalized=False, special=kind_of == CONTROL)
+            for i, kind_of in enumerate(options.get("token_type") or [])
+            if kind_of in (CONTROL, USER_DEFINED)
+        ]
+    )
     begins = kind == "llama" or options.get("pre") in WHOLE
     around = []
     for flag, default, name in (("bos", begins, "bos_token_id"), ("eos", False, "eos_token_id")):

@@ -42,10 +42,9 @@ class StopFinder:
     def _longest_start(self) -> int:
         """Return the length of the longest tail of the held text that begins a stop string."""
         longest = min(len(self._held), max(len(s) for s in self._stop) - 1)
-        for size in range(longest, 0, -1):
-            if any(s.startswith(self._held[-size:]) for s in self._stop):
-                return size
-        return 0
+        sizes = range(longest, 0, -1)
+        tails = (n for n in sizes if any(s.startswith(self._held[-n:]) for s in self._stop))
+        return next(tails, 0)
 
     def flush(self) -> str:
         """Return the text that is held back, at the end of all text."""

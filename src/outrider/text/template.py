@@ -271,19 +271,17 @@ def _plain(message: object) -> dict[str, Any]:
 
 def _tag(chat: list[dict[str, Any]]) -> str:
     """Append ``TAG`` to the content of the last message; return the content without it."""
-    content = chat[-1].get("content") if chat else None
-    if isinstance(content, list):
-        content = [dict(part) if isinstance(part, dict) else part for part in content]
-        chat[-1]["content"] = content
-        part = next((p for p in reversed(content) if isinstance(p, dict) and "text" in p), None)
-        if part is not None and isinstance(part["text"], str):
-            text = part["text"]
-            part["text"] += TAG
-            return text
-    elif isinstance(content, str):
-        chat[-1]["content"] += TAG
-        return content
-    raise RequestError("continue_final_message needs a last message whose content is text.")
+    holder, name = chat[-1] if chat else {}, "content"
+    if isinstance(holder.get(name), list):
+        parts = [dict(part) if isinstance(part, dict) else part for part in holder[name]]
+        holder[name] = parts
+        texts = (part for part in reversed(parts) if isinstance(part, dict) and "text" in part)
+        holder, name = next(texts, {}), "text"
+    text = holder.get(name)
+    if not isinstance(text, str):
+        raise RequestError("continue_final_message needs a last message whose content is text.")
+    holder[name] += TAG
+    return text
 
 
 def _until_tag(text: str, ending: str) -> str:
