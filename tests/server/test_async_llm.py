@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from outrider import LLM, SamplingParams
 from outrider.async_llm import AsyncLLM
@@ -183,7 +184,9 @@ def test_a_wrong_request_harms_nobody(tiny_llama: Path) -> None:
 
 def counted(metrics: Metrics) -> dict[str, float]:
     """Every counter by its name and labels."""
-    lines = [line for line in metrics.text().decode().splitlines() if "_total" in line]
+    lines = [
+        line for line in generate_latest(metrics.registry).decode().splitlines() if "_total" in line
+    ]
     return {k: float(v) for k, v in (x.rsplit(" ", 1) for x in lines if not x.startswith("#"))}
 
 

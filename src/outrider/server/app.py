@@ -20,7 +20,7 @@ from fastapi.responses import (
     StreamingResponse,
 )  # fmt: skip
 from fastapi.staticfiles import StaticFiles
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import to_json
 
 from .. import __version__
@@ -268,7 +268,7 @@ def _health(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return all metrics in Prometheus' text format."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:

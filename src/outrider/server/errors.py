@@ -126,11 +126,6 @@ def response(
     return JSONResponse(error_body(error), status, {**retry, **(headers or {})})
 
 
-def early_response(error: Refusal) -> JSONResponse:
-    """Return the response to a call that is refused before its body is read."""
-    return response(error, EARLY_HEADERS.get(error.status))
-
-
 def _depth(problem: Mapping[str, Any]) -> tuple[int, int]:
     """Return how deep in a body a problem lies, and at which index."""
     place = problem.get("loc", ())

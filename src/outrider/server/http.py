@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )  # fmt: skip
 
 from .access import PROBES
-from .errors import Refusal, early_response, response
+from .errors import EARLY_HEADERS, Refusal, response
 from .log import log_call
 from .settings import Settings
 
@@ -349,7 +349,7 @@ def probes_only(app: Any) -> Any:
         if scope["path"] in PROBES:
             await app(scope, receive, send)
         else:
-            await early_response(Refusal(BUSY, status=503))(scope, receive, send)
+            await response(Refusal(BUSY, status=503), EARLY_HEADERS[503])(scope, receive, send)
 
     return busy
 

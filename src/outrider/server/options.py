@@ -19,7 +19,6 @@ from .shown import short
 
 OTHERS = frozenset({"OUTRIDER_NATIVE_ISA", "OUTRIDER_PEERS", "OUTRIDER_CONFIG"})
 """Variables that are no options of a server."""
-SOURCES = ("default", "file", "environment", "flag")
 SECRET = frozenset({"api_key"})
 """Options whose value is not shown."""
 
@@ -65,7 +64,7 @@ MODEL = Option("model", str, None, "The target.")
 
 @dataclass(frozen=True)
 class Chosen:
-    """A value and where it comes from: one of ``SOURCES``, for a file with its path."""
+    """A value and where it comes from: default, environment, flag, or a file's path."""
 
     value: Any
     source: str

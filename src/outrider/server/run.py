@@ -111,10 +111,10 @@ class Server:
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled)
         trim_regularly()
-        tasks = [asyncio.create_task(self._watch())]
+        work = [self._watch()]
         if self.settings.log_interval:
-            lines = log_intervals(self.service.metrics, self.settings.log_interval)
-            tasks.append(asyncio.create_task(lines))
+            work.append(log_intervals(self.service.metrics, self.settings.log_interval))
+        tasks = [asyncio.create_task(each) for each in work]
         await self.uvicorn.serve(self.sockets)
         for task in tasks:
             task.cancel()
@@ -160,8 +160,9 @@ class Server:
             await asyncio.sleep(LOOK_SECONDS)
         self.llm.shutdown()  # running streams end with an error event
         # Slow readers have the rest of the time for bytes that are written already.
-        left = round(min(max(1.0, deadline - clock()), LONGEST_DRAIN))
-        self.uvicorn.config.timeout_graceful_shutdown = left
+        self.uvicorn.config.timeout_graceful_shutdown = round(
+            min(max(1.0, deadline - clock()), LONGEST_DRAIN)
+        )
 
     def _signalled(self) -> None:
         """Drain on the first signal, end at once on the second."""

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .admission import Held, Room
-from .errors import METHODS, Refusal, early_response
+from .errors import EARLY_HEADERS, METHODS, Refusal, response
 from .hosts import host_is_ours, origin_is_ours
 from .settings import Settings
 from .shown import short
@@ -64,7 +64,7 @@ class Gate:
                         return
                     receive = once(whole, receive)
             except Refusal as error:
-                await early_response(error)(scope, receive, send)
+                await response(error, EARLY_HEADERS.get(error.status))(scope, receive, send)
             else:
                 await self.app(scope, receive, send)
 

@@ -61,8 +61,9 @@ class Tally:
             drafted = events[0].drafted
             if drafted is not None:
                 accepted = sum(event.origin is Origin.ACCEPTED for event in events)
-                counts = self.by_drafter.setdefault(drafted.drafter, Counts())
-                counts.record(drafted.depth, len(drafted.tokens), accepted, emitted)
+                self.by_drafter.setdefault(drafted.drafter, Counts()).record(
+                    drafted.depth, len(drafted.tokens), accepted, emitted
+                )
                 self.accepted_rate.add(accepted)
 
     @property

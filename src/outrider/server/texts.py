@@ -78,8 +78,9 @@ class Texts:
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
 
         def work() -> list[int]:
-            text = self._inputs.render(readable(messages), prompted, listed, **options)
-            return self._encode(text, False)
+            return self._encode(
+                self._inputs.render(readable(messages), prompted, listed, **options), False
+            )
 
         return await self.slow(work) if long else work()
 

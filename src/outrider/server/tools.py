@@ -43,8 +43,10 @@ class ToolCall:
 
     def as_json(self) -> dict[str, Any]:
         """Return the call as clients see it."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": self.id, "type": "function", "function": function}
+        return {
+            "id": self.id, "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }  # fmt: skip
 
 
 def form_of(template: str | None) -> Form:
