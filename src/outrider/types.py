@@ -152,8 +152,10 @@ class Request:
         return eos | frozenset(self.params.stop_token_ids or ())
 
 
-def check_vocabulary(name: str, ids: Collection[int], vocabulary: int) -> None:
-    """Refuse ids outside a vocabulary of that size.
+def check_vocabulary(
+    name: str, ids: Collection[int], vocabulary: int, param: str | None = None
+) -> None:
+    """Refuse ids outside a vocabulary of that size; ``param`` is the option that has them.
 
     Raises:
         RequestError: one of them is not.
@@ -161,7 +163,8 @@ def check_vocabulary(name: str, ids: Collection[int], vocabulary: int) -> None:
     wrong = wrong_ids(ids, vocabulary)
     if wrong:
         raise RequestError(
-            f"{name} has token id {shown(wrong[0])}, but the vocabulary ends at {vocabulary - 1}."
+            f"{name} has token id {shown(wrong[0])}, but the vocabulary ends at {vocabulary - 1}.",
+            param,
         )
 
 

@@ -43,8 +43,7 @@ def is_loopback(name: str) -> bool:
 
 def is_named(name: str, settings: Settings) -> bool:
     """Return True for loopback names and those of ``--allowed-hosts``."""
-    allowed = settings.allowed_hosts
-    return is_loopback(name) or name in allowed or "*" in allowed
+    return is_loopback(name) or not {name, "*"}.isdisjoint(settings.allowed_hosts)
 
 
 def host_is_ours(host: str, settings: Settings) -> bool:

@@ -99,18 +99,18 @@ def words(fields: dict[str, Any]) -> str:
 
 async def log_intervals(metrics: Metrics, seconds: float) -> None:
     """Write a line on the tokens and drafts of every ``seconds``, unless there are none."""
-    tally, llm = metrics.tally, metrics.tally.llm
+    llm = metrics.llm
     start, tokens, counts = time.perf_counter(), 0, Counts()
     while True:
         await asyncio.sleep(seconds)
-        now, total, state, gauges = time.perf_counter(), tally.total, llm.speculation, llm.gauges
+        now, total, state, gauges = time.perf_counter(), metrics.total, llm.speculation, llm.gauges
         new = Counts(
             drafts=total.drafts - counts.drafts,
             drafted=total.drafted - counts.drafted,
             accepted=total.accepted - counts.accepted,
         )
-        speed = (tally.tokens - tokens) / (now - start)
-        start, tokens, counts = now, tally.tokens, total
+        speed = (metrics.tokens - tokens) / (now - start)
+        start, tokens, counts = now, metrics.tokens, total
         if not speed or state is None:
             continue
         fields = {
@@ -119,8 +119,8 @@ async def log_intervals(metrics: Metrics, seconds: float) -> None:
             "tokens_per_second": speed,
             "cache_usage": gauges.pages_used / max(1, gauges.pages),
             "drafter": state.drafter,
-            "draft_length": tally.draft_length,
-            "reason": tally.off,
+            "draft_length": metrics.draft_length,
+            "reason": metrics.off,
             "acceptance_rate": new.acceptance_rate,
             "acceptance_length": new.acceptance_length,
             "speedup": gauges.speedups.get(state.drafter),

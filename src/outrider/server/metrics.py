@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
 from ..engine.messages import Gauges, Stepped
-from ..types import Event, Request
-from .tally import Rate, Tally
+from ..types import SAMPLE, Counts, Event, Origin, Request, grouped_by
+from .tally import Rate
 
 ENGINE = "0"
 LABELS = ("model_name", "engine")
@@ -87,7 +87,10 @@ class Metrics(Collector):
 
     def __init__(self, llm: AsyncLLM, model: str, slo: Mapping[str, float]) -> None:
         self.registry = CollectorRegistry()
-        self.tally = Tally(llm)
+        self.llm = llm
+        self.by_drafter: dict[str, Counts] = {}
+        self.tokens = 0
+        self.accepted_rate = Rate()
         self.good_rate = Rate()
         llm.observers.append(self.observe)
         self.slo = slo
@@ -149,9 +152,23 @@ class Metrics(Collector):
         self._time("iteration", gauges.rows - before.rows)
         self._before = gauges
         for id, mine in events.items():
+            for own in grouped_by(mine, SAMPLE).values():
+                self._record(own)
             life = self._lives.get(id)
             if life is not None:
                 self._count(life, mine, now)
+
+    def _record(self, events: Sequence[Event]) -> None:
+        """Count one step of one sample."""
+        emitted = sum(event.token_id is not None for event in events)
+        self.tokens += emitted
+        drafted = events[0].drafted
+        if drafted is not None:
+            accepted = sum(event.origin is Origin.ACCEPTED for event in events)
+            self.by_drafter.setdefault(drafted.drafter, Counts()).record(
+                drafted.depth, len(drafted.tokens), accepted, emitted
+            )
+            self.accepted_rate.add(accepted)
 
     def _count(self, life: _Life, events: Sequence[Event], now: float) -> None:
         """Count one step of one request."""
@@ -195,6 +212,30 @@ class Metrics(Collector):
             self._count_up("good")
             self.good_rate.add(1)
 
+    @property
+    def total(self) -> Counts:
+        """The counts of all drafters together."""
+        total = Counts()
+        for counts in self.by_drafter.values():
+            total.add(counts)
+        return total
+
+    @property
+    def off(self) -> str | None:
+        """The reason why nothing is drafted by default; None while something is."""
+        now = self.llm.speculation
+        if self.llm.ready is None or now is None:
+            return "engine_down"
+        if now.drafter == "none":
+            return "no_drafter"
+        return None if now.enabled else "switched_off"
+
+    @property
+    def draft_length(self) -> int:
+        """The longest draft K in use, 0 while nothing is drafted."""
+        now = self.llm.speculation
+        return 0 if now is None or self.off else now.num_speculative_tokens
+
     def collect(self) -> Iterator[Metric]:
         """Yield every family with the values of now."""
         for kind, name, text, labels, values in self._families():
@@ -205,8 +246,7 @@ class Metrics(Collector):
 
     def _families(self) -> tuple[Family, ...]:
         """Return type, name, help, labels and values of each family."""
-        tally, llm = self.tally, self.tally.llm
-        gauges, total = llm.gauges, tally.total
+        gauges, total = self.llm.gauges, self.total
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         position, spec = ("drafter", "position"), "vllm:spec_decode_num"
         return (
@@ -215,14 +255,14 @@ class Metrics(Collector):
             (gauge, "vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", (),
              {(): gauges.pages_used / max(1, gauges.pages)}),
             (gauge, "outrider_draft_length", "Longest draft in use, 0 for none.", (),
-             {(): tally.draft_length}),
+             {(): self.draft_length}),
             (gauge, "outrider_accepted_throughput",
              "Accepted draft tokens a second, over a minute.", (),
-             {(): tally.accepted_rate.value()}),
+             {(): self.accepted_rate.value()}),
             (gauge, "outrider_goodput", "Requests a second that kept the SLO, over a minute.", (),
              {(): self.good_rate.value()}),
             (gauge, "outrider_speculation_off", "1 while nothing is drafted.", ("reason",),
-             {(tally.off,): 1.0} if tally.off else {}),
+             {(self.off,): 1.0} if self.off else {}),
             (gauge, "outrider_speedup",
              "Emitted tokens times a plain step's time, over the time taken.", ("drafter",),
              {(drafter,): value for drafter, value in gauges.speedups.items()}),
@@ -238,14 +278,14 @@ class Metrics(Collector):
             (counter, "outrider_accepted_tokens_per_pos", "Accepted of them.", position,
              self._by_position("accepted_by_position")),
             (counter, "outrider_verified_nodes", "Nodes verified.", ("drafter",),
-             {(drafter,): counts.nodes for drafter, counts in tally.by_drafter.items()}),
+             {(drafter,): counts.nodes for drafter, counts in self.by_drafter.items()}),
             (counter, "outrider_engine_restarts", "Starts of the engine after a death.", (),
-             {(): llm.restarts}),
+             {(): self.llm.restarts}),
         )  # fmt: skip
 
     def _by_position(self, field: str) -> Values:
         return {
             (drafter, str(i)): count
-            for drafter, counts in self.tally.by_drafter.items()
+            for drafter, counts in self.by_drafter.items()
             for i, count in enumerate(getattr(counts, field))
         }

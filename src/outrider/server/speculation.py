@@ -17,29 +17,32 @@ NOT_CHOSEN = "not_chosen"
 
 def state(service: Service) -> dict[str, Any]:
     """Return the switch and the figures since the server's start, null where there are none."""
-    llm, tally = service.llm, service.metrics.tally
+    llm, metrics = service.llm, service.metrics
     now, ready = llm.speculation, llm.ready
-    names = [name for name in ready.drafters if name != "none"] if ready else []
     return {
         "enabled": now.enabled if now else None,
         "drafter": now.drafter if now else None,
         "num_speculative_tokens": now.num_speculative_tokens if now else None,
         "max_num_speculative_tokens": ready.max_draft if ready else None,
-        "draft_length": tally.draft_length,
-        "reason": tally.off,
-        "drafters": {name: _drafter(service, name) for name in names},
+        "draft_length": metrics.draft_length,
+        "reason": metrics.off,
+        "drafters": {
+            name: _drafter(service, name)
+            for name in (ready.drafters if ready else ())
+            if name != "none"
+        },
         "controller": None,
     }
 
 
 def _drafter(service: Service, name: str) -> dict[str, Any]:
     """Return one drafter's draft length K, or why that is 0, and its counts."""
-    llm, tally = service.llm, service.metrics.tally
-    counts = tally.by_drafter.get(name, Counts())
+    llm, metrics = service.llm, service.metrics
+    counts = metrics.by_drafter.get(name, Counts())
     chosen = llm.speculation is not None and llm.speculation.drafter == name
     return {
-        "draft_length": tally.draft_length if chosen else 0,
-        "reason": tally.off or (None if chosen else NOT_CHOSEN),
+        "draft_length": metrics.draft_length if chosen else 0,
+        "reason": metrics.off or (None if chosen else NOT_CHOSEN),
         "speedup": llm.gauges.speedups.get(name),
         "drafts": counts.drafts,
         "drafted": counts.drafted,

@@ -1,18 +1,15 @@
-"""Counts since the server's start: of the engine by drafter, and of requests for ``/stats``."""
+"""Counts since the server's start: rates, and requests for ``/stats``."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from statistics import quantiles
 from typing import Any
 
-from ..async_llm import AsyncLLM
-from ..engine.messages import Stepped
 from ..outputs import RequestState
-from ..types import SAMPLE, Counts, Event, Origin, grouped_by
+from ..types import Counts
 
 RATE_SECONDS = 60
 KEPT = 1000
@@ -39,56 +36,6 @@ class Rate:
         now = time.perf_counter()
         total = sum(count for second, count in self._counts if second >= now - RATE_SECONDS)
         return total / min(RATE_SECONDS, max(1.0, now - self._start))
-
-
-class Tally:
-    """Counts of every drafter since the server's start, across restarts of the engine."""
-
-    def __init__(self, llm: AsyncLLM) -> None:
-        self.llm = llm
-        self.by_drafter: dict[str, Counts] = {}
-        self.tokens = 0
-        self.accepted_rate = Rate()
-        llm.observers.append(self.observe)
-
-    def observe(self, _: Stepped, by_request: Mapping[str, Sequence[Event]]) -> None:
-        """Count one step of the engine."""
-        for events in chain.from_iterable(
-            grouped_by(e, SAMPLE).values() for e in by_request.values()
-        ):
-            emitted = sum(event.token_id is not None for event in events)
-            self.tokens += emitted
-            drafted = events[0].drafted
-            if drafted is not None:
-                accepted = sum(event.origin is Origin.ACCEPTED for event in events)
-                self.by_drafter.setdefault(drafted.drafter, Counts()).record(
-                    drafted.depth, len(drafted.tokens), accepted, emitted
-                )
-                self.accepted_rate.add(accepted)
-
-    @property
-    def total(self) -> Counts:
-        """The counts of all drafters together."""
-        total = Counts()
-        for counts in self.by_drafter.values():
-            total.add(counts)
-        return total
-
-    @property
-    def off(self) -> str | None:
-        """The reason why nothing is drafted by default; None while something is."""
-        now = self.llm.speculation
-        if self.llm.ready is None or now is None:
-            return "engine_down"
-        if now.drafter == "none":
-            return "no_drafter"
-        return None if now.enabled else "switched_off"
-
-    @property
-    def draft_length(self) -> int:
-        """The longest draft K in use, 0 while nothing is drafted."""
-        now = self.llm.speculation
-        return 0 if now is None or self.off else now.num_speculative_tokens
 
 
 class Stats:

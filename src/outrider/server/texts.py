@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import RequestError
 from ..input_processor import InputProcessor
 from ..text.codec import has_lone_surrogates
 from ..types import check_vocabulary
@@ -88,13 +87,11 @@ class Texts:
         """Return the text of token ids.
 
         Raises:
-            Refusal: one of them is not in the vocabulary, or there are more than the context holds.
+            RequestError: one of them is not in the vocabulary, or there are more than the context
+                holds.
         """
         most = self._inputs.max_model_len
         if len(ids) > most:
             raise Refusal(f"there are {len(ids)} tokens; give at most {most}.", "tokens")
-        try:
-            check_vocabulary("tokens", ids, self._inputs.vocab_size)
-        except RequestError as error:
-            raise Refusal(str(error), "tokens") from None
+        check_vocabulary("tokens", ids, self._inputs.vocab_size, "tokens")
         return await self.slow(partial(self._inputs.outputs.decode, ids))
