@@ -151,5 +151,4 @@ def wrong_ids(ids: Collection[Any], end: int) -> list[Any]:
     # A million ids come in one body: a loop of Python would take ten times as long.
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < end):
         return []
-    wrong = (id for id in ids if not (TOKEN_ID.holds(id) and id < end))
-    return list(islice(wrong, 1))
+    return list(islice((id for id in ids if not (TOKEN_ID.holds(id) and id < end)), 1))

@@ -27,8 +27,9 @@ def fingerprint(requests: Iterable[Request]) -> str:
         if shared is None or any(a is not b for a, b in zip(options, shared, strict=True)):
             shared = options
             digest.update(repr(options).encode("utf-8", "surrogatepass"))
-        prompt = request.prompt_token_ids, request.cache_salt
-        digest.update(repr(prompt).encode("utf-8", "surrogatepass"))
+        digest.update(
+            repr((request.prompt_token_ids, request.cache_salt)).encode("utf-8", "surrogatepass")
+        )
     return digest.hexdigest()
 
 

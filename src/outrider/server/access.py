@@ -62,8 +62,9 @@ class Access:
                 self.failed(status)
             facts = state["call"].facts() if "call" in state else {}
             if traced is not None and state.get("trusted"):
-                route = getattr(scope.get("route"), "path", None)
-                traced.record(route, headers, clock, status, facts)
+                traced.record(
+                    getattr(scope.get("route"), "path", None), headers, clock, status, facts
+                )
             if scope["method"] == "POST" or status >= 400:
                 log_call(
                     {

@@ -38,10 +38,11 @@ def listener(host: str, port: int, flag: str) -> socket.socket:
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, the protocol lets asyncio turn Nagle's algorithm off: with it a first token waits
     # for the acknowledgement of the headers, 40 ms on Linux.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))

@@ -51,8 +51,9 @@ class Tracer:
             raise ConfigError(
                 "otlp_traces_endpoint needs OpenTelemetry; run: pip install 'outrider[otel]'"
             ) from None
-        about = Resource.create({"service.name": "outrider", "service.version": __version__})
-        self.provider = TracerProvider(resource=about)
+        self.provider = TracerProvider(
+            resource=Resource.create({"service.name": "outrider", "service.version": __version__})
+        )
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
         self.tracer = self.provider.get_tracer("outrider", __version__)
 

@@ -62,8 +62,9 @@ class TextCodec:
         """
         count = 0
         for start in range(0, len(text), PIECE):
-            piece = text[start : start + PIECE]
-            (encoding,) = self.backend.encode_batch_fast([piece], add_special_tokens=False)
+            (encoding,) = self.backend.encode_batch_fast(
+                [text[start : start + PIECE]], add_special_tokens=False
+            )
             count += len(encoding) - SLACK
             if count > limit:
                 return True
