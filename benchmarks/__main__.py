@@ -1,7 +1,5 @@
 """``python -m benchmarks NAME``: one way to start every benchmark."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """Shared by the benchmarks: arguments, rounds, tables."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ A target whose context is too short is given a longer one, in a copy of its conf
 what they are, and what they say beyond the length they were trained at is whatever they say.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Iterator, Sequence

@@ -7,8 +7,6 @@ batch was decoding; "tokens" is what a sequence got of such a step. The engines 
 the checkpoint's own drafter if it has one) take turns within a round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain, cycle, islice

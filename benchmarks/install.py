@@ -4,8 +4,6 @@ Nothing goes into Outrider's own environment. It all lies in one cache folder (s
 be deleted at will. Versions are pinned, torch too: an unpinned one may bring gigabytes of CUDA.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

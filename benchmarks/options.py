@@ -7,8 +7,6 @@ the given pair, and once on random weights of the pocket pair's shape with a voc
 where a law is thirty times as long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain, cycle, islice

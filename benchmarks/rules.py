@@ -7,8 +7,6 @@ sampling accepts its closed form, at least (1 - TV) / (1 + TV) (Daliri, Musco, S
 verification exceeds 1 - TV, since what comes later counts too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``outrider serve`` in a process of its own, for benchmarks and tests."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -6,8 +6,6 @@ ones without drafts and with. The engine has one thread on the first CPU on both
 client have the second. Figures are medians over rounds. Needs httpx (``outrider[benchmarks]``).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -10,8 +10,6 @@ no engine is killed: every 503 is a fault. ``--compare`` soaks without that clie
 the honest clients' P99 latencies side by side.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

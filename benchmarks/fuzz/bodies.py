@@ -1,7 +1,5 @@
 """Random bodies for the server's POST paths; each is a function of schema, seed and index."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from copy import deepcopy

@@ -5,8 +5,6 @@ attack may be refused in any way; a server's error other than 503, and a switch 
 page can flip, are faults.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """The rules for one answer: which status is right, and how errors and streams look."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Values that servers stumble over: boundaries, wrong types, deep and long ones, odd text."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """A small HTTP client on raw sockets, which can be rude: it pauses, pipelines, and leaves."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field

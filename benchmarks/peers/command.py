@@ -1,7 +1,5 @@
 """Our engine against other engines on this machine's CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

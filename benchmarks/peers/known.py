@@ -1,7 +1,5 @@
 """The peers, and how each is started."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

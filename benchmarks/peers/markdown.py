@@ -1,7 +1,5 @@
 """A peers report as Markdown tables: every run, and ours / theirs for each peer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

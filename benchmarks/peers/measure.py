@@ -1,7 +1,5 @@
 """Our engine against others: the best settings of each side, then interleaved rounds of them."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ drafter agrees with the target on about nine tokens of ten. So the pair costs wh
 its shape costs and accepts as a good one does, and says nothing of a trained pair's acceptance.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

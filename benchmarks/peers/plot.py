@@ -1,7 +1,5 @@
 """The peers' report as one figure: a row a pair and kind of load, a panel a dtype."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ see ``bench/intervals.py``. Every ratio is ours / theirs, the median over rounds
 a round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import geometric_mean, median

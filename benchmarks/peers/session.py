@@ -1,7 +1,5 @@
 """Peers as processes that stay loaded, and what else the machine did while one of them ran."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

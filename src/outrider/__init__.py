@@ -1,7 +1,5 @@
 """Exact speculative decoding on CPUs."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -12,8 +12,6 @@
 Each message is one or two sentences: what is wrong, where, and what to do.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from reprlib import Repr

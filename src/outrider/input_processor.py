@@ -1,7 +1,5 @@
 """Makes requests from prompts and options, for ``LLM``, ``AsyncLLM`` and the server alike."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The bounds of every number that a user gives. They are checked and published from here."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any, NamedTuple

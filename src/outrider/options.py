@@ -1,7 +1,5 @@
 """Options: their names, kinds, defaults and ranges, the same for Python, flags, files and docs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any

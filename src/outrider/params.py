@@ -1,7 +1,5 @@
 """Sampling options: ``SamplingParams``, in vLLM's names. The standard library only."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """vLLM's names of engine options, translated into ours."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """llama.cpp through its server: a draft model, or its simplest n-gram lookup."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import http.client

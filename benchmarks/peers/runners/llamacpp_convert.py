@@ -7,8 +7,6 @@ llama.cpp would take for an end, and the padding token stands for the end: what 
 output would otherwise be banned from it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

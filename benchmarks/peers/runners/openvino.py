@@ -1,7 +1,5 @@
 """OpenVINO GenAI: its pipeline with a draft model or prompt lookup."""
 
-from __future__ import annotations
-
 import numpy as np
 import openvino
 import openvino_genai

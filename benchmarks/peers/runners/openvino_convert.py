@@ -4,8 +4,6 @@ bfloat16 is stored as float16, as OpenVINO's users do, and computed in bfloat16;
 the exporter's own defaults.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Outrider by the peers' protocol."""
 
-from __future__ import annotations
-
 from outrider import LLM, SamplingParams, __version__
 from outrider.errors import ConfigError
 

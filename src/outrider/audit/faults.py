@@ -4,8 +4,6 @@ An audit that cannot fail proves nothing. Six are wrong acceptance rules, tested
 ratio rules. The seventh spoils the engines that draft, which the equality check compares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

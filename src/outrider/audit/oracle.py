@@ -4,8 +4,6 @@ Slow, straight and for small vocabularies: the fast code is compared with it. A 
 float64 [vocabulary], normalised; p is the target's and q the drafter's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

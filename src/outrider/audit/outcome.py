@@ -1,7 +1,5 @@
 """The outcome of an audit: its checks and their verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

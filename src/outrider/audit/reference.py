@@ -1,7 +1,5 @@
 """transformers' model of a checkpoint in fp32, which the audit compares with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests and engines of the equality check: every option, in many mixes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

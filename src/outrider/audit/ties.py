@@ -6,8 +6,6 @@ only in row counts; their spread is the measured difference. A gap between the t
 not larger is a tie; anything else is a violation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ distributions differ by their total variation, and since KL >= 2 TV^2 (Pinsker),
 variation 2 sqrt(threshold / (2 n)) or more is seen with probability 1 - alpha at least.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

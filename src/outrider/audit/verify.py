@@ -11,8 +11,6 @@ Where outputs differ, ``ties`` measures the effect of rounding: a gap within tha
 numerical tie, anything else as a violation.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ Target and drafter both send their logits through the sequence's pipeline, so a 
 sees the processed logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field

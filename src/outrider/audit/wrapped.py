@@ -1,7 +1,5 @@
 """Wrappers that pass every call on: a base for what watches or spoils a request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Confidence intervals of a median from a few rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import comb
 

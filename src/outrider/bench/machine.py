@@ -1,7 +1,5 @@
 """The machine that a benchmark runs on, and the memory that this process takes of it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """Plain decoding against drafters, interleaved in one process: the runs, not yet the figures."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

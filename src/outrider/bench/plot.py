@@ -1,7 +1,5 @@
 """A report as a PNG: speedups by draft length, and acceptance by position."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path

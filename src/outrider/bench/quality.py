@@ -6,8 +6,6 @@ far as the text is, so that means over windows have intervals: paired, since eac
 both.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

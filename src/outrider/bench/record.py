@@ -1,7 +1,5 @@
 """The record of a run: its requests, their events, and the time and memory that it took."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ prompt + output before it occurred earlier in them, and were followed there by t
 the step emits first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

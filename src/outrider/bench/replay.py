@@ -20,8 +20,6 @@ alone: after a sampled token that differs, the recording goes on at the next ind
 it says EOS.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

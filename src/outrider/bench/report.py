@@ -6,8 +6,6 @@ rounds of the ratio to plain decoding in the same round at the same temperature 
 than 6 rounds: see ``bench/intervals.py``, and ``intervals`` in the report for its confidence.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -5,8 +5,6 @@ the page's end. A row's keys and values do not depend on the other rows of its f
 that is found holds the bits that would be computed.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, MutableSequence, Sequence

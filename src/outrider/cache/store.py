@@ -1,7 +1,5 @@
 """The tensors of the KV cache: keys and values of one model."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """The command line: one module per command. Nothing heavy is imported before a command runs."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``outrider bench quality``: what quantised weights cost in quality."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``outrider quantize``: a checkpoint made few-bit once and for all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``outrider serve`` and ``outrider config``."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from functools import partial

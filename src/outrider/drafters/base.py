@@ -1,7 +1,5 @@
 """The protocol of drafters: a specification that can be pickled, and the drafter it makes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

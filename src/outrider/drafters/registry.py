@@ -1,7 +1,5 @@
 """The table of drafters, and the choice among them."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes the cache: pages for target and drafters, beside the room that a step needs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

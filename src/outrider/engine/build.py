@@ -1,7 +1,5 @@
 """Builds an engine: loads checkpoints, sizes memory, wires the parts."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 None of it changes the output: a row's bits do not depend on its chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Set
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The rule for when a worker that died is started again, and when that is given up."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 

@@ -1,7 +1,5 @@
 """The engine: ``add``, ``abort``, and one ``step`` for plain and speculative decoding alike."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The messages between the frontend and the engine's process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

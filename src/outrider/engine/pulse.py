@@ -1,7 +1,5 @@
 """Signs of life: a worker sends one every second, and the frontend judges the worker by them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

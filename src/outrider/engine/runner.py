@@ -1,7 +1,5 @@
 """One target forward over committed and drafted rows, then the acceptance rule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

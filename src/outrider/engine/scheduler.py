@@ -1,7 +1,5 @@
 """Chooses the rows and pages of a step: continuous batching, chunked prefill, preemption."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

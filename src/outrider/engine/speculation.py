@@ -1,7 +1,5 @@
 """Speculation: who drafts for each sequence and how far, and the drafts of one step."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A stderr that neither blocks nor raises: an unread log must not stop a server."""
 
-from __future__ import annotations
-
 import atexit
 import io
 import os

@@ -1,7 +1,5 @@
 """Requests that killed the engine: those that ran alone when it died."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Set
 from typing import Any

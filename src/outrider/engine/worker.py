@@ -4,8 +4,6 @@ The frontend tokenises, detokenises and serialises. Here one thread reads the pi
 requests (logits pipelines, grammars), and the main thread only steps the engine.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Attention over pages: one kernel shape for the rows of prompts, decoding and trees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

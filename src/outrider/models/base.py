@@ -1,7 +1,5 @@
 """The interface of models for the engine and the drafters."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ transformers creates as many layers as a config says: a damaged config costs tim
 no file of the checkpoint justifies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path

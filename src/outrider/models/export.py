@@ -7,8 +7,6 @@ first; ``weight_scale`` [out, groups]; ``weight_shape``, int64 [out, in]; and wi
 under ``quantization_config``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -7,8 +7,6 @@ last row. So a row's logits are the same bits however the work is cut up, in any
 the model does inside.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Sequence

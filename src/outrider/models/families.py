@@ -3,8 +3,6 @@
 Names of tensors and options are those of Hugging Face's models of the same name.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import dataclass, fields

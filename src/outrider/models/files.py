@@ -4,8 +4,6 @@ The layout is safetensors' own: the length of a header, the header as JSON, the 
 safetensors library checks a file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

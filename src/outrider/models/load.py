@@ -1,7 +1,5 @@
 """Loads a checkpoint as a model: native, by torch, or by transformers."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The cache of a native model, and the room for what its calls return."""
 
-from __future__ import annotations
-
 import math
 
 import torch

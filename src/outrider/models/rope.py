@@ -1,7 +1,5 @@
 """Rotary tables of the native families."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property

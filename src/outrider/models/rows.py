@@ -1,7 +1,5 @@
 """The rows of one forward: of any sequences, with the slots they write and attend to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The torch forward of the Llama-like families: any mix of rows through all layers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loads the weights of a checkpoint, fused as the forward needs them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The native libraries: which one serves this CPU."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

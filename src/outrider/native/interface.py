@@ -1,7 +1,5 @@
 """The C interface as ctypes knows it: structures, constants and functions of src/*.cpp."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

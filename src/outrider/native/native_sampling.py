@@ -1,7 +1,5 @@
 """The logits pipeline and the shared noise in C++: one call for all rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

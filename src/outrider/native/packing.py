@@ -1,7 +1,5 @@
 """A native library: loading it, and the functions that pack weights into models."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Any

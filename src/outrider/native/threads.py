@@ -1,7 +1,5 @@
 """The number of threads that this process may keep busy."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pocket pair: a small target and its drafter, bundled so that everything works offline."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

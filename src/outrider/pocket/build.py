@@ -4,8 +4,6 @@ Trains a byte-level BPE, a Llama-style target and its drafter from scratch on th
 library's source. Results of every stage are kept below ``--work``, from which a build resumes.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The model card's figures: the pocket pair on modules that it was not trained on."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The acceptance rule: it accepts draft tokens and adds the bonus token."""
 
-from __future__ import annotations
-
 import math
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Penalties, computed from counts of the tokens in a sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Log probabilities of tokens, for requests that want them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -6,8 +6,6 @@ allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, penalti
 min_p, top_k, top_p. At temperature 0 it ends with the penalties.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

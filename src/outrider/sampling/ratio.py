@@ -19,8 +19,6 @@ Distributions are computed in fp64: (w p - q)+ and 1 - w are differences of numb
 agree, and in fp32 their rounding would decide where the drafter is good.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

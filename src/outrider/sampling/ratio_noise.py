@@ -10,8 +10,6 @@ drawn behind a token as well, so that a draw met twice would bias the second dec
 commits a token, so no base comes twice. Stream 0 (shared) lies below, the seeds' 2^32 - 1 above.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Seeds for requests without one."""
 
-from __future__ import annotations
-
 import secrets
 
 from .noise import SEED_STREAM, WORD, check, philox

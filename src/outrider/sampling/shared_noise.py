@@ -1,7 +1,5 @@
 """Noise for rows of processed logits, and the draw with it, for rules and drafters."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The outer layer of every call: its id, log line, span, and the count of failures."""
 
-from __future__ import annotations
-
 import re
 import time
 import uuid

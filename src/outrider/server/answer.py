@@ -1,7 +1,5 @@
 """Parts of answers: log probabilities, and figures of speculation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The common part of completions and chats: the call, its requests, and the answer's frame."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -1,7 +1,5 @@
 """The paths of the server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

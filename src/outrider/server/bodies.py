@@ -1,7 +1,5 @@
 """Bodies of calls: JSON that is read at a bounded cost, outside the event loop where it is long."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Reads options; builds the engine and the settings of a server."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

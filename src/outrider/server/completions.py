@@ -1,7 +1,5 @@
 """``/v1/completions``."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Errors in OpenAI's form: always message, type, param and code."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

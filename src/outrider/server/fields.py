@@ -4,8 +4,6 @@ A field that would change the prompt or the output is refused, unless its value 
 Fields that change neither are ignored, and so is every field that neither API knows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

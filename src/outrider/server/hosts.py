@@ -4,8 +4,6 @@ A browser sends the name in the address bar. A foreign page can have its own nam
 machine, but cannot do so with an IP address, with localhost, or with a name without a dot.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Mapping

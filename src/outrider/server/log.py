@@ -1,7 +1,5 @@
 """The server's log on stderr: text for people or a JSON object a line, and never a prompt."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Turns clients' messages into the form that chat templates read."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Prometheus metrics: vLLM's by its names, and those that vLLM lacks under ``outrider_``."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

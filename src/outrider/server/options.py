@@ -1,7 +1,5 @@
 """A server's options, read from a TOML file, the environment and flags; the later win."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Bodies of requests in OpenAI's and vLLM's names, and their translation for the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args

@@ -1,7 +1,5 @@
 """The server as a process: start, signals, the end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The gate before every call: keys, hosts, and limits of its body."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from collections.abc import Sequence

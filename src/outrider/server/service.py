@@ -1,7 +1,5 @@
 """The parts of a server that its calls share."""
 
-from __future__ import annotations
-
 from ..async_llm import AsyncLLM
 from ..errors import shown
 from .admission import Lease, Queue

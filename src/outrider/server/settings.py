@@ -1,7 +1,5 @@
 """The settings of a server, without those of its engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 A list fails at its first wrong member: an error for each would take a thousand times its memory.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 

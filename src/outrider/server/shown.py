@@ -1,7 +1,5 @@
 """Short forms of values of any size and kind, for logs, traces and messages."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``/v1/speculation``: the drafters and their figures; the switch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..engine.speculation import SpeculationState

@@ -1,7 +1,5 @@
 """Counts since the server's start: rates, and requests for ``/stats``."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence

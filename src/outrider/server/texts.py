@@ -1,7 +1,5 @@
 """Encodes and decodes texts at a bounded cost, long ones outside the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

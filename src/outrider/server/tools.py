@@ -6,8 +6,6 @@ grammar holds calls to their form and arguments to their schemas, so that they c
 they come.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import uuid

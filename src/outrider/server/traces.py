@@ -4,8 +4,6 @@ They are what https://github.com/open-telemetry/semantic-conventions-genai calls
 (status: development); those of latency are vLLM's; what has no name there is ``outrider.``'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tokenizer of a checkpoint: ids from text and from chat messages."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Streaming detokenisation: text deltas, and the end at a stop string."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer

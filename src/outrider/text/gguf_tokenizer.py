@@ -1,7 +1,5 @@
 """Builds the tokenizer that the metadata of a GGUF file describes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ rendering takes bounded time and gives a text of bounded size. Each rendering ha
 in whichever thread it runs.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ of its path assigns a module to the held-out part, so every build on the same in
 the same modules.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sysconfig
 from collections.abc import Iterator

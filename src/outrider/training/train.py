@@ -1,7 +1,5 @@
 """Training of the pocket pair: the target on text, the drafter on the target's distributions."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import time

@@ -11,8 +11,6 @@ FP8 checkpoints (``quant_method`` "fp8" and "fbgemm_fp8") are dequantised at loa
 block) or ``weight_scale`` (one for the matrix or for each output).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

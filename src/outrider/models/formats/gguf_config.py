@@ -1,7 +1,5 @@
 """The config of a model, from the metadata of its GGUF file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Q8_0 (32 int8 and an fp16 scale) and Q4_0 (32 nibbles, the first 16 low, and an 
 onto ``Quantized`` bit for bit. Other quantised types are dequantised by the ``gguf`` package.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -10,8 +10,6 @@ Tensors of a matrix [out, in], with n = 32 / bits; words are filled from their l
 * ``g_idx`` int32 [in], of GPTQ only: the group of each input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

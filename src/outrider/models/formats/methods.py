@@ -1,7 +1,5 @@
 """The formats of quantised checkpoints, by the name in ``quantization_config``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

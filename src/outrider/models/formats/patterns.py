@@ -4,8 +4,6 @@ Expressions are matched by llguidance, whose engine takes linear time: an expres
 cannot make it backtrack.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
