@@ -68,7 +68,9 @@ class AsyncLLM:
     ) -> None:
         self.inputs = inputs = InputProcessor(model, drafter, cast(Mapping[str, Any], options))
         self.config = inputs.config
-        self.spec = WorkerSpec(inputs.folder, inputs.tokenizer, inputs.spec, inputs.config)
+        self.spec = WorkerSpec(
+            inputs.folder, inputs.model_config, inputs.tokenizer, inputs.spec, inputs.config
+        )
         self.ready: Ready | None = None
         self.gauges = Gauges()
         self.speculation: SpeculationState | None = None

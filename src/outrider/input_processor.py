@@ -43,7 +43,8 @@ class InputProcessor:
         tokenizer = values.pop("tokenizer", None)
         self.config = EngineConfig(**values)
         self.folder = find_folder(model)
-        shape = read_shape(read_config(self.folder), self.folder)
+        self.model_config = read_config(self.folder)
+        shape = read_shape(self.model_config, self.folder)
         self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
         self.max_model_len = self.config.model_length(shape.context)
         self.spec = find_drafter(drafter, self.folder)

@@ -48,7 +48,14 @@ class LLM:
         **options: Unpack[EngineOptions],
     ) -> None:
         inputs = InputProcessor(model, drafter, cast(Mapping[str, Any], options))
-        self._wire(inputs, build_engine(inputs.folder, inputs.spec, inputs.config, inputs.backend))
+        engine = build_engine(
+            inputs.folder,
+            inputs.spec,
+            inputs.config,
+            inputs.backend,
+            model_config=inputs.model_config,
+        )
+        self._wire(inputs, engine)
 
     @classmethod
     def from_engine(cls, inputs: InputProcessor, engine: Engine) -> LLM:

@@ -370,7 +370,9 @@ class Replay:
                 shutil.copy(file, target)
             chosen = drafter if drafter in ("none", "ngram") else self._planted(drafter, small)
             inputs = InputProcessor(target, chosen, {**options, "enable_prefix_caching": False})
-            model = ReplayModel(load_target(inputs.folder, inputs.config), self.tracks)
+            model = ReplayModel(
+                load_target(inputs.folder, inputs.config, inputs.model_config), self.tracks
+            )
             engine = build_engine(
                 inputs.folder, inputs.spec, inputs.config, inputs.backend, model=model
             )

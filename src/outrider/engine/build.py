@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from transformers import PretrainedConfig
 
 from ..config import EngineConfig
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
@@ -23,14 +24,17 @@ from .engine import Engine
 logger = logging.getLogger("outrider")
 
 
-def load_target(folder: Path, config: EngineConfig) -> Model:
-    """Return the model in ``folder``, on the CPU.
+def load_target(folder: Path, config: EngineConfig, model_config: PretrainedConfig) -> Model:
+    """Return the model in ``folder``, whose config was read, on the CPU.
 
     Raises:
         ModelError, ConfigError, MemoryBudgetError: it cannot be run as ``config`` wants.
     """
-    length = config.model_length(read_shape(read_config(folder), folder).context)
-    return load_model(folder, config.dtype, torch.device("cpu"), length, config.quantization)
+    length = config.model_length(read_shape(model_config, folder).context)
+    device = torch.device("cpu")
+    return load_model(
+        folder, config.dtype, device, length, config.quantization, model_config=model_config
+    )
 
 
 def fitting_spec(spec: DrafterSpec, folder: Path, model: Model) -> DrafterSpec:
@@ -54,6 +58,7 @@ def build_engine(
     config: EngineConfig,
     tokenizer: Tokenizer | None,
     *,
+    model_config: PretrainedConfig | None = None,
     model: Model | None = None,
     rule: AcceptanceRule | None = None,
 ) -> Engine:
@@ -64,13 +69,14 @@ def build_engine(
         spec: which drafter drafts unless a request names another.
         config: limits and budgets.
         tokenizer: the target's, None for a model without text.
+        model_config: the target's, where it was read already.
         model: the target, where it is loaded already.
         rule: None takes ``config.acceptance_rule``.
 
     Raises:
         ModelError, ConfigError, MemoryBudgetError: what was asked for cannot be served.
     """
-    target = load_target(folder, config) if model is None else model
+    target = model or load_target(folder, config, model_config or read_config(folder))
     rule = make_rule(config.acceptance_rule) if rule is None else rule
     length = config.model_length(target.shape.context)
     spec = fitting_spec(spec, folder, target)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from transformers import PretrainedConfig
+
 from ..config import EngineConfig
 from ..drafters.base import DrafterSpec
 from ..errors import OutriderError
@@ -17,6 +19,7 @@ class WorkerSpec:
     """Everything that a worker builds its engine from, see ``build.build_engine``."""
 
     folder: Path
+    model_config: PretrainedConfig
     tokenizer: Path
     drafter: DrafterSpec
     config: EngineConfig

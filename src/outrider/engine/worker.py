@@ -83,7 +83,9 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
     try:
         try:
             backend = TextCodec(spec.tokenizer).backend if has_tokenizer(spec.tokenizer) else None
-            engine = build_engine(spec.folder, spec.drafter, spec.config, backend)
+            engine = build_engine(
+                spec.folder, spec.drafter, spec.config, backend, model_config=spec.model_config
+            )
         except OutriderError as error:
             outlet.send(error)
             os._exit(0)

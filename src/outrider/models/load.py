@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import torch
+from transformers import PretrainedConfig
 
 from ..config import NO_RECIPES, Recipe, free_memory
 from ..errors import ConfigError, MemoryBudgetError, ModelError
@@ -36,6 +37,7 @@ def load_model(
     quantization: str | None = None,
     window: int | None = None,
     share_weights_with: Model | None = None,
+    model_config: PretrainedConfig | None = None,
 ) -> Model:
     """Return the model in ``folder``, ready to run.
 
@@ -47,6 +49,7 @@ def load_model(
         window: see ``read_architecture``.
         quantization: a recipe's text, or "auto" for int8 by the native step.
         share_weights_with: a model; weights that two native models have in common are held once.
+        model_config: of the checkpoint, where it was read already.
 
     Raises:
         ConfigError: ``quantization`` is no recipe, or the checkpoint is quantised already, or
@@ -56,7 +59,7 @@ def load_model(
             no quantization and no window.
     """
     with readable(f"{folder} cannot be loaded", "fetch the checkpoint again."):
-        config = read_config(folder)
+        config = model_config or read_config(folder)
         architecture = read_architecture(config, folder, window)
         recipe = None if quantization in (None, *NO_RECIPES) else Recipe.parse(quantization)
         quantised = is_gguf(folder) or getattr(config, "quantization_config", None) is not None

@@ -10,7 +10,7 @@ from typing import Any
 from ..async_llm import AsyncLLM
 from ..config import ENGINE_OPTIONS
 from ..errors import ConfigError, ModelError
-from ..fields import Fields
+from ..fields import Fields, read_object
 from ..params import SamplingParams
 from .hosts import bare
 from .options import Chosen
@@ -163,16 +163,12 @@ def read_defaults(source: str, folder: Path) -> dict[str, Any]:
     file = (folder if source == "auto" else Path(source)) / "generation_config.json"
     if source == "vllm" or (source == "auto" and not file.is_file()):
         return {}
-    text = read_text(file, "generation_config")
     try:
-        config = json.loads(text)
+        config = read_object(file)
         defaults = {n: config[n] for n in SAMPLING if config.get(n) is not None}
         if config.get("max_new_tokens") is not None:
             defaults["max_tokens"] = config["max_new_tokens"]
-    except (ValueError, AttributeError, RecursionError):
-        raise ConfigError(f"generation_config: {file} is no JSON object.") from None
-    fields = Fields(defaults, str(file))
-    try:
+        fields = Fields(defaults, str(file))
         for name in defaults:
             fields.whole(name, -1) if name in WHOLE else fields.number(name)
         SamplingParams(**defaults)
