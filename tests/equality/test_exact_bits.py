@@ -13,6 +13,7 @@ from test_exact import OPTIONS
 
 from outrider import LLM, pocket
 from outrider.audit.adversary import AdversarySpec
+from outrider.audit.faults import Fault
 from outrider.audit.sweep import MIXES, Answers, asks, decode, open_mix
 from outrider.native.choice import library
 from outrider.text.codec import TextCodec
@@ -177,6 +178,6 @@ def test_the_pocket_pair_says_the_same_in_any_bits(target: str | None, drafter: 
     budget = LLM(**options).engine.budget
     page = (budget.target_bytes + budget.drafter_bytes) // budget.pages
     for mix in MIXES:
-        llm = open_mix(mix, options, page, answers, longest, rng)
+        llm = open_mix(mix, options, page, answers, longest, rng, Fault("none"))
         for ask, ids in decode(llm, queued, mix.batch):
             assert ids == answers[ask.params.seed or 0], (str(mix), ask)

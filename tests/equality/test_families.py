@@ -12,7 +12,7 @@ from exactness import VOCABULARY, make_engine, planted_pair, requests, run
 
 from outrider.audit.adversary import AdversarySpec
 from outrider.errors import ConfigError
-from outrider.models.fallback import Fallback
+from outrider.models.fallback import Fallback, SequenceStore
 from outrider.types import SamplingParams
 
 NATIVE = ("mistral", "gemma2", "qwen3_moe")
@@ -102,7 +102,7 @@ def test_drafts_change_nothing(
         assert counts.accepted == counts.drafted > 0
     elif drafter in ("model", "ragged"):
         assert 0 < counts.accepted < counts.nodes
-    if isinstance(engine.model, Fallback):
+    if isinstance(engine.runner.store, SequenceStore):
         assert engine.runner.store.kept == {}  # nothing outlives its sequence
 
 

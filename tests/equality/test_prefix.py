@@ -9,7 +9,7 @@ from exactness import END, VOCABULARY, make_engine, planted_pair, run
 from pages import check_engine, check_pool
 
 from outrider.cache.pages import PagePool, extend_keys
-from outrider.types import Event, Request, SamplingParams, by_sample
+from outrider.types import SAMPLE, Event, Request, SamplingParams, grouped_by
 
 SIZE = 4  # of a page, in make_engine
 
@@ -176,7 +176,7 @@ def test_samples_compute_a_scored_prompt_once(pair: Path, drafter: str) -> None:
         return served(make_engine(pair, drafter), request("r", prompt(40), **options))["r"]
 
     def said(events: list[Event]) -> dict[int, list[int | None]]:
-        return {n: [e.token_id for e in found] for n, found in by_sample(events).items()}
+        return {n: [e.token_id for e in found] for n, found in grouped_by(events, SAMPLE).items()}
 
     (scored,) = (e.prompt_logprobs for e in of(prompt_logprobs=2) if e.prompt_logprobs)
     found = of(n=4, prompt_logprobs=2)

@@ -233,10 +233,11 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
     params = SamplingParams(**OPTIONS[options])
     noise = NativeNoise(WIDTH, CPU, found)
     plans: list[tuple[list[int], list[int]]] = [CHAIN, ([], []), TREE]
-    sequences, segments = [], []
+    sequences, segments, pipelines = [], [], []
     for i, (nodes, parents) in enumerate(plans):
         request = Request(f"{i}", (1, 2, 3), params, 11 + i, frozenset({0}))
         pipeline = NativePipeline(RequestPipeline(request, WIDTH, CPU), 0, found)
+        pipelines.append(pipeline)
         tokens = [1, 2, 3, 4, 2][: 5 - i]
         sequences.append(
             SequenceState(f"{i}", request, 0, Detokenizer(None, (), ()), pipeline, tokens)
@@ -245,8 +246,6 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
         segments.append(Segment(tokens, 0, [1 + i], rows, 3, nodes, parents))
     prompt = Segment([7, 8], 0, [4], 0, 9)  # wants nothing
     segments.insert(1, prompt)
-    pipelines = [sequence.pipeline for sequence in sequences]
-    assert all(isinstance(pipeline, NativePipeline) for pipeline in pipelines)
     for pipeline, sequence in zip(pipelines, sequences, strict=True):
         pipeline.know(sequence.tokens)
     rng = np.random.default_rng(0)

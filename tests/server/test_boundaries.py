@@ -29,7 +29,7 @@ from outrider.types import Request, SamplingParams, Speculation
 LONGEST_SENTENCE = 400
 OWNERS = (SamplingParams, Speculation, Request, EngineConfig)
 FIELDS = [f for owner in OWNERS for f in of_dataclass(owner)]
-BODIES = {
+BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "the quick", "max_tokens": 3}),
     "/v1/chat/completions": (
         ChatRequest,

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.config import ENGINE_OPTIONS, EngineConfig, EngineOptions
+from outrider.drafters.ngram import NgramSpec
 from outrider.errors import ConfigError, OutriderError
 from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.options import OPTIONS, RELAXED, Option, reference, resolve
@@ -203,7 +204,8 @@ def test_vllms_speculative_config(tiny_llama: Path) -> None:
     llm, settings = build(
         tiny_llama, "tiny", resolve({"speculative_config": json.dumps(given)}, {}, None)
     )
-    assert (llm.spec.drafter.name, llm.spec.drafter.prompt_lookup_max) == ("ngram", 2)
+    assert isinstance(llm.spec.drafter, NgramSpec)
+    assert llm.spec.drafter.prompt_lookup_max == 2
     assert (llm.config.num_speculative_tokens, settings.longest) == (3, 3)
     for wrong, said in (
         ('{"method": "medusa"}', "method 'medusa'"), ("[1]", "give an object"), ("{", "no JSON"),

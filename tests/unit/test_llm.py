@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import outrider
 from outrider import LLM, SamplingParams, errors
+from outrider.drafters.ngram import NgramSpec
 from outrider.drafters.registry import find_drafter
 from outrider.errors import (
     ConfigError,
@@ -76,7 +77,7 @@ def test_the_stream_says_where_each_token_came_from(llm: LLM) -> None:
 def test_leaving_a_stream_frees_everything(llm: LLM) -> None:
     stream = llm.stream(["the quick", "lazy dog"], GREEDY)
     next(stream)
-    stream.close()
+    stream.close()  # type: ignore[attr-defined]
     assert not llm.engine.has_work
     check_engine(llm.engine)
     assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_usable
@@ -179,7 +180,7 @@ def test_auto_finds_the_drafter_below_or_beside_the_target(
 
 def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
     with pytest.warns(FutureWarning) as caught:
-        llm = LLM(
+        llm = LLM(  # type: ignore[call-arg]
             tiny_llama,
             speculative_model="[ngram]",
             ngram_prompt_lookup_max=3,
@@ -191,6 +192,7 @@ def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
     for today in ("use drafter", 'use "ngram"', "use prompt_lookup_max", "ignored"):
         assert today in said
     assert llm.drafter.name == "ngram"
+    assert isinstance(llm.drafter, NgramSpec)
     assert llm.drafter.prompt_lookup_max == 3
     assert llm.config.memory == 0.01
 

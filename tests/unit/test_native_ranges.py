@@ -122,9 +122,9 @@ def test_top_k_above_the_vocabulary_is_the_vocabulary(step: Library) -> None:
         )
         z = torch.randn(1, WIDTH)
         assert pipeline.apply(z.clone(), [1], [[]])[0].isfinite().all()
-    pipeline = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
-    object.__setattr__(pipeline.params, "top_k", 2**31)  # what a door let through
-    assert NativePipeline(pipeline, 0, step).apply(z.clone(), [1], [[]])[0].isfinite().all()
+    made = RequestPipeline(Request("r", (1,), SamplingParams(), 0), WIDTH, CPU)
+    object.__setattr__(made.params, "top_k", 2**31)  # what a door let through
+    assert NativePipeline(made, 0, step).apply(z.clone(), [1], [[]])[0].isfinite().all()
 
 
 def test_options_that_no_field_can_hold_are_refused(step: Library) -> None:
