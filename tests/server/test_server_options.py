@@ -185,8 +185,8 @@ def test_what_a_checkpoint_says_of_sampling(tmp_path: Path) -> None:
     assert read_defaults("auto", tmp_path) == read_defaults(str(tmp_path), Path("/")) == found
     assert read_defaults("vllm", tmp_path) == {}
     for text, said in (
-        ("[]", "is no JSON object"),
-        ("{", "is no JSON object"),
+        ("[]", "no JSON object"),
+        ("{", "is damaged"),
         ('{"temperature": -1}', "temperature is -1.*give vllm for none"),
         ('{"max_new_tokens": "9"}', "max_tokens is '9'"),
         ('{"top_k": 4294967296}', "top_k is 4294967296; a whole number from -1 to 2147483647"),
