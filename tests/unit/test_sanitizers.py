@@ -14,7 +14,7 @@ from outrider.native import choice as native
 
 REPOSITORY = Path(__file__).parents[2]
 TESTS = (
-    "parity/test_native", "parity/test_native_laws", "unit/test_native_ranges",
+    "parity/test_native", "parity/test_native_sampling", "unit/test_native_ranges",
     "parity/test_quantized", "equality/test_rows", "equality/test_shared",
     "equality/test_exact_bits", "server/test_boundaries",
 )  # fmt: skip
@@ -67,7 +67,9 @@ def sanitized(folder: Path, option: str, runtime: str, *targets: str) -> dict[st
         "ASAN_OPTIONS": "detect_leaks=0",  # Python and torch keep what they have
         # Only what was compiled for it can tell the order of its accesses.
         "TSAN_OPTIONS": "exitcode=66 ignore_noninstrumented_modules=1",
-        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(folder), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
+        ),
     }
 
 
