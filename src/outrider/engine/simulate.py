@@ -1,0 +1,101 @@
+"""Runs a controller on known costs and survival with a virtual clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .controller import Choice, Controller, Stream
+from .cost_model import Costs
+
+Truth = Callable[[int, str, int], float]
+"""P(accepted | parent accepted) at a step, of a drafter, at a depth."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One simulated step: true expected tokens and seconds, chosen and plain."""
+
+    choices: Sequence[Choice]
+    tokens: float
+    seconds: float
+    plain: float
+    best: float
+
+
+def expected(
+    costs: Costs, rates: Mapping[str, Sequence[float]], choices: Sequence[Choice], context: int
+) -> tuple[float, float]:
+    """Return the expected tokens and the seconds of a step."""
+    tokens, rows = 0.0, 0
+    counts: dict[str, list[int]] = {}
+    for name, depth in choices:
+        survival, tokens, rows = 1.0, tokens + 1.0, rows + 1 + depth
+        for i in range(depth):
+            survival *= rates[name][i]
+            tokens += survival
+            by_depth = counts.setdefault(name, [])
+            by_depth.extend([0] * (i + 1 - len(by_depth)))
+            by_depth[i] += 1
+    seconds = costs.target.at(rows) + costs.per_context * context
+    seconds += sum(costs.drafters[name].at(by_depth) for name, by_depth in counts.items())
+    return tokens, seconds
+
+
+def simulate(
+    controller: Controller,
+    truth: Costs,
+    survival: Truth,
+    batch: int,
+    steps: int,
+    seed: int = 0,
+    spikes: float = 0.0,
+    jitter: float = 0.05,
+) -> list[Step]:
+    """Return the steps of ``batch`` sequences under a controller; one workload."""
+    rng = random.Random(seed)
+    streams = [Stream(str(i), "", 256) for i in range(batch)]
+    context = 256 * batch
+    found = []
+    for number in range(steps):
+        rates = {
+            name: [survival(number, name, i + 1) for i in range(longest)]
+            for name, longest in controller.drafters.items()
+        }
+        choices = controller.decide(streams)
+        tokens, seconds = expected(truth, rates, choices, context)
+        emitted = 0
+        drafting: dict[str, list[int]] = {}
+        for stream, (name, depth) in zip(streams, choices, strict=True):
+            emitted += 1
+            for i in range(depth):
+                by_depth = drafting.setdefault(name, [])
+                by_depth.extend([0] * (i + 1 - len(by_depth)))
+                by_depth[i] += 1
+            for i in range(depth):
+                accepted = rng.random() < rates[name][i]
+                controller.survival.observe(name, stream.workload, stream.id, i + 1, accepted)
+                if not accepted:
+                    break
+                emitted += 1
+        noise = rng.uniform(1 - jitter, 1 + jitter) * (2.0 if rng.random() < spikes else 1.0)
+        rows = batch + sum(depth for _, depth in choices)
+        took = 0.0
+        for name, by_depth in drafting.items():
+            spent = truth.drafters[name].at(by_depth) * noise
+            controller.costs.observe_draft(name, by_depth, spent)
+            took += spent
+        verify = (truth.target.at(rows) + truth.per_context * context) * noise
+        controller.costs.observe_verify(rows, context, verify)
+        drafted = any(depth for _, depth in choices)
+        controller.observe(batch, context, emitted, drafted, took + verify)
+        plain = expected(truth, rates, [Choice("none", 0)] * batch, context)
+        best = max(
+            t / s
+            for name, longest in controller.drafters.items()
+            for depth in range(longest + 1)
+            for t, s in [expected(truth, rates, [Choice(name, depth)] * batch, context)]
+        )
+        found.append(Step(choices, tokens, seconds, plain[0] / plain[1], best))
+    return found
