@@ -145,23 +145,16 @@ private:
         }
     }
 
-    // A block of a tree's row as a chain would have it.
-    void gather(const Row& row, int head, int block, int first, int room, T* keys,
-                T* values) const {
-        alignas(64) T key[MAX_HEAD_DIM], value[MAX_HEAD_DIM];
-        const int width = cache_.width;
-        std::memset(keys, 0, BLOCK * width * sizeof(T));
-        std::memset(values, 0, BLOCK * width * sizeof(T));
-        for (int lane = 0; lane < room; ++lane) {
-            const int token = first + lane;
-            if (token >= length_of(row)) break;
-            const int slot =
-                token < row.prefix
-                    ? page_of(row, block) * cache_.page_size + token % cache_.page_size
-                    : rows_.above[row.above + token - row.prefix];
-            cache_.get(slot, head, key, value);
-            for (int d = 0; d < width; ++d) cache_.key_at(keys, lane, d) = key[d];
-            for (int d = 0; d < width; ++d) cache_.value_at(values, lane, d) = value[d];
+    // Puts the ancestors of a tree's row where a chain would have them; what lies behind them in these
+    // blocks is masked.
+    void patch(Bench<T>& b, const Row& row, int head, const Chunk<T>& chunk, int from) const {
+        const int end = length_of(row);
+        for (int i = from; i < chunk.to; ++i) {
+            const int token = std::max(row.prefix, chunk.token[i]);
+            const int last = std::min(end, chunk.token[i] + chunk.room[i]);
+            for (int t = token; t < last; ++t)
+                cache_.copy(rows_.above[row.above + t - row.prefix], head, b.keys[i], b.values[i],
+                            t - chunk.token[i]);
         }
     }
 
@@ -200,15 +193,18 @@ private:
             ask(b.ahead.owed);
             return;
         }
+        const std::size_t bytes = std::size_t(BLOCK) * width * sizeof(T);
+        for (int i = shared; i < chunk.to; ++i) {
+            const int page = page_of(row, first + i), block = (first + i) % blocks_;
+            std::memcpy(b.keys[i], cache_.keys(page, block, task.head), bytes);
+            std::memcpy(b.values[i], cache_.values(page, block, task.head), bytes);
+            chunk.keys[i] = b.keys[i];
+            chunk.values[i] = b.values[i];
+        }
         for (int r = tile.first_row; r < tile.last_row; ++r) {
             const int q = (r - tile.first_row) * heads;
-            for (int i = shared; i < chunk.to; ++i) {
-                gather(rows_.rows[r], task.head, first + i, chunk.token[i], chunk.room[i], b.keys,
-                       b.values[i]);
-                chunk.keys[i] = b.keys;
-                chunk.values[i] = b.values[i];
-                Products<T>::scores(b, q, q + heads, chunk, i, i + 1, width, ask, 0);
-            }
+            patch(b, rows_.rows[r], task.head, chunk, shared);
+            Products<T>::scores(b, q, q + heads, chunk, shared, chunk.to, width, ask, 0);
             soften(q, q + heads);
         }
         ask(b.ahead.owed);

@@ -16,7 +16,8 @@ struct alignas(64) Bench {
     float sums[QUERIES][MAX_HEAD_DIM];
     T probs[QUERIES][CHUNK];
     T q[QUERIES][MAX_HEAD_DIM];
-    T keys[BLOCK * MAX_HEAD_DIM], values[CHUNK_BLOCKS][BLOCK * MAX_HEAD_DIM];  // of a tree's row
+    // Blocks of a tree's row.
+    T keys[CHUNK_BLOCKS][BLOCK * MAX_HEAD_DIM], values[CHUNK_BLOCKS][BLOCK * MAX_HEAD_DIM];
     float most[QUERIES], mass[QUERIES], shrunk[QUERIES];
     int configured = 0;  // lines of AMX's tiles
     Ahead ahead;

@@ -52,6 +52,16 @@ struct Cache {
         for (int d = 0; d < width; ++d) key[d] = key_at(k, lane, d);
         for (int d = 0; d < width; ++d) value[d] = value_at(v, lane, d);
     }
+    // Copies the entry of a slot to a lane of a block elsewhere.
+    void copy(int slot, int head, T* to_keys, T* to_values, int to) const {
+        const int page = slot / page_size, lane = slot % page_size % BLOCK;
+        const int block = slot % page_size / BLOCK;
+        T* k = keys(page, block, head);
+        T* v = values(page, block, head);
+        for (int d = 0; d < width; d += pair)
+            std::memcpy(&key_at(to_keys, to, d), &key_at(k, lane, d), pair * sizeof(T));
+        for (int d = 0; d < width; ++d) value_at(to_values, to, d) = value_at(v, lane, d);
+    }
 };
 
 }  // namespace outrider

@@ -38,13 +38,14 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
     const std::int32_t* table = in.take(pages);
     for (int i = 0; i < pages; ++i)
         if (table[i] < 0 || table[i] >= store.pages) return "a page is not of this store";
-    bool chain = true;
+    int straight = 0;  // nodes that lie where a chain would have them, as do all before them
     for (int j = 0; j < nodes; ++j) {
         if (parents[j] < -1 || parents[j] >= j) return "a node stands before its parent";
-        chain = chain && parents[j] == j - 1;
+        straight += straight == j && parents[j] == j - 1;
     }
     if (logits)
-        out.scored.push_back({drafted, parents, table, nodes, pages, int(committed), logits, chain});
+        out.scored.push_back(
+            {drafted, parents, table, nodes, pages, int(committed), logits, straight == nodes});
     const int first_page = int(out.pages.size());
     out.pages.insert(out.pages.end(), table, table + pages);
     auto slot = [&](std::int64_t place) {
@@ -61,16 +62,19 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
         row.pages = first_page;
         row.above = int(out.above.size());
         row.logits = i < tokens + nodes - logits ? -1 : out.num_logits++;
-        if (node < 0 || chain) {
+        if (node < straight) {
             row.position = start + i;
             row.prefix = start + i + 1;
         } else {
             // A parent's list, and the node itself.
             row.prefix = int(committed);
-            if (parents[node] >= 0) {
-                const Row& parent = out.rows[first_row + tokens + parents[node]];
-                for (int k = 0; k < parent.num_above; ++k)
-                    out.above.push_back(std::int32_t(out.above[parent.above + k]));
+            const int parent = parents[node];
+            for (int k = 0; k <= parent && parent < straight; ++k)
+                out.above.push_back(slot(committed + k));
+            if (parent >= straight) {
+                const Row& from = out.rows[first_row + tokens + parent];
+                for (int k = 0; k < from.num_above; ++k)
+                    out.above.push_back(std::int32_t(out.above[from.above + k]));
             }
             out.above.push_back(row.slot);
             if (std::int64_t(out.above.size()) > MOST) return "a draft's tree is too deep";
