@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 
 from ..errors import ModelError
@@ -16,9 +18,17 @@ from ..models.decide import DraftInput
 from ..models.families import Architecture, find_folder
 from ..models.load import cannot_go_back, load_model
 from ..models.rows import Segment
+from ..native.interface import BINS, DEPTHS, RANKS
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
+
+
+RATES = np.empty((DEPTHS, RANKS, BINS), np.float32)
+RATES[:, 0] = (0.45, 0.7, 0.85, 0.95)
+RATES[:, 1] = (0.3, 0.15, 0.1, 0.05)
+RATES[:, 2] = (0.12, 0.06, 0.04, 0.03)
+RATES[:, 3] = (0.06, 0.04, 0.03, 0.02)
 
 
 @dataclass
@@ -33,6 +43,9 @@ class _State:
     noted: int = 0
     base: int = 0
     drafted: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
 
 
 def num_alike(first: Iterable[object], second: Iterable[object]) -> int:
@@ -99,6 +112,7 @@ class ModelDrafter(Drafter):
     """
 
     name = "model"
+    branches = 4
 
     def __init__(
         self,
@@ -134,7 +148,7 @@ class ModelDrafter(Drafter):
         segments: list[Segment] = []
         inputs: list[DraftInput | None] = []
         running: list[tuple[int, _State]] = []
-        for i, (item, (length, _)) in enumerate(zip(batch, budgets, strict=True)):
+        for i, (item, (length, most)) in enumerate(zip(batch, budgets, strict=True)):
             if not length:
                 continue  # catching up can wait: a prompt's first token waits for the target alone
             sequence, known = item.sequence, item.sequence.tokens
@@ -158,14 +172,22 @@ class ModelDrafter(Drafter):
                 segments.append(
                     Segment(behind, start, pages, int(draws), prompt, (), (), sequence.id)
                 )
-                inputs.append(DraftInput(sequence, length) if draws else None)
+                branches = self.branches if most > length else 1
+                inputs.append(
+                    DraftInput(sequence, length, most, branches, RATES if branches > 1 else None)
+                    if draws
+                    else None
+                )
+                state.pages = sequence.pages[:]
                 running.append((i, state))
         if segments:
             drafts = self._model.draft(segments, self._store, inputs, noise, self._needs_logits)
             for (i, state), nodes in zip(running, drafts, strict=True):
                 tokens[i] = state.drafted = nodes.tokens
                 parents[i], logits[i] = nodes.parents, nodes.logits
-                state.num_computed += max(0, len(nodes.tokens) - 1)
+                state.parents = nodes.parents
+                chain = range(len(nodes.tokens) - 1)
+                state.runs = [*chain, -1] if nodes.runs is None else nodes.runs
         return Draft(tokens, parents, logits if self._needs_logits else None)
 
     def observe(
@@ -180,9 +202,30 @@ class ModelDrafter(Drafter):
             state = self._states.get(item.sequence.id)
             if state is None:
                 continue
-            alike = num_alike(state.drafted, item.sequence.tokens[state.base :])
-            state.num_computed = min(state.num_computed, state.base + alike)
+            committed = item.sequence.tokens[state.base :]
+            if state.num_computed == state.base and committed:
+                state.num_computed += self._kept(state, committed)
             self._note(item.sequence, state)
+
+    def _kept(self, state: _State, committed: Sequence[int]) -> int:
+        """Move what was computed of the committed tokens to its place; return how many they are."""
+        size, node, count = self._page_size, -1, 0
+        sources: list[int] = []
+        targets: list[int] = []
+        for token in committed:
+            below = [i for i, p in enumerate(state.parents) if p == node]
+            node = next((i for i in below if state.drafted[i] == token), -2)
+            run = -1 if node < 0 else state.runs[node]
+            if run < 0:
+                break
+            if run != count:
+                for slots, place in ((sources, state.base + run), (targets, state.base + count)):
+                    slots.append(state.pages[place // size] * size + place % size)
+            count += 1
+        if sources:
+            self._store.move(sources, targets)
+        state.parents, state.runs = [], []
+        return count
 
     def _known(self, sequence: SequenceState) -> _State:
         """Return the state of a new sequence whose beginning others may have computed."""

@@ -7,8 +7,10 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from ..sampling.grammar import Mask
 from ..sampling.pipeline import NEVER
@@ -83,17 +85,26 @@ class Samples(NamedTuple):
 
 
 class DraftInput(NamedTuple):
-    """A sequence to draft for, and how many tokens at most."""
+    """A sequence to draft for, ``length`` tokens deep at most.
+
+    A draft of more ``nodes`` than that is a tree: behind each node come up to ``branches`` of the
+    highest log q + g, and the nodes that are likeliest by ``rates`` are kept, P(accepted | parent
+    accepted) by depth, rank and bin of the margin, fp32 [``DEPTHS``, ``RANKS``, ``BINS``].
+    """
 
     sequence: SequenceState
     length: int
+    nodes: int = 0
+    branches: int = 1
+    rates: NDArray[np.float32] | None = None
 
 
 class DraftNodes(NamedTuple):
     """The nodes drafted for one sequence, parents before their children.
 
     Where they are free: ``logprobs`` are log q of each node, ``margins`` the gap of log q + g to
-    the next candidate. ``logits`` are the processed logits that the nodes were drawn from, fp32
+    the next candidate. ``runs`` are the places behind the committed tokens at which nodes of a tree
+    have keys and values, -1 where they have none. ``logits`` are the processed logits that the nodes were drawn from, fp32
     [nodes, vocabulary], where they were asked for.
     """
 
@@ -102,6 +113,7 @@ class DraftNodes(NamedTuple):
     logits: torch.Tensor | None = None
     logprobs: list[float] | None = None
     margins: list[float] | None = None
+    runs: list[int] | None = None
 
     @staticmethod
     def chain(tokens: list[int], logits: torch.Tensor | None = None) -> DraftNodes:

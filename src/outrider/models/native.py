@@ -6,13 +6,14 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import PretrainedConfig
 
 from ..config import Recipe
 from ..errors import ModelError
 from ..native.checks import free_with, within
-from ..native.interface import DTYPES, TABLES, Config
+from ..native.interface import DTYPES, TABLES, Config, DraftLimits
 from ..native.library import Library
 from ..native.native_sampling import NativeNoise, NativePipeline
 from ..sampling.shared_noise import Noise
@@ -36,6 +37,8 @@ from .transformer import choose_dtype
 from .weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
 
 LARGEST_HEAD = 256
+MOST_WIDTH = 8
+"""Rows of one sequence that are run at a level of its draft."""
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
@@ -66,6 +69,10 @@ def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dt
         and len(set(a.kinds)) <= TABLES
         and not ropes & set(BY_LENGTH)
     )
+
+
+MOST_WIDTH = 8
+"""Rows of one sequence that are run at a level of its draft."""
 
 
 class NativeTransformer(Model):
@@ -346,7 +353,7 @@ class NativeTransformer(Model):
         assert isinstance(store, NativeStore)
         native = isinstance(noise, NativeNoise) and not needs_logits
         pipelines: list[int] = []
-        lengths: list[int] = []
+        limits: list[DraftLimits] = []
         drafting: list[int] = []
         fast: list[Segment] = []
         slow: list[int] = []
@@ -359,21 +366,32 @@ class NativeTransformer(Model):
                 if pipeline.penalises:
                     self._handle(SampleInput(asked.sequence))
                 pipelines.append(pipeline.native_handle)
-                lengths.append(asked.length)
+                limits.append(_limits(asked))
                 drafting.append(i)
             fast.append(segments[i])
-        within("a draft's length", max(lengths, default=1), 1, store.num_slots)
+        most = max([limit.nodes for limit in limits], default=1)
+        within("a draft's length", most, 1, store.num_slots)
         nodes = [DraftNodes([], [])] * len(segments)
         if fast:
             words = _words(fast)
-            drafts = self.library.draft(self.handle, store.handle, words, pipelines, lengths)
-            for i, tokens in zip(drafting, drafts, strict=True):
-                nodes[i] = DraftNodes.chain(tokens)
+            tables = [each.rates for each in (inputs[i] for i in drafting) if each is not None]
+            known = [table for table in tables if table is not None]
+            rates = np.stack(known) if known and len(known) == len(tables) else None
+            drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits, rates)
+            for i, (tokens, parents, runs, margins) in zip(drafting, drafts, strict=True):
+                nodes[i] = DraftNodes(tokens, parents, None, None, margins, runs)
         if slow:
             some = [segments[i] for i in slow], store, [inputs[i] for i in slow]
             for i, drafted in zip(slow, super().draft(*some, noise, needs_logits), strict=True):
                 nodes[i] = drafted
         return nodes
+
+
+def _limits(asked: DraftInput) -> DraftLimits:
+    """Return the limits of a draft: as many rows run at each level as its nodes leave room for."""
+    depth, nodes = asked.length, max(asked.length, asked.nodes)
+    width = max(1, min(MOST_WIDTH, nodes // max(1, depth - 1))) if asked.branches > 1 else 1
+    return DraftLimits(depth, nodes, width, asked.branches)
 
 
 def _words(segments: Sequence[Segment]) -> array[int]:

@@ -1,13 +1,15 @@
 """The C interface as ctypes knows it: structures, constants and functions of src/*.cpp."""
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .checks import Fields, Whole
 
-ABI = 11
+ABI = 12
+DEPTHS, RANKS, BINS = 8, 4, 4
+"""Depths, ranks and bins of the margin that rates tell apart; the last stands for all beyond."""
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -28,6 +30,33 @@ class Config(Fields):
         *((name, ctypes.c_float) for name in ("norm_eps", "scale", "embedding_scale")),
         *((name, ctypes.c_float) for name in ("residual_scale", "logits_scale")),
     )
+
+
+class DraftLimits(NamedTuple):
+    """Limits of one draft: ``depth`` tokens deep, of ``nodes`` nodes or fewer.
+
+    At each level the rows of up to ``width`` nodes are run, each of which has up to ``branches``
+    children; a node whose survival is below ``least`` is not run.
+    """
+
+    depth: int
+    nodes: int
+    width: int = 1
+    branches: int = 1
+    least: float = 0.0
+
+
+class Drafted(NamedTuple):
+    """The nodes of one draft, parents first.
+
+    ``runs`` are the places behind the committed tokens at which nodes have keys and values, -1
+    where they have none; ``margins`` are the gaps of log q + g to the next candidate.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    runs: list[int]
+    margins: list[float]
 
 
 class Options(Fields):
@@ -115,7 +144,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "decide": (_Text, [_Pointer] * 12),
     "draft": (
         _Text,
-        [*_WORDS, _Pointer, _Pointer, Whole("drafts"), Whole("longest"), _Pointer, _Pointer],
+        [*_WORDS, *[_Pointer] * 3, Whole("drafts"), Whole("nodes"), *[_Pointer] * 5],
     ),
     "logprobs": (
         _Text,

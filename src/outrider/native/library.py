@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
-from .interface import Options
+from .interface import BINS, DEPTHS, RANKS, Drafted, DraftLimits, Options
 from .packing import PackingCalls
 
 
@@ -222,23 +222,34 @@ class Library(PackingCalls):
         store: int,
         words: array[int],
         pipelines: Sequence[int],
-        lengths: Sequence[int],
-    ) -> list[list[int]]:
+        limits: Sequence[DraftLimits],
+        rates: NDArray[np.float32] | None = None,
+    ) -> list[Drafted]:
         """Run the segments in ``words`` and go on from those that want a row of logits.
 
         Args:
             model, store, words: as of ``forward``; page tables reach to the end of the draft.
             pipelines: of each segment that drafts.
-            lengths: how many tokens each of them drafts, 1 or more.
+            limits: of each of them.
+            rates: P(accepted | parent accepted), fp32 [drafts, ``DEPTHS``, ``RANKS``, ``BINS``];
+                None takes all for 1.
 
         Returns:
             What was drafted; less than asked for where a pipeline leaves nothing to draw.
         """
-        same_length(pipelines, lengths)
-        handles, wanted = array("Q", pipelines), int32s("draft lengths", lengths)
-        longest = max([0, *wanted])
-        tokens = array("i", bytes(4 * len(wanted) * longest))
-        drafted = array("i", bytes(4 * len(wanted)))
+        same_length(pipelines, limits)
+        count, most = len(limits), max([0, *[limit.nodes for limit in limits]])
+        numbers = array("i")
+        for limit in limits:
+            numbers.extend(int32s("limits of drafts", limit[:4]))
+            numbers.frombytes(array("f", limit[4:]).tobytes())
+        if rates is not None:
+            if rates.shape != (count, DEPTHS, RANKS, BINS) or rates.dtype != np.float32:
+                raise ModelError(f"rates of {count} drafts have the shape {rates.shape}.")
+            rates = np.ascontiguousarray(rates)
+        handles, room = array("Q", pipelines), bytes(4 * count * most)
+        tokens, parents, runs = array("i", room), array("i", room), array("i", room)
+        margins, drafted = array("f", room), array("i", bytes(4 * count))
         self._run(
             self._c.outrider_draft,
             model,
@@ -246,13 +257,15 @@ class Library(PackingCalls):
             at(words),
             len(words),
             at(handles),
-            at(wanted),
-            len(wanted),
-            longest,
-            at(tokens),
-            at(drafted),
+            at(numbers),
+            None if rates is None else rates.ctypes.data,
+            count,
+            most,
+            *[at(each) for each in (tokens, parents, runs, margins, drafted)],
         )
-        return [tokens[i * longest : i * longest + n].tolist() for i, n in enumerate(drafted)]
+        spans = [slice(i * most, i * most + n) for i, n in enumerate(drafted)]
+        columns = (tokens, parents, runs, margins)
+        return [Drafted(*[column[span].tolist() for column in columns]) for span in spans]
 
     def logprobs(
         self, z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int

@@ -7,7 +7,21 @@
 #include "sampler.hpp"
 
 namespace outrider {
+
+// Limits of one draft; the layout is that of Library.draft.
+struct DraftLimits {
+    std::int32_t depth, nodes;
+    std::int32_t width;     // nodes whose rows are run at a level, at most
+    std::int32_t branches;  // children of a node, at most
+    float least;            // survival below which no row is run
+};
+
 namespace {
+
+constexpr int MAX_BRANCHES = 8;
+// Depths, ranks and bins of the margin that are told apart; the last of each stands for all beyond.
+constexpr int DEPTHS = 8, RANKS = 4, BINS = 4, TABLE = DEPTHS * RANKS * BINS;
+constexpr float MARGINS[BINS - 1] = {0.5f, 1.5f, 3.0f};
 
 // Runs all layers; writes the logits [num_logits, vocabulary] of the rows that want them.
 void run(const Model& model, Store& store, const Rows& rows, float* logits, Hidden hidden = {}) {
@@ -17,22 +31,30 @@ void run(const Model& model, Store& store, const Rows& rows, float* logits, Hidd
                    hidden.out});
 }
 
-// Processes a row of `own` logits in place, and draws from it. Before its position stand
-// `committed` tokens and then the path.
-Drawn decide(const Pipeline& pipeline, float* z, int own, int committed, Path path, Mask mask) {
+// Processes a row of `own` logits, in place or in `wide`; returns where the processed logits are. Before
+// its position stand `committed` tokens and then the path.
+float* process(const Pipeline& pipeline, float* z, int own, int committed, Path path, Mask mask,
+               std::vector<float>& wide) {
     const int wanted = pipeline.o.vocabulary;
     if (mask) keep(z, std::min(own, wanted), mask);
     // Padded or cut to the target's vocabulary, which its options speak of.
-    std::vector<float> wide;
     if (own < wanted) {
         wide.assign(wanted, -INFINITY);
         std::copy(z, z + own, wide.begin());
         z = wide.data();
     }
     pipeline.apply(z, committed - pipeline.o.prompt_length, path, false);
-    const NoiseKey key = pipeline.key(committed + path.length);
-    return draw(z, wanted, pipeline.o.temperature == 0 ? nullptr : &key);
+    return z;
 }
+
+// The noise of a position, or null where the pipeline is greedy.
+struct NoiseOf {
+    NoiseOf(const Pipeline& pipeline, int position)
+        : key(pipeline.key(position)), drawn(pipeline.o.temperature != 0) {}
+    const NoiseKey* get() const { return drawn ? &key : nullptr; }
+    const NoiseKey key;
+    const bool drawn;
+};
 
 // A row to decide: line `line` of the logits, behind a node or its segment's last token (-1).
 struct Decision {
@@ -87,55 +109,193 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows,
         float* z = logits + d.line * width;
         if (d.raw) std::copy(z, z + width, d.raw);
         std::vector<std::int32_t> room;
-        const Drawn drawn = decide(*d.pipeline, z, model.c.vocabulary, d.from->committed,
-                                   path_to(*d.from, d.node, room), masks ? masks[d.line] : nullptr);
+        std::vector<float> wide;
+        const Path path = path_to(*d.from, d.node, room);
+        const int committed = d.from->committed;
+        z = process(*d.pipeline, z, model.c.vocabulary, committed, path,
+                    masks ? masks[d.line] : nullptr, wide);
+        const NoiseOf noise(*d.pipeline, committed + path.length);
+        const Drawn drawn = draw(z, d.pipeline->o.vocabulary, noise.get());
         tokens[d.line] = drawn.token;
         scores[d.line] = drawn.score;
     });
     return nullptr;
 }
 
-// A sequence that drafts: its first segment is run as it came, then one row a token.
+// A token that may be drafted. `survival` is the chance that it and all before it are accepted.
+struct Node {
+    std::int32_t token, parent;  // the parent's number, -1 for the sequence's last token
+    int depth;
+    float survival, margin;
+    int run;  // its place among the rows that were run behind the committed tokens, -1 where not
+    bool straight;  // it was run where a chain would have it, as were all before it
+};
+
+// A sequence that drafts. Its first segment is run as it came; after that, level by level, the rows
+// of the likeliest nodes.
 struct Drafting {
     const Pipeline* pipeline;
     const Scored from;  // all of its tokens are in the cache after the first forward
-    int length;         // tokens to draft
-    std::int32_t* tokens;
-    int drafted = 0;
+    const DraftLimits limits;
+    const float* rates;  // [DEPTHS, RANKS, BINS]: P(accepted | parent accepted); null: all of them 1
+    int room;            // rows that its pages hold behind the committed tokens
+    std::vector<Node> nodes;  // parents before their children
+    std::vector<int> open;    // numbers of the nodes whose rows run now
+    int ran = 0;
+
+    float rate(int depth, int rank, float margin) const {
+        if (!rates) return 1;
+        int bin = 0;
+        while (bin < BINS - 1 && margin >= MARGINS[bin]) ++bin;
+        const int d = std::min(depth, DEPTHS) - 1, r = std::min(rank, RANKS - 1);
+        return rates[(d * RANKS + r) * BINS + bin];
+    }
+
+    // The ids from the committed tokens to a node.
+    std::vector<std::int32_t> path(int node) const {
+        std::vector<std::int32_t> ids;
+        for (; node >= 0; node = nodes[node].parent) ids.push_back(nodes[node].token);
+        std::reverse(ids.begin(), ids.end());
+        return ids;
+    }
+
+    // How many of the highest draws tell the children and their margins; a bare chain needs no margin.
+    int draws() const {
+        const bool bare = !rates && limits.branches == 1;
+        return std::min(limits.branches + !bare, pipeline->o.vocabulary);
+    }
+
+    // Takes in the highest draws behind a node.
+    void branch(int parent, const Drawn* drawn) {
+        const int count = draws();
+        const int depth = parent < 0 ? 1 : nodes[parent].depth + 1;
+        const float before = parent < 0 ? 1 : nodes[parent].survival;
+        for (int r = 0; r < std::min(count, limits.branches); ++r) {
+            // What no target could draw is no node.
+            if (!std::isfinite(drawn[r].score)) return;
+            const float next = r + 1 < count ? drawn[r + 1].score : -INFINITY;
+            const float margin = drawn[r].score - next;
+            const float survival = before * rate(depth, r, margin);
+            nodes.push_back({drawn[r].token, parent, depth, survival, margin, -1, false});
+        }
+    }
+
+    // Numbers of nodes, the likeliest first, of which no child comes before its parent.
+    std::vector<int> ranked(int first) const {
+        std::vector<int> order(nodes.size() - first);
+        std::iota(order.begin(), order.end(), first);
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+            return nodes[a].survival > nodes[b].survival;
+        });
+        return order;
+    }
+
+    // Chooses the rows of the next forward from the nodes of `first` on, which are the last level's.
+    void open_next(int first, int own) {
+        open.clear();
+        const std::vector<int> all = ranked(0);
+        const int last = std::min<int>(all.size(), limits.nodes);
+        for (int i = 0; i < last && int(open.size()) < limits.width; ++i) {
+            Node& node = nodes[all[i]];
+            // The drafter may have no embedding for what it drew.
+            if (all[i] < first || node.depth >= limits.depth || node.token >= own ||
+                node.survival < limits.least || ran == room)
+                continue;
+            node.run = ran++;
+            node.straight = node.run == node.depth - 1 &&
+                            (node.parent < 0 || nodes[node.parent].straight);
+            open.push_back(all[i]);
+        }
+    }
+
+    std::int32_t slot(int place, int page_size) const {
+        place += from.committed;
+        return from.pages[place / page_size] * page_size + place % page_size;
+    }
+
+    void append_rows(Rows& rows, int page_size) const {
+        const int pages = int(rows.pages.size());
+        if (!open.empty()) rows.pages.insert(rows.pages.end(), from.pages, from.pages + from.num_pages);
+        for (int number : open) {
+            const Node& node = nodes[number];
+            Row row{};
+            row.token = node.token;
+            row.position = from.committed + node.depth - 1;
+            row.slot = slot(node.run, page_size);
+            row.pages = pages;
+            row.above = int(rows.above.size());
+            row.logits = rows.num_logits++;
+            row.prefix = node.straight ? row.position + 1 : from.committed;
+            if (!node.straight) {
+                for (int n = number; n >= 0; n = nodes[n].parent)
+                    rows.above.push_back(slot(nodes[n].run, page_size));
+                std::reverse(rows.above.begin() + row.above, rows.above.end());
+                row.num_above = node.depth;
+            }
+            rows.rows.push_back(row);
+        }
+    }
+
+    // Writes the likeliest nodes, each behind its parent and before its siblings' children.
+    int write(std::int32_t* tokens, std::int32_t* parents, std::int32_t* runs, float* margins) const {
+        std::vector<int> kept = ranked(0);
+        kept.resize(std::min<std::size_t>(kept.size(), limits.nodes));
+        std::vector<std::vector<int>> children(nodes.size() + 1);  // of the root at 0
+        std::sort(kept.begin(), kept.end());
+        for (int number : kept) children[nodes[number].parent + 1].push_back(number);
+        std::vector<std::pair<int, int>> stack;  // a node, and where its parent was written
+        auto push = [&](int parent, int place) {
+            const auto& below = children[parent + 1];
+            for (auto child = below.rbegin(); child != below.rend(); ++child)
+                stack.emplace_back(*child, place);
+        };
+        int count = 0;
+        for (push(-1, -1); !stack.empty(); ++count) {
+            const auto [number, parent] = stack.back();
+            stack.pop_back();
+            tokens[count] = nodes[number].token;
+            parents[count] = parent;
+            runs[count] = nodes[number].run;
+            margins[count] = nodes[number].margin;
+            push(number, count);
+        }
+        return count;
+    }
 };
 
-const char* draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all) {
-    if (!complete(model)) return INCOMPLETE;
+void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all) {
     const int own = model.c.vocabulary;
-    std::vector<Drafting*> drawing;
-    for (Drafting& d : all) drawing.push_back(&d);
-    std::vector<std::int32_t> next;
+    for (Drafting& d : all) d.open = {-1};
+    std::vector<std::pair<Drafting*, int>> lines;  // of each row of logits: whose, behind which node
+    std::vector<Drawn> drawn;
     for (;;) {
         float* logits = store.logits.reserve(std::size_t(rows.num_logits) * own);
         run(model, store, rows, logits);
-        if (drawing.empty()) return nullptr;
-        each_row(int(drawing.size()), own, [&](int r) {
-            Drafting& d = *drawing[r];
-            const Drawn drawn = decide(*d.pipeline, logits + std::size_t(r) * own, own,
-                                       d.from.committed, {d.tokens, d.drafted}, nullptr);
-            // What no target could draw ends the draft; so does what the drafter cannot read.
-            if (std::isfinite(drawn.score)) d.tokens[d.drafted++] = drawn.token;
-            if (!std::isfinite(drawn.score) || drawn.token >= own) d.length = d.drafted;
+        lines.clear();
+        for (Drafting& d : all)
+            for (int node : d.open) lines.emplace_back(&d, node);
+        if (lines.empty()) return;
+        constexpr int each = MAX_BRANCHES + 1;
+        drawn.assign(lines.size() * each, Drawn{0, -INFINITY});
+        each_row(int(lines.size()), own, [&](int r) {
+            const auto [d, node] = lines[r];
+            const std::vector<std::int32_t> ids = d->path(node);
+            std::vector<float> wide;
+            const float* z = process(*d->pipeline, logits + std::size_t(r) * own, own,
+                                     d->from.committed, {ids.data(), int(ids.size())}, nullptr, wide);
+            const NoiseOf noise(*d->pipeline, d->from.committed + int(ids.size()));
+            draw_some(z, d->pipeline->o.vocabulary, noise.get(), d->draws(), &drawn[r * each]);
         });
-        std::vector<Drafting*> left;
-        next.clear();
-        for (Drafting* d : drawing) {
-            if (d->drafted >= d->length) continue;
-            left.push_back(d);
-            const int start = d->from.committed + d->drafted - 1, pages = d->from.num_pages;
-            next.insert(next.end(), {1, 0, start, pages, 1, d->tokens[d->drafted - 1]});
-            next.insert(next.end(), d->from.pages, d->from.pages + pages);
-        }
-        if (left.empty()) return nullptr;
-        drawing.swap(left);
+        std::vector<int> first;
+        for (Drafting& d : all) first.push_back(int(d.nodes.size()));
+        for (std::size_t r = 0; r < lines.size(); ++r)
+            lines[r].first->branch(lines[r].second, &drawn[r * each]);
         rows = Rows();
-        if (const char* wrong = read_rows(model, store, next.data(), next.size(), rows))
-            return wrong;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            all[i].open_next(first[i], own);
+            all[i].append_rows(rows, store.page_size);
+        }
+        if (rows.rows.empty()) return;
     }
 }
 
@@ -177,28 +337,43 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
     }, model, store);
 }
 
-// A forward over `words`; segments that want a row of logits, one each, go on for as many tokens as
-// `lengths` says, by a pipeline each. Their page tables reach to the end of the draft. `tokens` [drafts,
-// longest] and `drafted` are written.
+// A forward over `words`; segments that want a row of logits, one each, go on by a pipeline each, as
+// their `limits` say. Their page tables reach to the end of the draft. `rates` [drafts, DEPTHS, RANKS,
+// BINS] may be null. `tokens`, `parents`, `runs` and `margins` [drafts, most] and `drafted` are written:
+// `runs` are the places behind the committed tokens at which nodes have keys and values, or -1.
 API const char* outrider_draft(const Model* model, Store* store, const std::int32_t* words,
                                std::int64_t count, const Pipeline* const* pipelines,
-                               const std::int32_t* lengths, int drafts, int longest,
-                               std::int32_t* tokens, std::int32_t* drafted) {
+                               const DraftLimits* limits, const float* rates, int drafts, int most,
+                               std::int32_t* tokens, std::int32_t* parents, std::int32_t* runs,
+                               float* margins, std::int32_t* drafted) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
+        if (!complete(*model)) return INCOMPLETE;
         const std::vector<Using> kept(pipelines, pipelines + drafts);
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         if (int(rows.scored.size()) != drafts) return "there are not as many drafts as wanted";
+        const int longest = std::min<int>(model->c.max_length, model->turned);
         std::vector<Drafting> all;
         for (int i = 0; i < drafts; ++i) {
             const Scored& from = rows.scored[i];
+            const DraftLimits& l = limits[i];
             if (from.logits != 1 || from.num_nodes) return "a draft begins with one row of logits";
-            if (lengths[i] < 1 || lengths[i] > longest) return "a draft has a bad size";
-            all.push_back({pipelines[i], from, lengths[i], tokens + std::size_t(i) * longest});
+            if (l.depth < 1 || l.nodes < l.depth || l.nodes > most || l.width < 1 || l.branches < 1 ||
+                l.branches > MAX_BRANCHES)
+                return "a draft has a bad size";
+            if (from.committed + std::int64_t(l.depth) - 1 > longest)
+                return "a position is past the longest sequence";
+            const std::int64_t room = std::int64_t(from.num_pages) * store->page_size - from.committed;
+            if (room < l.depth - 1) return "a segment's pages do not cover its rows";
+            all.push_back({pipelines[i], from, l, rates ? rates + std::size_t(i) * TABLE : nullptr,
+                           int(std::min<std::int64_t>(room, l.nodes)), {}, {}});
         }
-        const char* wrong = draft(*model, *store, std::move(rows), all);
-        for (int i = 0; i < drafts; ++i) drafted[i] = all[i].drafted;
-        return wrong;
+        draft(*model, *store, std::move(rows), all);
+        for (int i = 0; i < drafts; ++i) {
+            const std::size_t at = std::size_t(i) * most;
+            drafted[i] = all[i].write(tokens + at, parents + at, runs + at, margins + at);
+        }
+        return nullptr;
     }, model, store);
 }

@@ -223,4 +223,34 @@ Drawn draw(const float* z, int vocabulary, const NoiseKey* key) {
     return best;
 }
 
+void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, Drawn* out) {
+    if (count == 1 || any_nan(z, vocabulary)) {
+        std::fill(out, out + count, draw(z, vocabulary, key));
+        return;
+    }
+    std::fill(out, out + count, Drawn{vocabulary, NEVER});
+    const float top = most(z, vocabulary), lift = key ? MOST_NOISE : 0;
+    auto look = [&](int first) {
+        const int here = std::min(NOISE_BLOCK, vocabulary - first);
+        if (most(z + first, here) + lift < out[count - 1].score) return;
+        float scores[NOISE_BLOCK] = {};
+        if (key) gumbel_block(*key, std::uint32_t(first), scores);
+        for (int i = 0; i < here; ++i) {
+            const Drawn drawn{first + i, key ? scores[i] + z[first + i] : z[first + i]};
+            auto before = [&](const Drawn& other) {
+                return drawn.score > other.score ||
+                       (drawn.score == other.score && drawn.token < other.token);
+            };
+            if (!before(out[count - 1])) continue;
+            int place = count - 1;
+            for (; place > 0 && before(out[place - 1]); --place) out[place] = out[place - 1];
+            out[place] = drawn;
+        }
+    };
+    const int start = index_of(z, vocabulary, top) / NOISE_BLOCK * NOISE_BLOCK;  // sets the bar high
+    look(start);
+    for (int first = 0; first < vocabulary; first += NOISE_BLOCK)
+        if (first != start) look(first);
+}
+
 }  // namespace outrider

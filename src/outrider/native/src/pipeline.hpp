@@ -81,6 +81,10 @@ struct Drawn {
 // argmax z + g; with no `key`, argmax z. The lowest id on a tie.
 Drawn draw(const float* z, int vocabulary, const NoiseKey* key);
 
+// The `count` highest of z + g (of z with no `key`), highest first, the lower id first on a tie; NaN
+// where an element of z is.
+void draw_some(const float* z, int vocabulary, const NoiseKey* key, int count, Drawn* out);
+
 // Of the logits z: a token's log probability and rank, and the `count` likeliest ids with theirs.
 struct Logprobs {
     float own;
