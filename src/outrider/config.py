@@ -138,6 +138,12 @@ class EngineConfig:
         "Draft length K: tokens drafted a step, at most.",
         Number(1, LARGEST_DRAFT, "give 1 to {most}, or turn drafting off with drafter=None"),
     )
+    max_draft_nodes: int | None = option(
+        None,
+        "Nodes of a draft of drafter model, at most; more than num_speculative_tokens draft trees. "
+        "Chains unless given.",
+        Number(1, LARGEST_DRAFT, "give 1 to {most}, or None for chains", optional=True),
+    )
     dtype: str = option(
         "auto",
         "auto, float32, bfloat16 or float16. auto is the checkpoint's, but bfloat16 for float16, "
@@ -280,6 +286,7 @@ class EngineOptions(TypedDict, total=False):
     """The keyword arguments of ``LLM`` and ``AsyncLLM`` besides model and drafter."""
 
     num_speculative_tokens: int
+    max_draft_nodes: int | None
     prompt_lookup_min: int | None
     prompt_lookup_max: int | None
     speculative_config: dict[str, object] | str | None

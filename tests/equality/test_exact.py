@@ -18,7 +18,7 @@ from outrider.types import SamplingParams
 
 pytestmark = pytest.mark.engine
 
-DRAFTERS = ("none", "ngram", "model", "wrong", "right", "ragged")
+DRAFTERS = ("none", "ngram", "model", "tree", "wrong", "right", "ragged")
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "on": {"type": "boolean"}},
@@ -96,7 +96,7 @@ def reference(pair: Path) -> Reference:
 def _engine(
     reference: Reference, drafter: str, option: str, length: int, chunk: int, pool: str
 ) -> Engine:
-    spec: str | AdversarySpec = drafter
+    spec: str | AdversarySpec = "model" if drafter == "tree" else drafter
     if drafter in ("wrong", "right", "ragged"):
         answers = {
             (1000 + i, sample): reference(option)[f"r{i}/{sample}"]
@@ -110,6 +110,7 @@ def _engine(
         pages=26 if pool == "tight" else None,
         max_num_batched_tokens=chunk,
         num_speculative_tokens=length,
+        max_draft_nodes=3 * length if drafter == "tree" else None,
     )
 
 
@@ -137,7 +138,7 @@ def _holds(
         assert 0 < counts.accepted <= counts.drafted
         # In a tight pool, or under a grammar, drafts can be so few that all of them stand.
         assert counts.accepted < counts.drafted or pool == "tight" or formed
-    if drafter == "ragged":
+    if drafter in ("tree", "ragged"):
         # Depths may all be reached by the right branch; the wrong ones show in the nodes.
         assert 0 < counts.accepted <= counts.nodes
         assert counts.accepted < counts.nodes or formed

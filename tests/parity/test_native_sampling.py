@@ -21,6 +21,7 @@ from outrider.models.native import NativeTransformer, _words
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import Room
+from outrider.native.interface import DraftLimits
 from outrider.native.native_sampling import NativeNoise, NativePipeline, measurer
 from outrider.sampling.grammar import keep
 from outrider.sampling.logprobs import measure
@@ -382,18 +383,28 @@ def test_what_cannot_be_decided_is_refused(
     ):
         with pytest.raises(ModelError, match=sentence):
             decide([one], [good], **options)
-    for segment, pipelines, lengths, sentence in (
+    for segment, pipelines, limits, sentence in (
         (one, [], [], "as many drafts"),
-        (drafted, [good], [1], "begins with one row"),
-        (one, [good], [0], "bad size"),
-        (one, [good], [17], "pages do not cover"),
+        (drafted, [good], [DraftLimits(1, 1)], "begins with one row"),
+        (one, [good], [DraftLimits(0, 1)], "bad size"),
+        (one, [good], [DraftLimits(2, 1)], "bad size"),
+        (one, [good], [DraftLimits(2, 4, 0)], "bad size"),
+        (one, [good], [DraftLimits(2, 4, 1, 9)], "bad size"),
+        (one, [good], [DraftLimits(2**31, 2**31)], "limits of drafts"),
+        (one, [good], [DraftLimits(17, 17)], "pages do not cover"),
+        (one, [good], [DraftLimits(65, 65)], "past the longest"),
     ):
         handles = [pipeline.handle for pipeline in pipelines]
         with pytest.raises(ModelError, match=sentence):
-            found.draft(model.handle, store.handle, _words([segment]), handles, lengths)
+            found.draft(model.handle, store.handle, _words([segment]), handles, limits)
     for wrong in (torch.empty(2, 2, dtype=torch.float64), torch.empty(2, 2).T[:1]):
         with pytest.raises(ModelError, match="cannot read"):
             Room(wrong)
     sequence = SequenceState("r", asked.request, 0, Detokenizer(None, (), ()), good, [1])
     with pytest.raises(ModelError, match="a draft's length is 4294967297"):
-        model.draft([one], store, [DraftInput(sequence, 2**32 + 1)], NativeNoise(width, CPU, found))
+        model.draft(
+            [one],
+            store,
+            [DraftInput(sequence, DraftLimits(2**32 + 1, 2**32 + 1))],
+            NativeNoise(width, CPU, found),
+        )

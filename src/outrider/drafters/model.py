@@ -18,12 +18,15 @@ from ..models.decide import DraftInput
 from ..models.families import Architecture, find_folder
 from ..models.load import cannot_go_back, load_model
 from ..models.rows import Segment
-from ..native.interface import BINS, DEPTHS, RANKS
+from ..native.interface import BINS, DEPTHS, RANKS, DraftLimits
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 
-
+BRANCHES = 4
+"""Children of a node of a tree, at most."""
+MOST_WIDTH = 8
+"""Rows of one sequence that are run at a level of its tree, at most."""
 RATES = np.empty((DEPTHS, RANKS, BINS), np.float32)
 RATES[:, 0] = (0.45, 0.7, 0.85, 0.95)
 RATES[:, 1] = (0.3, 0.15, 0.1, 0.05)
@@ -82,7 +85,13 @@ class ModelSpec(DrafterSpec):
         if not model.truncates:
             why = cannot_go_back(self.folder, model)
             raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")
-        return Needs(page_bytes=model.page_bytes(config.page_size), loaded=model)
+        nodes = max(config.num_speculative_tokens, config.max_draft_nodes or 0)
+        if nodes > config.num_speculative_tokens and not model.trees:
+            raise ModelError(
+                f"{self.folder}: a {model.shape.family!r} model has no native path and drafts "
+                "chains only; leave out max_draft_nodes."
+            )
+        return Needs(model.page_bytes(config.page_size), max_nodes=nodes, loaded=model)
 
     def make(self, context: DrafterContext) -> ModelDrafter:
         config = context.config
@@ -92,8 +101,17 @@ class ModelSpec(DrafterSpec):
             config.page_size,
             config.max_num_batched_tokens,
             config.num_speculative_tokens,
+            context.needs.max_nodes,
             context.needs_logits,
         )
+
+
+def _wish(sequence: SequenceState, depth: int, nodes: int) -> DraftInput:
+    """Return what is wanted behind a sequence: a tree where there may be more nodes than levels."""
+    if nodes <= depth:
+        return DraftInput(sequence, DraftLimits(depth, depth))
+    width = max(1, min(MOST_WIDTH, nodes // max(1, depth - 1)))
+    return DraftInput(sequence, DraftLimits(depth, nodes, width, BRANCHES), RATES)
 
 
 class ModelDrafter(Drafter):
@@ -107,12 +125,12 @@ class ModelDrafter(Drafter):
         num_pages, page_size: those of the target's pool, whose page ids it uses.
         max_rows: rows that a sequence may catch up with in one step; the target's prefill chunk.
         max_length: longest draft.
+        max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
         needs_logits: whether drafts carry the logits that they were drawn from, for the ratio
         rules.
     """
 
     name = "model"
-    branches = 4
 
     def __init__(
         self,
@@ -121,10 +139,11 @@ class ModelDrafter(Drafter):
         page_size: int,
         max_rows: int,
         max_length: int,
+        max_nodes: int,
         needs_logits: bool = False,
     ) -> None:
         self._model = model
-        self.max_length = self.max_nodes = max_length
+        self.max_length, self.max_nodes = max_length, max_nodes
         self._store = model.new_store(num_pages, page_size)
         self._max_rows = max_rows + 1  # a chunk, and the token drawn after it
         shape = model.shape
@@ -172,12 +191,7 @@ class ModelDrafter(Drafter):
                 segments.append(
                     Segment(behind, start, pages, int(draws), prompt, (), (), sequence.id)
                 )
-                branches = self.branches if most > length else 1
-                inputs.append(
-                    DraftInput(sequence, length, most, branches, RATES if branches > 1 else None)
-                    if draws
-                    else None
-                )
+                inputs.append(_wish(sequence, length, most) if draws else None)
                 state.pages = sequence.pages[:]
                 running.append((i, state))
         if segments:

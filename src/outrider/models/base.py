@@ -8,9 +8,10 @@ import torch
 
 from ..cache.store import Store as Store
 from ..sampling.shared_noise import Noise
-from .decide import DraftInput, DraftNodes, Keep, SampleInput, Samples, sample_in_python
+from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
 from .families import Shape
 from .rows import Segment
+from .tree_draft import draft_in_python
 
 
 @dataclass(frozen=True)
@@ -105,32 +106,4 @@ class Model(ABC):
         Returns:
             The nodes behind each segment.
         """
-        keep = Keep.PROCESSED if needs_logits else Keep.NOTHING
-        tokens: list[list[int]] = [[] for _ in segments]
-        logits: list[list[torch.Tensor]] = [[] for _ in segments]
-        last, running = list(segments), list(range(len(segments)))
-        while running:
-            asked = [
-                each and SampleInput(each.sequence, True, keep, tokens[i])
-                for i, each in ((i, inputs[i]) for i in running)
-            ]
-            samples = self.decide([last[i] for i in running], store, asked, noise)
-            drawn = iter(samples.tokens)
-            drafting = []
-            for number, i in enumerate(running):
-                drafted = inputs[i]
-                if drafted is None:
-                    continue
-                tokens[i].append(next(drawn))
-                if needs_logits:
-                    logits[i].append(samples.kept[number].clone())
-                if len(tokens[i]) < drafted.length and tokens[i][-1] < self.shape.vocab_size:
-                    before = last[i]
-                    start = before.start + len(before.tokens)
-                    last[i] = before._replace(tokens=tokens[i][-1:], start=start)
-                    drafting.append(i)
-            running = drafting
-        return [
-            DraftNodes.chain(ids, torch.cat(z) if z else None)
-            for ids, z in zip(tokens, logits, strict=True)
-        ]
+        return draft_in_python(self, segments, store, inputs, noise, needs_logits)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from ..native.interface import DraftLimits
 from ..sampling.grammar import Mask
 from ..sampling.pipeline import NEVER
 from ..sampling.shared_noise import Noise
@@ -85,17 +86,15 @@ class Samples(NamedTuple):
 
 
 class DraftInput(NamedTuple):
-    """A sequence to draft for, ``length`` tokens deep at most.
+    """A sequence to draft for, within ``limits``.
 
-    A draft of more ``nodes`` than that is a tree: behind each node come up to ``branches`` of the
-    highest log q + g, and the nodes that are likeliest by ``rates`` are kept, P(accepted | parent
-    accepted) by depth, rank and bin of the margin, fp32 [``DEPTHS``, ``RANKS``, ``BINS``].
+    Behind each node come the highest log q + g. Of them those nodes are kept that are likeliest by
+    ``rates``: P(accepted | parent accepted) by depth, rank and bin of the margin, fp32
+    [``DEPTHS``, ``RANKS``, ``BINS``], see ``native.interface``; None takes all for 1.
     """
 
     sequence: SequenceState
-    length: int
-    nodes: int = 0
-    branches: int = 1
+    limits: DraftLimits
     rates: NDArray[np.float32] | None = None
 
 
@@ -104,8 +103,8 @@ class DraftNodes(NamedTuple):
 
     Where they are free: ``logprobs`` are log q of each node, ``margins`` the gap of log q + g to
     the next candidate. ``runs`` are the places behind the committed tokens at which nodes of a tree
-    have keys and values, -1 where they have none. ``logits`` are the processed logits that the nodes were drawn from, fp32
-    [nodes, vocabulary], where they were asked for.
+    have keys and values, -1 where they have none. ``logits`` are the processed logits that the
+    nodes were drawn from, fp32 [nodes, vocabulary], where they were asked for.
     """
 
     tokens: list[int]

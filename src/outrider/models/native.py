@@ -37,8 +37,6 @@ from .transformer import choose_dtype
 from .weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
 
 LARGEST_HEAD = 256
-MOST_WIDTH = 8
-"""Rows of one sequence that are run at a level of its draft."""
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
@@ -69,10 +67,6 @@ def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dt
         and len(set(a.kinds)) <= TABLES
         and not ropes & set(BY_LENGTH)
     )
-
-
-MOST_WIDTH = 8
-"""Rows of one sequence that are run at a level of its draft."""
 
 
 class NativeTransformer(Model):
@@ -366,7 +360,7 @@ class NativeTransformer(Model):
                 if pipeline.penalises:
                     self._handle(SampleInput(asked.sequence))
                 pipelines.append(pipeline.native_handle)
-                limits.append(_limits(asked))
+                limits.append(asked.limits)
                 drafting.append(i)
             fast.append(segments[i])
         most = max([limit.nodes for limit in limits], default=1)
@@ -385,13 +379,6 @@ class NativeTransformer(Model):
             for i, drafted in zip(slow, super().draft(*some, noise, needs_logits), strict=True):
                 nodes[i] = drafted
         return nodes
-
-
-def _limits(asked: DraftInput) -> DraftLimits:
-    """Return the limits of a draft: as many rows run at each level as its nodes leave room for."""
-    depth, nodes = asked.length, max(asked.length, asked.nodes)
-    width = max(1, min(MOST_WIDTH, nodes // max(1, depth - 1))) if asked.branches > 1 else 1
-    return DraftLimits(depth, nodes, width, asked.branches)
 
 
 def _words(segments: Sequence[Segment]) -> array[int]:

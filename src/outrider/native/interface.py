@@ -8,9 +8,12 @@ import torch
 from .checks import Fields, Whole
 
 ABI = 12
+"""The answer of the library's ``outrider_abi``; it changes with this file."""
+
 DEPTHS, RANKS, BINS = 8, 4, 4
 """Depths, ranks and bins of the margin that rates tell apart; the last stands for all beyond."""
-"""The answer of the library's ``outrider_abi``; it changes with this file."""
+MARGINS = (0.5, 1.5, 3.0)
+"""Where the bins of the margin begin, after the first."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MATRICES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5}

@@ -264,8 +264,15 @@ class Library(PackingCalls):
             *[at(each) for each in (tokens, parents, runs, margins, drafted)],
         )
         spans = [slice(i * most, i * most + n) for i, n in enumerate(drafted)]
-        columns = (tokens, parents, runs, margins)
-        return [Drafted(*[column[span].tolist() for column in columns]) for span in spans]
+        return [
+            Drafted(
+                tokens[span].tolist(),
+                parents[span].tolist(),
+                runs[span].tolist(),
+                margins[span].tolist(),
+            )
+            for span in spans
+        ]
 
     def logprobs(
         self, z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int
