@@ -2,15 +2,16 @@
 
 Before drafting, ``decide`` compares drafters and depths by what the cost model and the survival
 table expect of the whole batch; drafting nothing is among the choices. After it, ``cut`` keeps
-those drafted tokens whose survival is worth the rows that they take. What the choice rests on is
-never the value of a token that is still to be verified by a ratio rule: those skip ``cut``.
+those drafted tokens whose survival is worth the rows that they take (Liu et al., "Optimizing
+speculative decoding for serving large language models using goodput", 2024, choose a depth so; here
+every token is weighed). ``cut`` looks at the draft, which the coupled rule allows and the ratio
+rules do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
 from math import log2
 from typing import NamedTuple
 
@@ -18,26 +19,26 @@ from .cost_model import CostModel
 from .survival import Survival
 
 REVIEW_STEPS = 16
-"""Steps before choices are compared again, if the batch stays alike."""
+"""Steps after which choices are compared again, if the batch stays alike."""
 FIRST_REVIEWS = 64
 """Steps that are reviewed one by one, while everything is new."""
 WORTHWHILE = 1.02
-"""Expected speed over plain decoding from which on it drafts."""
+"""Expected speed over plain decoding from which on anything is drafted."""
 BETTER = 1.01
-"""Expected speed over that of the present choice from which on another takes its place."""
+"""Expected speed over that of the present choices from which on others take their place."""
 MOST_LEVELS = 2
 """Sequences are told apart by up to this power of two of their odds."""
-EXPLORED = 0.01
-"""Share of the time that may go into trying what is not expected to be best."""
+EXPLORED = 0.005
+"""Share of the time that may go into trying drafters that nobody uses."""
 PROBE_DEPTH = 3
 LOST = 4.0
-"""Plain steps that drafting may lose before it is switched off."""
+"""Plain steps that drafting may lose before it pauses."""
 FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
-"""Steps without drafts after drafting lost, doubled each time it loses again."""
+"""Steps without drafts after drafting lost, doubled each time that it loses again."""
 
 
 class Stream(NamedTuple):
-    """A sequence as the controller sees it."""
+    """A decoding sequence as the controller sees it."""
 
     id: str
     workload: str
@@ -52,36 +53,85 @@ class Choice(NamedTuple):
 
 
 PLAIN = Choice("none", 0)
-
-
-@dataclass
-class _Group:
-    """Sequences that are expected to fare alike: their survival by drafter and depth."""
-
-    count: int
-    curves: Mapping[str, list[float]]
+Key = tuple[str, int]
+"""A group of sequences that are expected to fare alike: a workload, a level of odds."""
 
 
 @dataclass
 class _Guard:
-    """Counts what drafting lost against plain decoding, and pauses it."""
+    """Counts what drafting lost against plain decoding at one batch size, and pauses it."""
 
     deficit: float = 0.0
     pause: int = FIRST_PAUSE
     until: int = 0
-    trial: bool = False
 
-    def observe(self, step: int, lost: float) -> bool:
-        """Take in plain steps lost (negative: won) by one drafted step; True if it pauses now."""
+    def observe(self, step: int, lost: float) -> None:
+        """Take in the plain steps that one drafted step lost; negative ones were won."""
         self.deficit = max(-LOST, self.deficit + lost)
         if self.deficit > LOST:
             self.until = step + self.pause
             self.pause = min(2 * self.pause, LONGEST_PAUSE)
             self.deficit = LOST / 2  # half open: the next trial loses sooner
-            return True
-        if self.deficit <= -LOST:
+        elif self.deficit == -LOST:
             self.pause = FIRST_PAUSE
-        return False
+
+
+class _Outlook:
+    """What a batch of groups is expected to do under any choices."""
+
+    def __init__(
+        self,
+        counts: Mapping[Key, int],
+        curves: Mapping[Key, Mapping[str, Sequence[float]]],
+        costs: CostModel,
+        context: int,
+    ) -> None:
+        self.counts, self.curves = counts, curves
+        self._costs, self._context = costs, context
+        self._verify: dict[int, float] = {}
+
+    def speed(self, choices: Mapping[Key, Choice]) -> float:
+        """Return the expected tokens per second."""
+        tokens, rows = 0.0, 0
+        drafting: dict[str, list[int]] = {}
+        for key, count in self.counts.items():
+            name, depth = choices[key]
+            rows += count * (1 + depth)
+            tokens += count
+            if depth:
+                tokens += count * sum(self.curves[key][name][:depth])
+                by_depth = drafting.setdefault(name, [])
+                by_depth += [0] * (depth - len(by_depth))
+                for i in range(depth):
+                    by_depth[i] += count
+        seconds = self._verify.get(rows)
+        if seconds is None:
+            seconds = self._verify[rows] = self._costs.verify(rows, self._context)
+        for name, by_depth in drafting.items():
+            seconds += self._costs.draft(name, by_depth)
+        return tokens / seconds
+
+    def options(self, key: Key) -> list[Choice]:
+        """Return every choice for a group."""
+        curves = self.curves[key].items()
+        return [PLAIN, *(Choice(n, i + 1) for n, curve in curves for i in range(len(curve)))]
+
+    def improved(self, choices: dict[Key, Choice]) -> tuple[float, dict[Key, Choice]]:
+        """Return the best choices to be had by changing one group after the other."""
+        best = self.speed(choices)
+        for key in self.counts:
+            for option in self.options(key):
+                trial = {**choices, key: option}
+                speed = self.speed(trial)
+                if speed > best:
+                    best, choices = speed, trial
+        return best, choices
+
+    def best(self) -> tuple[float, dict[Key, Choice]]:
+        """Return the best choices that were found: one for all, then group by group."""
+        first = next(iter(self.counts))
+        alike = [dict.fromkeys(self.counts, option) for option in self.options(first)]
+        return self.improved(max(alike, key=self.speed))
 
 
 @dataclass
@@ -89,18 +139,20 @@ class Controller:
     """The choices of one engine.
 
     Args:
-        costs, survival: what it expects; ``observe`` keeps them true.
+        costs, survival: what is expected of steps and drafts; both are told what came of them.
         drafters: names, with the longest draft of each.
     """
 
     costs: CostModel
     survival: Survival
     drafters: Mapping[str, int]
+    choices: dict[Key, Choice] = field(default_factory=dict)
     step: int = 0
     seconds: float = 0.0
+    """Seconds of all steps."""
     explored: float = 0.0
-    choices: dict[tuple[str, int], Choice] = field(default_factory=dict)
-    _reviewed: int = -REVIEW_STEPS
+    """Seconds that went into trying drafters."""
+    _reviewed: int = 0
     _size: int = 0
     _guards: dict[int, _Guard] = field(default_factory=dict)
     _tried: dict[str, int] = field(default_factory=dict)
@@ -111,123 +163,81 @@ class Controller:
         guard = self._guards.setdefault(len(streams).bit_length(), _Guard())
         if self.step < guard.until:
             return [PLAIN] * len(streams)
-        keys = [self._key(stream) for stream in streams]
-        if self._stale(keys):
+        keys = [(s.workload, self.level(s.id)) for s in streams]
+        if self._is_stale(keys):
             self._review(streams, keys)
-        chosen = [self.choices[key] for key in keys]
-        return self._explore(streams, chosen)
+        choices = self.choices
+        return self._explored(streams, [choices[key] for key in keys])
 
-    def _key(self, stream: Stream) -> tuple[str, int]:
-        """Return the group of a sequence: its workload, and how it differs from that."""
-        odds = [self.survival.odds(name, stream.id) for name in self.drafters]
-        best = max(odds, default=1.0)
-        level = round(log2(best)) if best != 1.0 else 0
-        return stream.workload, max(-MOST_LEVELS, min(MOST_LEVELS, level))
+    def level(self, id: str) -> int:
+        """Return how a sequence differs from its workload: a power of two of the odds."""
+        odds = max([self.survival.odds(name, id) for name in self.drafters], default=1.0)
+        return 0 if odds == 1 else max(-MOST_LEVELS, min(MOST_LEVELS, round(log2(odds))))
 
-    def _stale(self, keys: Sequence[tuple[str, int]]) -> bool:
+    def _is_stale(self, keys: Sequence[Key]) -> bool:
         every = 1 if self.step < FIRST_REVIEWS else REVIEW_STEPS
-        if self.step - self._reviewed >= every or not self.choices.keys() >= set(keys):
-            return True
-        return abs(len(keys) - self._size) > self._size // 4
+        changed = abs(len(keys) - self._size) > self._size // 4
+        return (
+            changed
+            or self.step - self._reviewed >= every
+            or set(keys) - self.choices.keys() != set()
+        )
 
-    def _review(self, streams: Sequence[Stream], keys: Sequence[tuple[str, int]]) -> None:
-        """Choose anew for every group: each in turn, the others as they are, until none gains."""
+    def _review(self, streams: Sequence[Stream], keys: Sequence[Key]) -> None:
+        """Choose anew for every group."""
         self._reviewed, self._size = self.step, len(streams)
-        counts: dict[tuple[str, int], int] = {}
+        counts: dict[Key, int] = {}
         for key in keys:
             counts[key] = counts.get(key, 0) + 1
-        groups = {
-            key: _Group(count, {name: self._curve(name, key) for name in self.drafters})
-            for key, count in counts.items()
+        curves = {
+            (workload, level): {
+                name: self.survival.curve(name, workload, longest, 2.0**level)
+                for name, longest in self.drafters.items()
+            }
+            for workload, level in counts
         }
-        context = sum([stream.context for stream in streams])
-        chosen = {key: self.choices.get(key, PLAIN) for key in groups}
-        speed = self._speed(groups, chosen, context)
-        for _ in range(2):
-            before = dict(chosen)
-            for key, group in groups.items():
-                kept, best = chosen[key], speed * BETTER
-                for name, curve in [("none", []), *group.curves.items()]:
-                    for depth in range(len(curve) + 1):
-                        trial = Choice(name, depth) if depth else PLAIN
-                        expected = self._speed(groups, {**chosen, key: trial}, context)
-                        if expected > best:
-                            kept, best, speed = trial, expected, expected
-                chosen[key] = kept
-            if chosen == before:
-                break
-        plain = self._speed(groups, dict.fromkeys(groups, PLAIN), context)
-        if speed < plain * WORTHWHILE:
-            chosen = dict.fromkeys(groups, PLAIN)
-        self.choices = chosen
+        outlook = _Outlook(counts, curves, self.costs, sum([s.context for s in streams]))
+        speed, choices = outlook.best()
+        present = {key: self.choices.get(key, PLAIN) for key in counts}
+        if speed < BETTER * outlook.speed(present):
+            speed, choices = outlook.speed(present), present
+        plain = dict.fromkeys(counts, PLAIN)
+        self.choices = choices if speed >= WORTHWHILE * outlook.speed(plain) else plain
 
-    def _curve(self, name: str, key: tuple[str, int]) -> list[float]:
-        workload, level = key
-        return self.survival.curve(name, workload, self.drafters[name], 2.0**level)
-
-    def _speed(
-        self,
-        groups: Mapping[tuple[str, int], _Group],
-        chosen: Mapping[tuple[str, int], Choice],
-        context: int,
-    ) -> float:
-        """Return the expected tokens per second of a batch of ``groups``."""
-        tokens, rows = 0.0, 0
-        drafting: dict[str, list[int]] = {}
-        for key, group in groups.items():
-            name, depth = chosen[key]
-            rows += group.count * (1 + depth)
-            tokens += group.count
-            if depth:
-                tokens += group.count * sum(group.curves[name][:depth])
-                counts = drafting.setdefault(name, [])
-                counts.extend([0] * (depth - len(counts)))
-                for i in range(depth):
-                    counts[i] += group.count
-        seconds = self.costs.verify(rows, context)
-        for name, counts in drafting.items():
-            seconds += self.costs.draft(name, counts)
-        return tokens / seconds
-
-    def _explore(self, streams: Sequence[Stream], chosen: list[Choice]) -> list[Choice]:
+    def _explored(self, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
         """Let one sequence try a drafter that nobody uses, as far as the time for that goes."""
         if self.explored > EXPLORED * self.seconds:
-            return chosen
-        used = {choice.drafter for choice in chosen}
-        unused = [name for name in self.drafters if name not in used]
+            return choices
+        unused = self.drafters.keys() - {choice.drafter for choice in choices}
         if not unused:
-            return chosen
-        name = min(unused, key=lambda n: self._tried.get(n, 0))
-        place = self.step % len(streams)
-        depth = min(PROBE_DEPTH, self.drafters[name])
+            return choices
+        name = min(sorted(unused), key=lambda each: self._tried.get(each, 0))
+        depth, rows = min(PROBE_DEPTH, self.drafters[name]), len(streams)
         context = sum([stream.context for stream in streams])
-        more = self.costs.verify(len(streams) + depth, context) - self.costs.verify(
-            len(streams), context
-        )
+        more = self.costs.verify(rows + depth, context) - self.costs.verify(rows, context)
         price = self.costs.draft(name, [1] * depth) + more
         if self.explored + price > EXPLORED * self.seconds:
-            return chosen
+            return choices
         self._tried[name] = self.step
         self.explored += price
-        return [*chosen[:place], Choice(name, depth), *chosen[place + 1 :]]
+        place = self.step % rows
+        return [*choices[:place], Choice(name, depth), *choices[place + 1 :]]
 
     def cut(
         self, streams: Sequence[Stream], survivals: Sequence[Sequence[float]], spent: float
     ) -> list[int]:
-        """Return how many of each draft's nodes to verify.
+        """Return how many nodes of each draft to verify.
 
         Args:
             streams: those of the step.
-            survivals: P(accepted) of each node of each draft, no child's above its parent's.
+            survivals: P(accepted with all before) of each node of each draft, likeliest first.
             spent: seconds that drafting took.
         """
-        count = len(streams)
-        context = sum([stream.context for stream in streams])
-        nodes = [(s, i) for i, draft in enumerate(survivals) for s in draft]
-        nodes = nlargest(len(nodes), nodes)
+        count, context = len(streams), sum([stream.context for stream in streams])
+        nodes = sorted([(-s, i) for i, draft in enumerate(survivals) for s in draft])
         best, most, tokens = count / (self.costs.verify(count, context) + spent), 0, float(count)
-        for kept, (survival, _) in enumerate(nodes, start=1):
-            tokens += survival
+        for kept, (lost, _) in enumerate(nodes, start=1):
+            tokens -= lost
             speed = tokens / (self.costs.verify(count + kept, context) + spent)
             if speed > best:
                 best, most = speed, kept
@@ -237,9 +247,9 @@ class Controller:
         return lengths
 
     def observe(self, streams: int, context: int, emitted: int, drafted: bool, took: float) -> None:
-        """Take in a step: its decoding sequences, emitted tokens and seconds."""
+        """Take in a step: its decoding sequences, their context, emitted tokens, seconds."""
         self.seconds += took
         if drafted:
-            plain = self.costs.verify(streams, context)
+            lost = took / self.costs.verify(streams, context) - emitted / streams
             guard = self._guards.setdefault(streams.bit_length(), _Guard())
-            guard.observe(self.step, took / plain - emitted / streams)
+            guard.observe(self.step, lost)

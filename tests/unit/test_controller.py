@@ -1,0 +1,115 @@
+"""The controller on known costs and survival, with a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.engine.controller import Controller, Stream
+from outrider.engine.cost_model import CostModel, Costs, Curve, DraftCosts
+from outrider.engine.simulate import Step, simulate
+from outrider.engine.survival import PRIORS, Survival
+
+ROWS = tuple(2**i for i in range(14))
+LONGEST = {"model": 8, "ngram": 8}
+
+
+def curve(base: float, slope: float, scale: float = 1.0) -> Curve:
+    """Rows are nearly free up to six, then cost ``slope`` each."""
+    seconds = (base * (1 + 0.02 * (r - 1) ** 0.5) + slope * max(0, r - 6) for r in ROWS)
+    return Curve(ROWS, tuple(scale * each for each in seconds))
+
+
+def costs(slope: float, target: float = 1.0, drafter: float = 1.0) -> Costs:
+    model = DraftCosts(curve(0.15e-3, 0.01e-3, drafter), 2e-5)
+    return Costs(
+        curve(1e-3, slope, target), {"model": model, "ngram": DraftCosts(None, 1e-5, 3e-6)}, 1e-8
+    )
+
+
+def run(
+    batch: int, rates: dict[str, float], slope: float, steps: int, **options: float
+) -> list[Step]:
+    prior = costs(slope, options.pop("target", 1.0), options.pop("drafter", 1.0))
+    controller = Controller(CostModel(prior), Survival(), LONGEST)
+    return simulate(
+        controller, costs(slope), lambda step, name, depth: rates[name], batch, steps, 1, **options
+    )
+
+
+def share_of_best(steps: list[Step]) -> float:
+    return sum(s.tokens for s in steps) / sum(s.best * s.seconds for s in steps)
+
+
+def worst_window(steps: list[Step], length: int = 200) -> float:
+    """The least of expected tokens over those of plain decoding in the same time."""
+    windows = [steps[i : i + length] for i in range(0, len(steps) - length + 1, 10)]
+    return min(sum(s.tokens for s in w) / sum(s.plain * s.seconds for s in w) for w in windows)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])
+@pytest.mark.parametrize("rates", [(0.8, 0.5), (0.5, 0.1), (0.2, 0.05), (0.6, 0.9)])
+@pytest.mark.parametrize("slope", [2e-5, 2e-4])
+def test_with_known_costs_it_comes_near_the_best_fixed_choice(
+    batch: int, rates: tuple[float, float], slope: float
+) -> None:
+    found = run(batch, {"model": rates[0], "ngram": rates[1]}, slope, 900 if batch < 8 else 300)
+    assert share_of_best(found[len(found) // 3 :]) >= 0.95
+    assert worst_window(found) >= 0.98
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(("target", "drafter"), [(0.7, 1.3), (1.3, 0.7)])
+def test_wrong_costs_and_spikes_do_not_make_it_slower_than_plain(
+    batch: int, target: float, drafter: float
+) -> None:
+    rates = {"model": 0.5, "ngram": 0.1}
+    found = run(batch, rates, 2e-4, 800, target=target, drafter=drafter, spikes=0.05)
+    assert worst_window(found) >= 0.98
+
+
+def test_survival_follows_what_happens_and_knows_workloads_and_sequences_apart() -> None:
+    survival = Survival()
+    assert survival.rate("eagle3", "code", 1) == PRIORS["eagle3"]
+    for _ in range(400):
+        survival.observe("model", "code", "a", 1, True)
+        survival.observe("model", "prose", "b", 1, False)
+    assert survival.rate("model", "code", 1) > 0.9
+    assert survival.rate("model", "prose", 1) < 0.1
+    assert 0.3 < survival.rate("model", "unknown", 1) < 0.7
+    assert survival.curve("model", "code", 3) == sorted(
+        survival.curve("model", "code", 3), reverse=True
+    )
+    for _ in range(600):
+        survival.observe("model", "code", "a", 1, False)
+    assert survival.rate("model", "code", 1) < 0.2
+    for _ in range(30):
+        survival.observe("model", "prose", "lucky", 1, True)
+    assert survival.odds("model", "lucky") > 2 > 1.5 > survival.odds("model", "b")
+    survival.release("lucky", LONGEST)
+    assert survival.odds("model", "lucky") == 1
+
+
+def test_a_cut_keeps_what_is_worth_its_rows() -> None:
+    controller = Controller(CostModel(costs(2e-4)), Survival(), LONGEST)
+    streams = [Stream(str(i), "", 100) for i in range(4)]
+    drafts = [[0.9, 0.8, 0.7], [0.5, 0.2], [0.05], []]
+    lengths = controller.cut(streams, drafts, 0.0)
+    assert all(0 <= n <= len(draft) for n, draft in zip(lengths, drafts, strict=True))
+    assert lengths[0] >= lengths[1] >= lengths[2] == lengths[3] == 0
+    free = Controller(CostModel(costs(0.0)), Survival(), LONGEST)
+    assert free.cut(streams, drafts, 0.0) == [3, 2, 1, 0]
+    dear = Controller(CostModel(costs(1.0)), Survival(), LONGEST)
+    assert sum(dear.cut([Stream(str(i), "", 1) for i in range(9)], [[0.9]] * 9, 0.0)) == 0
+
+
+def test_costs_learn_and_spikes_count_little() -> None:
+    model = CostModel(costs(2e-4))
+    before = model.verify(8, 100)
+    for _ in range(50):
+        model.observe_verify(8, 100, 2 * before)
+    assert model.verify(8, 100) == pytest.approx(2 * before, rel=0.05)
+    assert model.verify(64, 100) > 1.5 * CostModel(costs(2e-4)).verify(64, 100)
+    model.observe_verify(8, 100, 100 * before)
+    assert model.verify(8, 100) < 2.2 * before
+    assert model.draft("model", []) == model.draft("ngram", [0]) == 0
+    assert model.draft("model", [2, 1]) > model.draft("model", [1, 1])
