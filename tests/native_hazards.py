@@ -20,6 +20,7 @@ from loading import native_model
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
 from outrider.native import choice
+from outrider.native.interface import DraftLimits
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
 from outrider.sampling.pipeline import RequestPipeline
@@ -58,7 +59,9 @@ class Drafts:
 
     def __call__(self, store: int = 0) -> list[list[int]]:
         handles = self.model.handle, self.stores[store].handle
-        return self.step.draft(*handles, self.words, [self.pipeline.handle], [self.length])
+        return self.step.draft(
+            *handles, self.words, [self.pipeline.handle], [DraftLimits(self.length, self.length)]
+        )
 
 
 def exits() -> None:
