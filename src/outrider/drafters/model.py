@@ -14,7 +14,7 @@ import torch
 
 from ..errors import ModelError
 from ..models.base import Model
-from ..models.decide import DraftInput
+from ..models.decide import DraftInput, DraftNodes
 from ..models.families import Architecture, find_folder
 from ..models.load import cannot_go_back, load_model
 from ..models.rows import Segment
@@ -27,6 +27,7 @@ BRANCHES = 4
 """Children of a node of a tree, at most."""
 MOST_WIDTH = 8
 """Rows of one sequence that are run at a level of its tree, at most."""
+# P(accepted | parent accepted), with a margin of at least 0, 0.5, 1.5 and 3 to the next candidate.
 RATES = np.empty((DEPTHS, RANKS, BINS), np.float32)
 RATES[:, 0] = (0.45, 0.7, 0.85, 0.95)
 RATES[:, 1] = (0.3, 0.15, 0.1, 0.05)
@@ -34,20 +35,22 @@ RATES[:, 2] = (0.12, 0.06, 0.04, 0.03)
 RATES[:, 3] = (0.06, 0.04, 0.03, 0.02)
 
 
+NOTHING = DraftNodes([], [])
+
+
 @dataclass
 class _State:
     """The part of a sequence that is in the drafter's cache.
 
-    The first ``num_computed`` entries, which are the sequence's tokens up to ``base`` and then the
-    tokens ``drafted`` after them. The first ``noted`` pages are noted as whole.
+    The first ``num_computed`` entries are the sequence's tokens. Behind the first ``base`` of them
+    lie those nodes of the last draft that were run, on ``pages``. The first ``noted`` pages are
+    noted as whole.
     """
 
     num_computed: int = 0
     noted: int = 0
     base: int = 0
-    drafted: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    runs: list[int] = field(default_factory=list)
+    nodes: DraftNodes = NOTHING
     pages: array[int] = field(default_factory=lambda: array("i"))
 
 
@@ -184,7 +187,7 @@ class ModelDrafter(Drafter):
             for page in sequence.pages[start // self._page_size :]:
                 self._whole.pop(page, None)
             state.num_computed = start + len(behind)
-            state.base, state.drafted = len(known), []
+            state.base, state.nodes = len(known), NOTHING
             if behind:
                 draws = state.num_computed == len(known)
                 pages, prompt = sequence.pages, sequence.prompt_length
@@ -197,11 +200,8 @@ class ModelDrafter(Drafter):
         if segments:
             drafts = self._model.draft(segments, self._store, inputs, noise, self._needs_logits)
             for (i, state), nodes in zip(running, drafts, strict=True):
-                tokens[i] = state.drafted = nodes.tokens
-                parents[i], logits[i] = nodes.parents, nodes.logits
-                state.parents = nodes.parents
-                chain = range(len(nodes.tokens) - 1)
-                state.runs = [*chain, -1] if nodes.runs is None else nodes.runs
+                state.nodes = nodes
+                tokens[i], parents[i], logits[i] = nodes.tokens, nodes.parents, nodes.logits
         return Draft(tokens, parents, logits if self._needs_logits else None)
 
     def observe(
@@ -223,13 +223,13 @@ class ModelDrafter(Drafter):
 
     def _kept(self, state: _State, committed: Sequence[int]) -> int:
         """Move what was computed of the committed tokens to its place; return how many they are."""
-        size, node, count = self._page_size, -1, 0
+        nodes, size, node, count = state.nodes, self._page_size, -1, 0
         sources: list[int] = []
         targets: list[int] = []
         for token in committed:
-            below = [i for i, p in enumerate(state.parents) if p == node]
-            node = next((i for i in below if state.drafted[i] == token), -2)
-            run = -1 if node < 0 else state.runs[node]
+            below = [i for i, parent in enumerate(nodes.parents) if parent == node]
+            node = next((i for i in below if nodes.tokens[i] == token), -2)
+            run = nodes.runs[node] if node >= 0 else -1
             if run < 0:
                 break
             if run != count:
@@ -238,7 +238,7 @@ class ModelDrafter(Drafter):
             count += 1
         if sources:
             self._store.move(sources, targets)
-        state.parents, state.runs = [], []
+        state.nodes = NOTHING
         return count
 
     def _known(self, sequence: SequenceState) -> _State:

@@ -112,12 +112,7 @@ class DraftNodes(NamedTuple):
     logits: torch.Tensor | None = None
     logprobs: list[float] | None = None
     margins: list[float] | None = None
-    runs: list[int] | None = None
-
-    @staticmethod
-    def chain(tokens: list[int], logits: torch.Tensor | None = None) -> DraftNodes:
-        """Return nodes of which each is the child of the one before."""
-        return DraftNodes(tokens, list(range(-1, len(tokens) - 1)), logits)
+    runs: Sequence[int] = ()
 
 
 @torch.inference_mode()
