@@ -14,9 +14,9 @@ from outrider.native import choice as native
 
 REPOSITORY = Path(__file__).parents[2]
 TESTS = (
-    "parity/test_native", "parity/test_native_sampling", "unit/test_native_ranges",
-    "parity/test_quantized", "equality/test_rows", "equality/test_shared",
-    "equality/test_exact_bits", "server/test_boundaries",
+    "parity/test_native", "parity/test_native_sampling", "parity/test_draft_trees",
+    "parity/test_quantized", "unit/test_native_ranges", "equality/test_rows",
+    "equality/test_shared", "equality/test_exact_bits", "server/test_boundaries",
 )  # fmt: skip
 
 PLUGIN = """
