@@ -89,7 +89,7 @@ class ChainDrafter(Drafter):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter needs from the engine.
+    """The needs of a drafter, which the engine sizes memory by.
 
     ``page_bytes`` are those of its own cache for each page of the target's, whose page ids it then
     shares; ``fixed_bytes`` come once. ``max_nodes`` is the most nodes that its drafts have, 0 for

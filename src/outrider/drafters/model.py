@@ -43,7 +43,8 @@ class _State:
     """The part of a sequence that is in the drafter's cache.
 
     The first ``num_computed`` entries are the sequence's tokens. Behind the first ``base`` of them
-    lie those nodes of the last draft that were run, on ``pages``. The first ``noted`` pages are
+    lie those nodes of the last draft that were run, on ``pages``, the first of which holds the
+    entry at ``base``. The first ``noted`` pages are
     noted as whole.
     """
 
@@ -195,7 +196,7 @@ class ModelDrafter(Drafter):
                     Segment(behind, start, pages, int(draws), prompt, (), (), sequence.id)
                 )
                 inputs.append(_wish(sequence, length, most) if draws else None)
-                state.pages = sequence.pages[:]
+                state.pages = pages[len(known) // self._page_size :]
                 running.append((i, state))
         if segments:
             drafts = self._model.draft(segments, self._store, inputs, noise, self._needs_logits)
@@ -224,6 +225,7 @@ class ModelDrafter(Drafter):
     def _kept(self, state: _State, committed: Sequence[int]) -> int:
         """Move what was computed of the committed tokens to its place; return how many they are."""
         nodes, size, node, count = state.nodes, self._page_size, -1, 0
+        first = state.base // size
         sources: list[int] = []
         targets: list[int] = []
         for token in committed:
@@ -234,7 +236,7 @@ class ModelDrafter(Drafter):
                 break
             if run != count:
                 for slots, place in ((sources, state.base + run), (targets, state.base + count)):
-                    slots.append(state.pages[place // size] * size + place % size)
+                    slots.append(state.pages[place // size - first] * size + place % size)
             count += 1
         if sources:
             self._store.move(sources, targets)

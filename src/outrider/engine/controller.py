@@ -10,7 +10,7 @@ rules do not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
 from typing import NamedTuple
@@ -46,7 +46,7 @@ class Stream(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Who drafts, and how many tokens deep."""
+    """A drafter, and how many tokens deep it drafts."""
 
     drafter: str
     depth: int
@@ -76,8 +76,24 @@ class _Guard:
             self.pause = FIRST_PAUSE
 
 
+def sequences_by_depth(choices: Iterable[tuple[Choice, int]]) -> dict[str, list[int]]:
+    """Return for each drafter how many sequences draft a token at each depth.
+
+    Args:
+        choices: each with the number of sequences that it is made for.
+    """
+    drafting: dict[str, list[int]] = {}
+    for (name, depth), count in choices:
+        if depth:
+            by_depth = drafting.setdefault(name, [])
+            by_depth += [0] * (depth - len(by_depth))
+            for i in range(depth):
+                by_depth[i] += count
+    return drafting
+
+
 class _Outlook:
-    """What a batch of groups is expected to do under any choices."""
+    """The expected speed of a batch of groups under any choices."""
 
     def __init__(
         self,
@@ -93,17 +109,11 @@ class _Outlook:
     def speed(self, choices: Mapping[Key, Choice]) -> float:
         """Return the expected tokens per second."""
         tokens, rows = 0.0, 0
-        drafting: dict[str, list[int]] = {}
         for key, count in self.counts.items():
             name, depth = choices[key]
             rows += count * (1 + depth)
-            tokens += count
-            if depth:
-                tokens += count * sum(self.curves[key][name][:depth])
-                by_depth = drafting.setdefault(name, [])
-                by_depth += [0] * (depth - len(by_depth))
-                for i in range(depth):
-                    by_depth[i] += count
+            tokens += count * (1 + sum(self.curves[key][name][:depth])) if depth else count
+        drafting = sequences_by_depth((choices[key], n) for key, n in self.counts.items())
         seconds = self._verify.get(rows)
         if seconds is None:
             seconds = self._verify[rows] = self._costs.verify(rows, self._context)

@@ -41,7 +41,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """What one drafter takes: ``passes`` by sequences in a pass, and ``call`` once a step.
+    """The seconds of one drafter: ``passes`` by sequences in a pass, and ``call`` once a step.
 
     A drafter without passes proposes a whole draft at once.
     """
@@ -62,7 +62,7 @@ class DraftCosts:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a target and its drafters take, as measured or guessed.
+    """The seconds of a target and its drafters, as measured or guessed.
 
     ``per_context`` is the time that a step takes for each token of the context of a sequence.
     """

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .controller import Choice, Controller, Stream
+from .controller import PLAIN, Choice, Controller, Stream, sequences_by_depth
 from .cost_model import Costs
 
 Truth = Callable[[int, str, int], float]
@@ -17,7 +17,6 @@ Truth = Callable[[int, str, int], float]
 class Step:
     """One simulated step: true expected tokens and seconds, chosen and plain."""
 
-    choices: Sequence[Choice]
     tokens: float
     seconds: float
     plain: float
@@ -29,17 +28,14 @@ def expected(
 ) -> tuple[float, float]:
     """Return the expected tokens and the seconds of a step."""
     tokens, rows = 0.0, 0
-    counts: dict[str, list[int]] = {}
     for name, depth in choices:
         survival, tokens, rows = 1.0, tokens + 1.0, rows + 1 + depth
         for i in range(depth):
             survival *= rates[name][i]
             tokens += survival
-            by_depth = counts.setdefault(name, [])
-            by_depth.extend([0] * (i + 1 - len(by_depth)))
-            by_depth[i] += 1
     seconds = costs.target.at(rows) + costs.per_context * context
-    seconds += sum(costs.drafters[name].at(by_depth) for name, by_depth in counts.items())
+    drafting = sequences_by_depth((choice, 1) for choice in choices)
+    seconds += sum(costs.drafters[name].at(by_depth) for name, by_depth in drafting.items())
     return tokens, seconds
 
 
@@ -66,13 +62,8 @@ def simulate(
         choices = controller.decide(streams)
         tokens, seconds = expected(truth, rates, choices, context)
         emitted = 0
-        drafting: dict[str, list[int]] = {}
         for stream, (name, depth) in zip(streams, choices, strict=True):
             emitted += 1
-            for i in range(depth):
-                by_depth = drafting.setdefault(name, [])
-                by_depth.extend([0] * (i + 1 - len(by_depth)))
-                by_depth[i] += 1
             for i in range(depth):
                 accepted = rng.random() < rates[name][i]
                 controller.survival.observe(name, stream.workload, stream.id, i + 1, accepted)
@@ -82,7 +73,7 @@ def simulate(
         noise = rng.uniform(1 - jitter, 1 + jitter) * (2.0 if rng.random() < spikes else 1.0)
         rows = batch + sum(depth for _, depth in choices)
         took = 0.0
-        for name, by_depth in drafting.items():
+        for name, by_depth in sequences_by_depth((choice, 1) for choice in choices).items():
             spent = truth.drafters[name].at(by_depth) * noise
             controller.costs.observe_draft(name, by_depth, spent)
             took += spent
@@ -90,12 +81,12 @@ def simulate(
         controller.costs.observe_verify(rows, context, verify)
         drafted = any(depth for _, depth in choices)
         controller.observe(batch, context, emitted, drafted, took + verify)
-        plain = expected(truth, rates, [Choice("none", 0)] * batch, context)
+        plain = expected(truth, rates, [PLAIN] * batch, context)
         best = max(
             t / s
             for name, longest in controller.drafters.items()
             for depth in range(longest + 1)
             for t, s in [expected(truth, rates, [Choice(name, depth)] * batch, context)]
         )
-        found.append(Step(choices, tokens, seconds, plain[0] / plain[1], best))
+        found.append(Step(tokens, seconds, plain[0] / plain[1], best))
     return found

@@ -43,7 +43,7 @@ class _Tally:
 
 @dataclass(slots=True)
 class _Beliefs:
-    """What is known of one drafter in one workload."""
+    """The tallies of one drafter in one workload."""
 
     overall: _Tally = field(default_factory=_Tally)
     depths: dict[int, _Tally] = field(default_factory=dict)

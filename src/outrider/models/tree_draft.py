@@ -116,13 +116,13 @@ class Tree:
         if self.is_chain:
             token = self.nodes[self.run[-1]].token
             return first._replace(tokens=[token], start=last + len(self.run), logits=1)
-        places = {number: place for place, number in enumerate(self.run)}
+        run = [self.nodes[n] for n in self.run]
         return first._replace(
             tokens=first.tokens[-1:],
             start=last,
             logits=1 + len(self.run),
-            nodes=[self.nodes[n].token for n in self.run],
-            parents=[places.get(self.nodes[n].parent, -1) for n in self.run],
+            nodes=[node.token for node in run],
+            parents=[-1 if node.parent < 0 else self.nodes[node.parent].run for node in run],
         )
 
     def lines(self) -> list[int]:
@@ -164,7 +164,7 @@ def draft_in_python(
     noise: Noise,
     needs_logits: bool,
 ) -> list[DraftNodes]:
-    """See ``Model.draft``. Every level runs the rows of all levels before it once more."""
+    """See ``Model.draft``. A level of a tree runs the rows of all levels before it once more."""
     trees = [None if each is None else Tree(each.limits, each.rates) for each in inputs]
     current, running = list(segments), list(range(len(segments)))
     while running:
