@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.engine.controller import Controller, Stream
-from outrider.engine.cost_model import CostModel, Costs, Curve, DraftCosts
+from outrider.engine.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.simulate import Step, simulate
 from outrider.engine.survival import PRIORS, Survival
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import log2
 from typing import NamedTuple
 
-from .cost_model import CostModel
+from .costs import CostModel
 from .survival import Survival
 
 REVIEW_STEPS = 16

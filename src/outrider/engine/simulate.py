@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .controller import PLAIN, Choice, Controller, Stream, sequences_by_depth
-from .cost_model import Costs
+from .costs import Costs
 
 Truth = Callable[[int, str, int], float]
 """P(accepted | parent accepted) at a step, of a drafter, at a depth."""
