@@ -243,7 +243,7 @@ class AsyncLLM:
             ConfigError: there is no such drafter, or the length is out of range.
         """
         ready = await self.start()
-        check_choice(state, ready.drafters, ready.max_draft)
+        check_choice(state, ready.names, ready.max_draft)
         self.speculation = state
         self._send_speculation(state)
 

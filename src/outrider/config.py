@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
@@ -16,8 +17,30 @@ ACCEPTANCE_RULES = ("coupled", "rejection", "block")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5
 LARGEST_MEMORY = 2**50
-PRESETS = {"long-context": {"model": 512, "ngram": 4096}}
-"""By preset: the window of each kind of drafter, in tokens; measured in docs/performance.md."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What is known of a use: the longest draft, and P(accept) before anything is seen.
+
+    ``windows`` are the last tokens that each kind of drafter sees; docs/performance.md measures
+    them.
+    """
+
+    longest: int
+    accepted: float
+    windows: Mapping[str, int] = field(default_factory=dict)
+
+
+PRESETS = {
+    "chat": Preset(5, 0.6),
+    "code": Preset(8, 0.75),
+    "agents": Preset(7, 0.7),
+    "long-context": Preset(8, 0.65, {"model": 512, "ngram": 4096}),
+    "batch": Preset(2, 0.6),
+}
+LONGEST_DRAFT = 8
+"""Tokens drafted a step, at most, where the engine chooses."""
 
 
 def free_memory() -> int:
@@ -133,10 +156,17 @@ class EngineConfig:
         ConfigError: a value is out of its range.
     """
 
-    num_speculative_tokens: int = option(
-        4,
-        "Draft length K: tokens drafted a step, at most.",
-        Number(1, LARGEST_DRAFT, "give 1 to {most}, or turn drafting off with drafter=None"),
+    num_speculative_tokens: int | None = option(
+        None,
+        "Draft length K. A named drafter with a K drafts that many tokens in every step; "
+        "otherwise the engine chooses the length at each step, up to K or, without one, up to 8 "
+        "(preset may say less).",
+        Number(
+            1,
+            LARGEST_DRAFT,
+            "give 1 to {most}, or turn drafting off with drafter=None",
+            optional=True,
+        ),
     )
     max_draft_nodes: int | None = option(
         None,
@@ -169,8 +199,9 @@ class EngineConfig:
     )
     preset: str | None = option(
         None,
-        "long-context: a drafter's window that was measured to serve there, unless drafter_window "
-        "is given.",
+        "The use: chat, code, agents, long-context or batch. It sets how long drafts may become "
+        "and what is expected of them at first; long-context also sets a drafter's window, "
+        "unless drafter_window is given.",
         choices=(*PRESETS, None),
     )
     acceptance_rule: str = option(
@@ -230,8 +261,15 @@ class EngineConfig:
     def window_of(self, drafter: str) -> int | None:
         """Return the number of last tokens that a drafter of that name sees; None is no limit."""
         if self.drafter_window is None and self.preset is not None:
-            return PRESETS[self.preset].get(drafter)
+            return PRESETS[self.preset].windows.get(drafter)
         return self.drafter_window
+
+    @property
+    def max_draft_length(self) -> int:
+        """The longest draft of this engine, in tokens."""
+        if self.num_speculative_tokens is not None:
+            return self.num_speculative_tokens
+        return LONGEST_DRAFT if self.preset is None else PRESETS[self.preset].longest
 
     def model_length(self, context: int) -> int:
         """Return the longest sequence, given the target's ``context``.
@@ -245,7 +283,7 @@ class EngineConfig:
                 f"max_model_len is {length}, but the model's context is {context} tokens; "
                 "give at most that."
             )
-        if self.num_speculative_tokens >= length:
+        if (self.num_speculative_tokens or 0) >= length:
             raise ConfigError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}, which does not fit "
                 f"into the context of {length} tokens; give 1 to {length - 1}."
@@ -260,8 +298,10 @@ def _lookup(name: str, help: str) -> Option:
 ENGINE_OPTIONS = (
     Option(
         "drafter", str, "auto",
-        "auto, ngram, none, or a checkpoint's folder or file. auto is the checkpoint in the "
-        "sub-folder or sibling drafter, else ngram; none for a model whose state cannot go back.",
+        "auto, ngram, none, a checkpoint's folder or file, or several joined by + (model+ngram), "
+        "whose drafts are merged into trees. auto chooses at each step among all that are at hand: "
+        "the checkpoint in the sub-folder or sibling drafter, lookups, and what is named after it "
+        "(auto+NAME); nothing for a model whose state cannot go back.",
     ),
     _lookup("prompt_lookup_min", "Shortest n-gram of drafter ngram, in tokens; 2 unless given."),
     _lookup("prompt_lookup_max", "Longest n-gram of drafter ngram, in tokens; 4 unless given."),
@@ -285,7 +325,7 @@ ENGINE_OPTIONS = (
 class EngineOptions(TypedDict, total=False):
     """The keyword arguments of ``LLM`` and ``AsyncLLM`` besides model and drafter."""
 
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     max_draft_nodes: int | None
     prompt_lookup_min: int | None
     prompt_lookup_max: int | None

@@ -8,7 +8,7 @@ from typing import Any
 from .config import EngineConfig
 from .drafters.base import DrafterSpec
 from .drafters.ngram import NgramSpec
-from .drafters.registry import find_drafter
+from .drafters.registry import GroupSpec, find_drafter
 from .errors import ModelError, RequestError, shown
 from .limits import LOOKUP
 from .models.families import Folder, find_folder, read_config, read_shape
@@ -48,15 +48,18 @@ class InputProcessor:
         self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
         self.max_model_len = self.config.model_length(shape.context)
         self.spec = find_drafter(drafter, self.folder)
-        lookup = self.spec if isinstance(self.spec, NgramSpec) else NgramSpec()
-        lookup = replace(lookup, **sizes)  # refuses a wrong size for any drafter
+        lookup = NgramSpec(**sizes)  # refuses a wrong size for any drafter
         if isinstance(self.spec, NgramSpec):
             self.spec = lookup
+        elif isinstance(self.spec, GroupSpec):
+            members = (lookup if isinstance(m, NgramSpec) else m for m in self.spec.members)
+            self.spec = replace(self.spec, members=tuple(members))
         self.tokenizer = self.folder if tokenizer is None else find_folder(tokenizer)
         self.codec = TextCodec(self.tokenizer) if has_tokenizer(self.tokenizer) else None
         if self.codec is None and tokenizer is not None:
             raise ModelError(f"{tokenizer} has no tokenizer; give a folder with tokenizer.json.")
-        _check_tokenizers(self.codec, self.spec)
+        for each in (self.spec, *self.spec.members):
+            _check_tokenizers(self.codec, each)
         self.outputs = OutputProcessor(self.codec)
         self.backend = self.outputs.tokenizer
         self._numbers = itertools.count()

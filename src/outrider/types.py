@@ -243,7 +243,7 @@ class SequenceState:
     (the scheduler's word). ``num_computed`` have keys and values in the cache, on ``pages``: an
     array, which the native step takes whole. ``keys`` are those of its full pages, of which the
     first ``named`` can be found by others. ``has_wishes`` is True where the request does not leave
-    drafting to the engine.
+    drafting to the engine. ``workload`` names those that are expected to fare alike.
     """
 
     id: str
@@ -260,6 +260,7 @@ class SequenceState:
     prompt_logprobs: list[Logprobs | None] = field(default_factory=list)
     prompt_length: int = field(init=False)
     has_wishes: bool = field(init=False)
+    workload: str = field(init=False)
     limit: int = field(init=False, default=0)
     start: Start | None = field(init=False, default=None)
     keys: list[bytes] = field(init=False, default_factory=list)
@@ -268,6 +269,9 @@ class SequenceState:
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_token_ids)
         self.has_wishes = self.request.speculation != DEFAULT_SPECULATION
+        warmth = round(2 * min(self.request.params.temperature, 2))
+        kind = "constrained" if self.pipeline.has_grammar else "free"
+        self.workload = f"{kind} {warmth} {self.request.cache_salt}"
 
     @property
     def num_output(self) -> int:
@@ -275,10 +279,16 @@ class SequenceState:
 
 
 class DraftBudget(NamedTuple):
-    """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes."""
+    """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes.
+
+    Behind a node whose chance of acceptance is below ``least`` nothing needs to be drafted;
+    ``rates`` are the chances to reckon with, see ``models.decide.DraftInput``, None if unknown.
+    """
 
     depth: int
     nodes: int
+    least: float = 0.0
+    rates: Any = None
 
 
 NO_DRAFT = DraftBudget(0, 0)

@@ -14,12 +14,12 @@ class BranchesSpec(DrafterSpec):
         return Needs(
             page_bytes=64 * config.page_size,
             fixed_bytes=1 << 20,
-            max_nodes=2 * config.num_speculative_tokens,
+            max_nodes=2 * config.max_draft_length,
             target_layers=(0, 1),
         )
 
     def make(self, context):
-        return Branches(context.config.num_speculative_tokens, context.model.shape.vocab_size)
+        return Branches(context.config.max_draft_length, context.model.shape.vocab_size)
 
 
 @dataclass

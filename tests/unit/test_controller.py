@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.controller import Controller, Stream
+from outrider.engine.controller import Controller, Method, Stream
 from outrider.engine.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.simulate import Step, simulate
 from outrider.engine.survival import PRIORS, Survival
 
 ROWS = tuple(2**i for i in range(14))
-LONGEST = {"model": 8, "ngram": 8}
+METHODS = {name: Method((name,), 8) for name in ("model", "ngram")}
 
 
 def curve(base: float, slope: float, scale: float = 1.0) -> Curve:
@@ -30,7 +30,7 @@ def run(
     batch: int, rates: dict[str, float], slope: float, steps: int, **options: float
 ) -> list[Step]:
     prior = costs(slope, options.pop("target", 1.0), options.pop("drafter", 1.0))
-    controller = Controller(CostModel(prior), Survival(), LONGEST)
+    controller = Controller(CostModel(prior), Survival(), METHODS)
     return simulate(
         controller, costs(slope), lambda step, name, depth: rates[name], batch, steps, 1, **options
     )
@@ -69,36 +69,68 @@ def test_wrong_costs_and_spikes_do_not_make_it_slower_than_plain(
 
 def test_survival_follows_what_happens_and_knows_workloads_and_sequences_apart() -> None:
     survival = Survival()
-    assert survival.rate("eagle3", "code", 1) == PRIORS["eagle3"]
+    assert survival.curve("eagle3", "code", 1) == [PRIORS["eagle3"]]
     for _ in range(400):
-        survival.observe("model", "code", "a", 1, True)
-        survival.observe("model", "prose", "b", 1, False)
-    assert survival.rate("model", "code", 1) > 0.9
-    assert survival.rate("model", "prose", 1) < 0.1
-    assert 0.3 < survival.rate("model", "unknown", 1) < 0.7
-    assert survival.curve("model", "code", 3) == sorted(
-        survival.curve("model", "code", 3), reverse=True
+        survival.observe("model", "code", "a", 1, 1)
+        survival.observe("model", "prose", "b", 1, 0)
+    assert survival.curve("model", "code", 1)[0] > 0.9
+    assert survival.curve("model", "prose", 1)[0] < 0.1
+    assert 0.3 < survival.curve("model", "unknown", 1)[0] < 0.7
+    assert survival.curve("model", "code", 12) == sorted(
+        survival.curve("model", "code", 12), reverse=True
     )
     for _ in range(600):
-        survival.observe("model", "code", "a", 1, False)
-    assert survival.rate("model", "code", 1) < 0.2
+        survival.observe("model", "code", "a", 1, 0)
+    assert survival.curve("model", "code", 1)[0] < 0.2
     for _ in range(30):
-        survival.observe("model", "prose", "lucky", 1, True)
+        survival.observe("model", "prose", "lucky", 1, 1)
     assert survival.odds("model", "lucky") > 2 > 1.5 > survival.odds("model", "b")
-    survival.release("lucky", LONGEST)
+    survival.release("lucky", METHODS)
     assert survival.odds("model", "lucky") == 1
 
 
+def test_survival_by_depth_counts_what_was_not_drafted_as_refused() -> None:
+    survival = Survival()
+    for _ in range(500):  # four might have been drafted, three were and stood
+        survival.observe("model", "", "a", 4, 3)
+        survival.observe_size("model", "", 3, 4)
+    curve = survival.curve("model", "", 4)
+    assert curve[2] > 0.8
+    assert curve[3] < 0.2
+    assert survival.fill("model", "") == pytest.approx(0.75, abs=0.02)
+
+
+def test_rates_of_nodes_are_told_apart_by_depth_rank_and_margin() -> None:
+    survival = Survival()
+    prior = survival.rates("model", "")
+    assert prior.shape == (8, 4, 4)
+    for _ in range(300):
+        survival.observe_node("model", "", 1, 0, 3, True)
+        survival.observe_node("model", "", 1, 0, 0, False)
+    table = survival.rates("model", "")
+    assert table[0, 0, 3] > 0.95 > 0.1 > table[0, 0, 0]
+    assert table[5, 0, 0] < 0.2  # of all depths together
+    assert (table[:, 1] == prior[:, 1]).all()
+
+
+def test_a_tree_starts_from_what_its_chains_do() -> None:
+    survival = Survival(chains={"model tree": "model"})
+    assert survival.curve("model tree", "", 1) > survival.curve("model", "", 1)
+    for _ in range(300):
+        survival.observe("model", "", "a", 1, 0)
+    assert survival.curve("model tree", "", 1)[0] < 0.5
+
+
 def test_a_cut_keeps_what_is_worth_its_rows() -> None:
-    controller = Controller(CostModel(costs(2e-4)), Survival(), LONGEST)
+    controller = Controller(CostModel(costs(2e-4)), Survival(), METHODS)
     streams = [Stream(str(i), "", 100) for i in range(4)]
     drafts = [[0.9, 0.8, 0.7], [0.5, 0.2], [0.05], []]
     lengths = controller.cut(streams, drafts, 0.0)
     assert all(0 <= n <= len(draft) for n, draft in zip(lengths, drafts, strict=True))
     assert lengths[0] >= lengths[1] >= lengths[2] == lengths[3] == 0
-    free = Controller(CostModel(costs(0.0)), Survival(), LONGEST)
+    free = Controller(CostModel(costs(0.0)), Survival(), METHODS)
     assert free.cut(streams, drafts, 0.0) == [3, 2, 1, 0]
-    dear = Controller(CostModel(costs(1.0)), Survival(), LONGEST)
+    dear = Controller(CostModel(costs(1.0)), Survival(), METHODS)
     assert sum(dear.cut([Stream(str(i), "", 1) for i in range(9)], [[0.9]] * 9, 0.0)) == 0
 
 

@@ -38,7 +38,7 @@ class Adversary(Drafter):
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
         drafts = []
-        for item, (length, _) in zip(batch, budgets, strict=True):
+        for item, length in zip(batch, [budget.depth for budget in budgets], strict=True):
             sequence = item.sequence
             answer = self._answers[sequence.request.seed, sequence.sample_index]
             coming = answer[sequence.num_output : sequence.num_output + length]
@@ -83,8 +83,8 @@ class AdversarySpec(DrafterSpec):
         return self.kind
 
     def needs(self, context: DrafterContext) -> Needs:
-        return Needs(max_nodes=3 * context.config.num_speculative_tokens)
+        return Needs(max_nodes=3 * context.config.max_draft_length)
 
     def make(self, context: DrafterContext) -> Adversary:
-        length, shape = context.config.num_speculative_tokens, context.model.shape
+        length, shape = context.config.max_draft_length, context.model.shape
         return Adversary(self.kind, self.answers, length, shape.vocab_size, self.rng)

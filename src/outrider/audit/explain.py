@@ -188,7 +188,7 @@ def explain(
         drafter=watch.name,
         temperature=0.0 if watch.sample.request.params.greedy else float(temperature),
         seed=seed,
-        num_speculative_tokens=llm.config.num_speculative_tokens,
+        num_speculative_tokens=llm.config.max_draft_length,
         step=shown.number,
         chosen=chosen,
         text_before=llm.decode(shown.tokens),

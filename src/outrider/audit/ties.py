@@ -104,7 +104,7 @@ def classify(
         tokens: the next token of each output.
     """
     model, config = llm.engine.model, llm.engine.config
-    prompt, draft = len(request.prompt_token_ids), config.num_speculative_tokens
+    prompt, draft = len(request.prompt_token_ids), config.max_draft_length
     context = [*request.prompt_token_ids, *output]
     ways = _ways(prompt, len(context), config.max_num_batched_tokens, draft)
     z = torch.stack([_logits(model, context, prompt, way, draft) for way in ways])

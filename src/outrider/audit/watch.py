@@ -164,7 +164,7 @@ def watch_step(
         NumericalError: the model's logits are not finite.
     """
     last, engine = step or SEARCHED, llm.engine
-    steps = (last + 1) * (llm.config.num_speculative_tokens + 1)
+    steps = (last + 1) * (llm.config.max_draft_length + 1)
     longest = min(steps, engine.max_model_len)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=longest)
     with (

@@ -2,13 +2,14 @@
 
 import os
 import platform
-import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from ..native.threads import cpu_name
 
 
 def machine() -> dict[str, Any]:
@@ -22,12 +23,6 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def cpu_name() -> str:
-    """Return the processor's name as the system tells it."""
-    name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
-    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def available_cores() -> int:

@@ -286,7 +286,7 @@ class PlantedDrafter(Drafter):
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
         drafts = []
-        for item, (depth, _) in zip(batch, budgets, strict=True):
+        for item, depth in zip(batch, [budget.depth for budget in budgets], strict=True):
             sequence = item.sequence
             tokens = self._tokens.get(prompt_key(sequence.request.prompt_token_ids), [])
             drafts.append(tokens[sequence.num_output : sequence.num_output + depth])
@@ -301,7 +301,7 @@ class PlantedSpec(DrafterSpec):
     tracks: Tracks
 
     def make(self, context: DrafterContext) -> PlantedDrafter:
-        return PlantedDrafter(self.tracks, context.config.num_speculative_tokens)
+        return PlantedDrafter(self.tracks, context.config.max_draft_length)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,8 @@ class Drafter(ABC):
     """The most nodes a draft can have: ``max_length`` for chains, more for trees."""
     target_layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states it wants."""
+    catching_up: bool = False
+    """Whether its last drafts waited for, or took time to read, what it had not seen."""
 
     @property
     def model(self) -> Model | None:
@@ -79,7 +81,7 @@ class ChainDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        lengths = [length for length, _ in budgets]
+        lengths = [budget.depth for budget in budgets]
         pairs = zip(batch, lengths, strict=True)
         return Draft.chains([self.draft(i.sequence, n) if n else [] for i, n in pairs])
 
@@ -136,7 +138,9 @@ class DrafterSpec(ABC):
     name: ClassVar[str]
     """The name by which requests choose the drafter."""
     auto: bool = False
-    """True if "auto" chose it."""
+    """True if it stands for whatever is at hand, which may be nothing."""
+    members: tuple["DrafterSpec", ...] = ()
+    """The drafters that it is made of; none for a single one."""
     folder: Path | None = None
     """Its checkpoint, whose tokenizer must be the target's."""
 

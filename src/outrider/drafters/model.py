@@ -25,6 +25,12 @@ from .base import Drafter, DrafterContext, DrafterSpec, Needs
 
 BRANCHES = 4
 """Children of a node of a tree, at most."""
+NODES = 16
+"""Nodes of a tree, at most, where the engine chooses chains or trees."""
+USUAL = 2
+"""Tokens of a sequence that a step finds unread, at most, where the last one drafted too."""
+CATCH_UP = 256
+"""Tokens that are read in a step at most to catch up, so that no stream waits for long."""
 MOST_WIDTH = 8
 """Rows of one sequence that are run at a level of its tree, at most."""
 # P(accepted | parent accepted), with a margin of at least 0, 0.5, 1.5 and 3 to the next candidate.
@@ -67,7 +73,6 @@ class ModelSpec(DrafterSpec):
 
     name = "model"
     folder: Path
-    auto: bool = False
 
     @classmethod
     def recognise(cls, option: str | Path) -> Self | None:
@@ -89,8 +94,11 @@ class ModelSpec(DrafterSpec):
         if not model.truncates:
             why = cannot_go_back(self.folder, model)
             raise ModelError(f"{why}, so it cannot draft; give another or drafter='ngram'.")
-        nodes = max(config.num_speculative_tokens, config.max_draft_nodes or 0)
-        if nodes > config.num_speculative_tokens and not model.trees:
+        longest, most = config.max_draft_length, config.max_draft_nodes
+        if most is None and config.num_speculative_tokens is None and not context.needs_logits:
+            most = NODES if model.trees and target.trees else None
+        nodes = max(longest, most or 0)
+        if nodes > longest and not model.trees:
             raise ModelError(
                 f"{self.folder}: a {model.shape.family!r} model has no native path and drafts "
                 "chains only; leave out max_draft_nodes."
@@ -104,18 +112,20 @@ class ModelSpec(DrafterSpec):
             context.num_pages,
             config.page_size,
             config.max_num_batched_tokens,
-            config.num_speculative_tokens,
+            config.max_draft_length,
             context.needs.max_nodes,
             context.needs_logits,
         )
 
 
-def _wish(sequence: SequenceState, depth: int, nodes: int) -> DraftInput:
+def _wish(sequence: SequenceState, budget: DraftBudget) -> DraftInput:
     """Return what is wanted behind a sequence: a tree where there may be more nodes than levels."""
+    depth, nodes, least, rates = budget
     if nodes <= depth:
-        return DraftInput(sequence, DraftLimits(depth, depth))
+        return DraftInput(sequence, DraftLimits(depth, depth, 1, 1, least), rates)
     width = max(1, min(MOST_WIDTH, nodes // max(1, depth - 1)))
-    return DraftInput(sequence, DraftLimits(depth, nodes, width, BRANCHES), RATES)
+    limits = DraftLimits(depth, nodes, width, BRANCHES, least)
+    return DraftInput(sequence, limits, RATES if rates is None else rates)
 
 
 class ModelDrafter(Drafter):
@@ -127,7 +137,7 @@ class ModelDrafter(Drafter):
     Args:
         model: the drafter's model; its tokenizer is the target's.
         num_pages, page_size: those of the target's pool, whose page ids it uses.
-        max_rows: rows that a sequence may catch up with in one step; the target's prefill chunk.
+        max_rows: rows that sequences may catch up with in one step, all together.
         max_length: longest draft.
         max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
         needs_logits: whether drafts carry the logits that they were drawn from, for the ratio
@@ -149,7 +159,7 @@ class ModelDrafter(Drafter):
         self._model = model
         self.max_length, self.max_nodes = max_length, max_nodes
         self._store = model.new_store(num_pages, page_size)
-        self._max_rows = max_rows + 1  # a chunk, and the token drawn after it
+        self._max_rows = min(max_rows, CATCH_UP)
         shape = model.shape
         self._reach = shape.reach if isinstance(shape, Architecture) else None
         self._shares = model.paged and self._reach is None  # else pages lack a beginning
@@ -171,8 +181,10 @@ class ModelDrafter(Drafter):
         segments: list[Segment] = []
         inputs: list[DraftInput | None] = []
         running: list[tuple[int, _State]] = []
-        for i, (item, (length, most)) in enumerate(zip(batch, budgets, strict=True)):
-            if not length:
+        margins: list[list[float]] = [[] for _ in batch]
+        room, self.catching_up = self._max_rows, False
+        for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
+            if not budget.depth:
                 continue  # catching up can wait: a prompt's first token waits for the target alone
             sequence, known = item.sequence, item.sequence.tokens
             state = self._states.get(sequence.id)
@@ -182,7 +194,10 @@ class ModelDrafter(Drafter):
             if self._reach is not None:
                 # Nothing that is still to be drafted depends on what lies before.
                 start = max(start, len(known) - self._reach)
-            behind = known[start : min(stop, start + self._max_rows)]
+            behind = known[start : min(stop, start + max(room, USUAL))]
+            if stop - start > USUAL:
+                room -= len(behind)
+                self.catching_up = True
             if behind and max(behind) >= self._model.shape.vocab_size:
                 continue  # the target has said what this model has no embedding for
             for page in sequence.pages[start // self._page_size :]:
@@ -195,7 +210,7 @@ class ModelDrafter(Drafter):
                 segments.append(
                     Segment(behind, start, pages, int(draws), prompt, (), (), sequence.id)
                 )
-                inputs.append(_wish(sequence, length, most) if draws else None)
+                inputs.append(_wish(sequence, budget) if draws else None)
                 state.pages = pages[len(known) // self._page_size :]
                 running.append((i, state))
         if segments:
@@ -203,7 +218,8 @@ class ModelDrafter(Drafter):
             for (i, state), nodes in zip(running, drafts, strict=True):
                 state.nodes = nodes
                 tokens[i], parents[i], logits[i] = nodes.tokens, nodes.parents, nodes.logits
-        return Draft(tokens, parents, logits if self._needs_logits else None)
+                margins[i] = nodes.margins or []
+        return Draft(tokens, parents, logits if self._needs_logits else None, margins=margins)
 
     def observe(
         self,

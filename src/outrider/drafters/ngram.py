@@ -79,7 +79,6 @@ class NgramSpec(DrafterSpec):
     name = "ngram"
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
-    auto: bool = False
 
     def __post_init__(self) -> None:
         for name, number in LOOKUP.items():
@@ -89,7 +88,7 @@ class NgramSpec(DrafterSpec):
         config = context.config
         window = config.window_of(self.name) or LOOKUP_WINDOW
         sizes = (self.prompt_lookup_min, self.prompt_lookup_max)
-        return NgramDrafter(config.num_speculative_tokens, *sizes, window)
+        return NgramDrafter(config.max_draft_length, *sizes, window)
 
 
 class NgramDrafter(ChainDrafter):

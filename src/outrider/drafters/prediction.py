@@ -33,7 +33,7 @@ class PredictionSpec(DrafterSpec):
     name = "prediction"
 
     def make(self, context: DrafterContext) -> PredictionDrafter:
-        return PredictionDrafter(context.config.num_speculative_tokens)
+        return PredictionDrafter(context.config.max_draft_length)
 
 
 class PredictionDrafter(ChainDrafter):

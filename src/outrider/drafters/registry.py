@@ -1,18 +1,20 @@
 """The table of drafters, and the choice among them."""
 
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from ..errors import ConfigError, shown
 from ..models.families import Folder
-from .base import DrafterSpec, NoSpec
+from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
 from .model import ModelSpec
 from .ngram import NgramSpec
 from .prediction import PredictionSpec
 
 GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
+AUTO, TOGETHER = "auto", "+"
 BUILT_IN: tuple[type[DrafterSpec], ...] = (NoSpec, NgramSpec, PredictionSpec, ModelSpec)
 
 
@@ -39,12 +41,39 @@ def known_specs() -> dict[str, type[DrafterSpec]]:
     return specs
 
 
+@dataclass(frozen=True)
+class GroupSpec(DrafterSpec):
+    """Several drafters: the engine chooses among them (``auto``), or merges their drafts.
+
+    ``name`` of merged ones joins theirs by "+".
+    """
+
+    members: tuple[DrafterSpec, ...] = ()
+    auto: bool = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return AUTO if self.auto else TOGETHER.join(each.name for each in self.members)
+
+    def make(self, context: DrafterContext) -> Drafter:
+        raise TypeError("a group has no drafter of its own; its members have")
+
+
+def sibling(target: Path) -> Path | None:
+    """Return the drafter's checkpoint in the sub-folder or sibling ``drafter`` of a target."""
+    for folder in (target / "drafter", target.parent / "drafter"):
+        if (folder / "config.json").is_file() and folder.resolve() != target.resolve():
+            return folder
+    return None
+
+
 def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSpec:
     """Return what ``LLM(drafter=option)`` means.
 
-    "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter``, else ngram; None
-    and "none" draft nothing; "ngram" looks prompts up; anything else is what the first drafter
-    of the table recognises, a checkpoint last.
+    "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and ngram, and
+    what follows it after a "+"; "model" is that checkpoint; None and "none" draft nothing; names
+    joined by "+" draft together; anything else is what the first drafter of the table recognises,
+    a checkpoint last.
 
     Raises:
         ConfigError: no drafter recognises the option.
@@ -53,11 +82,21 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
         return NoSpec()
     if isinstance(option, DrafterSpec):
         return option
-    if option == "auto":
-        for folder in (target / "drafter", target.parent / "drafter"):
-            if (folder / "config.json").is_file() and folder.resolve() != target.resolve():
-                return ModelSpec(folder, auto=True)
-        return NgramSpec(auto=True)
+    parts = option.split(TOGETHER) if isinstance(option, str) and not Path(option).exists() else ()
+    folder = sibling(target)
+    if AUTO in parts:
+        near = () if folder is None else (ModelSpec(folder),)
+        more = [find_drafter(part, target) for part in parts if part != AUTO]
+        return GroupSpec((*near, NgramSpec(), *more), auto=True)
+    if len(parts) > 1:
+        members = tuple(find_drafter(part, target) for part in parts)
+        if len({each.name for each in members} - {NoSpec.name}) < len(parts):
+            raise ConfigError(
+                f"drafter {shown(option)} joins none, or a drafter to itself; give different ones."
+            )
+        return GroupSpec(members)
+    if option == ModelSpec.name and folder is not None and not Path(option).exists():
+        return ModelSpec(folder)
     if not isinstance(option, str | Path):
         raise ConfigError(
             f"drafter is {shown(option)}; "

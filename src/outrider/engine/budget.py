@@ -35,12 +35,15 @@ class Budget:
         )
 
 
-def most_nodes(config: EngineConfig, needs: Collection[Needs]) -> int:
-    """Return the most nodes that a draft can have."""
-    return max([config.num_speculative_tokens, *(each.max_nodes for each in needs)])
+def most_nodes(config: EngineConfig, needs: Collection[Needs], together: int = 1) -> int:
+    """Return the most nodes that a draft can have, of up to ``together`` drafters."""
+    most = config.max_draft_length * together
+    return max([most, *(each.max_nodes for each in needs)])
 
 
-def working_bytes(config: EngineConfig, model: Model, needs: Collection[Needs]) -> int:
+def working_bytes(
+    config: EngineConfig, model: Model, needs: Collection[Needs], together: int = 1
+) -> int:
     """Return the bytes that a step's logits and hidden states take at most.
 
     Decoding sequences have a row of logits for their last token and for each draft node, twice
@@ -48,14 +51,18 @@ def working_bytes(config: EngineConfig, model: Model, needs: Collection[Needs]) 
     one for each of its tokens.
     """
     layers = {layer for each in needs for layer in each.target_layers}
-    decoding = config.max_num_seqs * (1 + most_nodes(config, needs))
+    decoding = config.max_num_seqs * (1 + most_nodes(config, needs, together))
     rows = decoding + config.max_num_batched_tokens
     numbers = (rows + decoding) * model.shape.vocab_size
     return 4 * (numbers + rows * len(layers) * model.hidden_size)
 
 
 def plan_budget(
-    config: EngineConfig, max_length: int, model: Model, needs: Collection[Needs]
+    config: EngineConfig,
+    max_length: int,
+    model: Model,
+    needs: Collection[Needs],
+    together: int = 1,
 ) -> Budget:
     """Return how many pages ``config.memory`` pays for; target and drafters share page ids.
 
@@ -66,13 +73,13 @@ def plan_budget(
         MemoryBudgetError: not even one sequence of a page fits.
     """
     size = config.page_size
-    per_sequence = -(-(max_length + most_nodes(config, needs)) // size)
+    per_sequence = -(-(max_length + most_nodes(config, needs, together)) // size)
     most = LARGEST_INT // size  # slots are numbered in int32
     wanted = min(per_sequence * config.max_num_seqs + 1, most)
     target_bytes = model.page_bytes(size)
     drafter_bytes = sum(each.page_bytes for each in needs)
     each = target_bytes + drafter_bytes
-    fixed = working_bytes(config, model, needs) + sum(once.fixed_bytes for once in needs)
+    fixed = working_bytes(config, model, needs, together) + sum(once.fixed_bytes for once in needs)
     free = max(0, free_memory() - fixed)
     given = parse_memory(config.memory)
     if given is None:

@@ -1,6 +1,7 @@
 """Builds an engine: loads checkpoints, sizes memory, wires the parts."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PretrainedConfig
 
-from ..config import EngineConfig
-from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
+from ..config import PRESETS, EngineConfig
+from ..drafters.base import ChainDrafter, Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
 from ..errors import ConfigError
@@ -18,8 +19,13 @@ from ..models.families import read_config, read_shape
 from ..models.load import cannot_go_back, load_model
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import make_rule
+from .adaptive import methods_of
 from .budget import plan_budget
+from .calibrate import find_costs
+from .controller import Controller
+from .costs import CostModel
 from .engine import Engine
+from .survival import PRIORS, Survival
 
 logger = logging.getLogger("outrider")
 
@@ -61,6 +67,7 @@ def build_engine(
     model_config: PretrainedConfig | None = None,
     model: Model | None = None,
     rule: AcceptanceRule | None = None,
+    thorough: bool = False,
 ) -> Engine:
     """Return an engine that drafts as ``spec`` says, and as requests ask.
 
@@ -72,6 +79,7 @@ def build_engine(
         model_config: the target's, where it was read already.
         model: the target, where it is loaded already.
         rule: None takes ``config.acceptance_rule``.
+        thorough: take seconds to measure what steps cost, and keep it for other starts.
 
     Raises:
         ModelError, ConfigError, MemoryBudgetError: what was asked for cannot be served.
@@ -81,17 +89,72 @@ def build_engine(
     length = config.model_length(target.shape.context)
     spec = fitting_spec(spec, folder, target)
     companions = (NoSpec(), NgramSpec(), PredictionSpec()) if target.truncates else (NoSpec(),)
-    specs = {each.name: each for each in (*companions, spec)}
+    specs = {each.name: each for each in (*companions, *(spec.members or (spec,)))}
+    together = _together(spec, specs, rule.trees and target.trees)
     context = DrafterContext(target, tokenizer, config, length, rule.needs_logits)
     needs = {name: each.needs(context) for name, each in specs.items()}
-    budget = plan_budget(config, length, target, needs.values())
+    budget = plan_budget(config, length, target, needs.values(), max(map(len, together), default=1))
     drafters = {
         name: each.make(replace(context, num_pages=budget.pages, needs=needs[name]))
         for name, each in specs.items()
     }
     for name, each in drafters.items():
         _check_needs(each, needs[name])
-    return Engine(target, drafters, rule, config, budget, length, spec.name, tokenizer)
+    controller = None
+    if target.truncates and (spec.auto or config.num_speculative_tokens is None):
+        key = {"model": folder, "dtype": target.dtype, "quantization": config.quantization}
+        files = [each.folder for each in specs.values() if each.folder is not None]
+        key |= {"drafters": files, "drafter": config.drafter_quantization}
+        controller = _controller(target, drafters, rule, config, together, key, thorough)
+    return Engine(
+        target, drafters, rule, config, budget, length, spec.name, tokenizer, together, controller
+    )
+
+
+def _together(
+    spec: DrafterSpec, specs: Mapping[str, DrafterSpec], trees: bool
+) -> tuple[tuple[str, ...], ...]:
+    """Return the drafters whose drafts are merged: those of ``spec``, or pairs to choose from.
+
+    Raises:
+        ConfigError: they were asked for, and rule or model knows chains only.
+    """
+    if not spec.members:
+        return ()
+    if not spec.auto:
+        if not trees:
+            raise ConfigError(
+                f"drafter {spec.name!r} drafts trees, which the acceptance rule or the model "
+                "cannot verify; give a single drafter."
+            )
+        return (tuple(each.name for each in spec.members),)
+    lookup = NgramSpec.name
+    neural = [each.name for each in spec.members if each.folder is not None]
+    return tuple((name, lookup) for name in neural) if trees else ()
+
+
+def _controller(
+    model: Model,
+    drafters: Mapping[str, Drafter],
+    rule: AcceptanceRule,
+    config: EngineConfig,
+    together: Sequence[tuple[str, ...]],
+    key: Mapping[str, object],
+    thorough: bool,
+) -> Controller:
+    """Return the controller of an engine, with what its steps cost."""
+    trees = rule.trees and model.trees
+    methods = methods_of(drafters, config.max_draft_length, together, trees)
+    longest = max([each.longest * each.width for each in methods.values()], default=0)
+    drafting = {name: each for name, each in drafters.items() if name in methods}
+    rows = config.max_num_seqs * (1 + longest)
+    costs = find_costs(model, drafting, config.page_size, rows, key, thorough)
+    priors = dict(PRIORS)
+    if config.preset is not None:
+        priors = dict.fromkeys(methods, PRESETS[config.preset].accepted)
+    chains = {name: method.drafters[0] for name, method in methods.items() if name not in drafters}
+    shadowed = frozenset(n for n, each in drafting.items() if isinstance(each, ChainDrafter))
+    return Controller(CostModel(costs), Survival(priors, chains), methods, shadowed)
 
 
 def _check_needs(drafter: Drafter, needs: Needs) -> None:

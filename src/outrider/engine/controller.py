@@ -1,11 +1,10 @@
 """Chooses who drafts for each sequence and how far, by expected tokens per second.
 
-Before drafting, ``decide`` compares drafters and depths by what the cost model and the survival
-table expect of the whole batch; drafting nothing is among the choices. After it, ``cut`` keeps
-those drafted tokens whose survival is worth the rows that they take (Liu et al., "Optimizing
-speculative decoding for serving large language models using goodput", 2024, choose a depth so; here
-every token is weighed). ``cut`` looks at the draft, which the coupled rule allows and the ratio
-rules do not.
+Before drafting, ``decide`` compares ways to draft by what the cost model and the survival table
+expect of the whole batch; drafting nothing is among them. After it, ``cut`` keeps those drafted
+tokens whose survival is worth the rows that they take (Liu et al., "Optimizing speculative decoding
+for serving large language models using goodput", 2024, choose a depth so; here every token is
+weighed). ``cut`` looks at the draft, which the coupled rule allows and the ratio rules do not.
 """
 
 from __future__ import annotations
@@ -13,48 +12,89 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .costs import CostModel
 from .survival import Survival
 
 REVIEW_STEPS = 16
 """Steps after which choices are compared again, if the batch stays alike."""
-FIRST_REVIEWS = 64
+FIRST_REVIEWS = 16
 """Steps that are reviewed one by one, while everything is new."""
 WORTHWHILE = 1.02
 """Expected speed over plain decoding from which on anything is drafted."""
 BETTER = 1.01
 """Expected speed over that of the present choices from which on others take their place."""
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Depths that are compared, and the longest of each method."""
 MOST_LEVELS = 2
 """Sequences are told apart by up to this power of two of their odds."""
 EXPLORED = 0.005
-"""Share of the time that may go into trying drafters that nobody uses."""
+"""Share of the time that may go into trying methods that nobody uses."""
 PROBE_DEPTH = 3
 LOST = 4.0
 """Plain steps that drafting may lose before it pauses."""
 FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
+FREE = 1.01
+"""A step's cost over that without drafts up to which its rows count as free."""
 
 
-class Stream(NamedTuple):
-    """A decoding sequence as the controller sees it."""
+class Method(NamedTuple):
+    """A way to draft: one drafter or several together, in chains or in trees.
 
-    id: str
-    workload: str
-    context: int
+    ``width`` is the number of nodes that a draft may have at each depth, ``longest`` its depth.
+    """
+
+    drafters: tuple[str, ...]
+    longest: int
+    width: int = 1
 
 
 class Choice(NamedTuple):
-    """A drafter, and how many tokens deep it drafts."""
+    """The name of a method, and how many tokens deep it drafts."""
 
-    drafter: str
+    method: str
     depth: int
 
 
 PLAIN = Choice("none", 0)
-Key = tuple[str, int]
-"""A group of sequences that are expected to fare alike: a workload, a level of odds."""
+
+
+class Stream(NamedTuple):
+    """A decoding sequence as the controller sees it.
+
+    ``methods`` are those that may draft for it, up to ``bound`` tokens; ``fixed`` is the choice
+    that its request made.
+    """
+
+    id: str
+    workload: str
+    context: int
+    methods: tuple[str, ...] = ()
+    bound: int = DEPTHS[-1]
+    fixed: Choice | None = None
+
+
+class Group(NamedTuple):
+    """Sequences that are expected to fare alike: of one workload, level of odds and freedom."""
+
+    workload: str
+    level: int
+    methods: tuple[str, ...]
+    bound: int
+    fixed: Choice | None
+
+
+class _Option(NamedTuple):
+    """A choice, and what a sequence expects of it: emitted tokens and rows."""
+
+    choice: Choice
+    tokens: float = 1.0
+    rows: float = 1.0
+
+
+NOTHING = _Option(PLAIN)
 
 
 @dataclass
@@ -77,7 +117,7 @@ class _Guard:
 
 
 def sequences_by_depth(choices: Iterable[tuple[Choice, int]]) -> dict[str, list[int]]:
-    """Return for each drafter how many sequences draft a token at each depth.
+    """Return for each method how many sequences draft a token at each depth.
 
     Args:
         choices: each with the number of sequences that it is made for.
@@ -92,56 +132,88 @@ def sequences_by_depth(choices: Iterable[tuple[Choice, int]]) -> dict[str, list[
     return drafting
 
 
+def draft_cost(costs: CostModel, method: Method, by_depth: Sequence[int]) -> float:
+    """Return the seconds of a method where ``by_depth[i]`` sequences draft at depth i + 1."""
+    rows = by_depth if method.width == 1 else [count * method.width for count in by_depth]
+    return sum([costs.draft(name, rows) for name in method.drafters])
+
+
 class _Outlook:
     """The expected speed of a batch of groups under any choices."""
 
     def __init__(
         self,
-        counts: Mapping[Key, int],
-        curves: Mapping[Key, Mapping[str, Sequence[float]]],
+        counts: Mapping[Group, int],
+        methods: Mapping[str, Method],
         costs: CostModel,
+        survival: Survival,
         context: int,
     ) -> None:
-        self.counts, self.curves = counts, curves
-        self._costs, self._context = costs, context
+        self.counts = counts
+        self._methods, self._costs, self._survival = methods, costs, survival
+        self._context = context
         self._verify: dict[int, float] = {}
+        self.options = {group: self._options(group) for group in counts}
 
-    def speed(self, choices: Mapping[Key, Choice]) -> float:
+    def _options(self, group: Group) -> list[_Option]:
+        """Return every choice for a group."""
+        if group.fixed is not None and not group.fixed.depth:
+            return [NOTHING]
+        options = [NOTHING] if group.fixed is None else []
+        for name in (group.fixed.method,) if group.fixed else group.methods:
+            method = self._methods[name]
+            most = group.fixed.depth if group.fixed else min(group.bound, method.longest)
+            curve = self._survival.curve(name, group.workload, most, 2.0**group.level)
+            fill = self._survival.fill(name, group.workload) * method.width
+            depths = (most,) if group.fixed else (*(d for d in DEPTHS if d < most), most)
+            options += [_Option(Choice(name, d), 1 + sum(curve[:d]), 1 + d * fill) for d in depths]
+        return options
+
+    def speed(self, choices: Mapping[Group, _Option]) -> float:
         """Return the expected tokens per second."""
-        tokens, rows = 0.0, 0
-        for key, count in self.counts.items():
-            name, depth = choices[key]
-            rows += count * (1 + depth)
-            tokens += count * (1 + sum(self.curves[key][name][:depth])) if depth else count
-        drafting = sequences_by_depth((choices[key], n) for key, n in self.counts.items())
+        tokens = rows = 0.0
+        for group, count in self.counts.items():
+            option = choices[group]
+            tokens += count * option.tokens
+            rows += count * option.rows
+        return tokens / self._seconds(choices, round(rows))
+
+    def _seconds(self, choices: Mapping[Group, _Option], rows: int) -> float:
         seconds = self._verify.get(rows)
         if seconds is None:
             seconds = self._verify[rows] = self._costs.verify(rows, self._context)
+        drafting = sequences_by_depth((choices[g].choice, n) for g, n in self.counts.items())
         for name, by_depth in drafting.items():
-            seconds += self._costs.draft(name, by_depth)
-        return tokens / seconds
+            seconds += draft_cost(self._costs, self._methods[name], by_depth)
+        return seconds
 
-    def options(self, key: Key) -> list[Choice]:
-        """Return every choice for a group."""
-        curves = self.curves[key].items()
-        return [PLAIN, *(Choice(n, i + 1) for n, curve in curves for i in range(len(curve)))]
+    def plain(self) -> dict[Group, _Option]:
+        """Return the choices of plain decoding, as far as requests leave them open."""
+        return {group: options[0] for group, options in self.options.items()}
 
-    def improved(self, choices: dict[Key, Choice]) -> tuple[float, dict[Key, Choice]]:
-        """Return the best choices to be had by changing one group after the other."""
-        best = self.speed(choices)
-        for key in self.counts:
-            for option in self.options(key):
-                trial = {**choices, key: option}
-                speed = self.speed(trial)
-                if speed > best:
-                    best, choices = speed, trial
-        return best, choices
+    def known(self, choices: Mapping[Group, Choice]) -> dict[Group, _Option]:
+        """Return the options of given choices; plain where there is none."""
+        return {
+            group: next((o for o in options if o.choice == choices.get(group)), options[0])
+            for group, options in self.options.items()
+        }
 
-    def best(self) -> tuple[float, dict[Key, Choice]]:
+    def best(self) -> tuple[float, dict[Group, _Option]]:
         """Return the best choices that were found: one for all, then group by group."""
-        first = next(iter(self.counts))
-        alike = [dict.fromkeys(self.counts, option) for option in self.options(first)]
-        return self.improved(max(alike, key=self.speed))
+        groups = list(self.options)
+        widest = max(groups, key=lambda group: len(self.options[group]))
+        trials = [
+            self.known(dict.fromkeys(groups, option.choice)) for option in self.options[widest]
+        ]
+        speed, choices = max([(self.speed(t), -i) for i, t in enumerate(trials)])[0], trials[0]
+        choices = next(trial for trial in trials if self.speed(trial) == speed)
+        for group in groups if len(groups) > 1 else ():
+            for option in self.options[group]:
+                trial = {**choices, group: option}
+                other = self.speed(trial)
+                if other > speed:
+                    speed, choices = other, trial
+        return speed, choices
 
 
 @dataclass
@@ -150,20 +222,28 @@ class Controller:
 
     Args:
         costs, survival: what is expected of steps and drafts; both are told what came of them.
-        drafters: names, with the longest draft of each.
+        methods: by name.
+        shadowed: methods whose drafts are scored without being verified, so that none needs to be
+            tried.
     """
 
     costs: CostModel
     survival: Survival
-    drafters: Mapping[str, int]
-    choices: dict[Key, Choice] = field(default_factory=dict)
+    methods: Mapping[str, Method]
+    shadowed: frozenset[str] = frozenset()
+    choices: dict[Group, Choice] = field(default_factory=dict)
     step: int = 0
     seconds: float = 0.0
     """Seconds of all steps."""
     explored: float = 0.0
-    """Seconds that went into trying drafters."""
-    _reviewed: int = 0
+    """Seconds that went into trying methods."""
+    tokens_per_second: float = 0.0
+    """What the last review expects of the batch."""
+    plain_per_second: float = 0.0
+    """The same without drafts."""
+    reviewed: int = 0
     _size: int = 0
+    _assigned: dict[str, Choice] = field(default_factory=dict)
     _guards: dict[int, _Guard] = field(default_factory=dict)
     _tried: dict[str, int] = field(default_factory=dict)
 
@@ -172,66 +252,94 @@ class Controller:
         self.step += 1
         guard = self._guards.setdefault(len(streams).bit_length(), _Guard())
         if self.step < guard.until:
-            return [PLAIN] * len(streams)
-        keys = [(s.workload, self.level(s.id)) for s in streams]
-        if self._is_stale(keys):
-            self._review(streams, keys)
-        choices = self.choices
-        return self._explored(streams, [choices[key] for key in keys])
+            return [stream.fixed or PLAIN for stream in streams]
+        every = 1 if self.step < FIRST_REVIEWS else REVIEW_STEPS
+        changed = abs(len(streams) - self._size) > self._size // 4
+        if changed or self.step - self.reviewed >= every:
+            self._review(streams)
+        assigned = self._assigned
+        choices = [s.fixed or assigned.get(s.id) or self._joined(s) for s in streams]
+        return self._explored(streams, choices)
 
-    def level(self, id: str) -> int:
+    def level(self, stream: Stream) -> int:
         """Return how a sequence differs from its workload: a power of two of the odds."""
-        odds = max([self.survival.odds(name, id) for name in self.drafters], default=1.0)
+        odds = max([self.survival.odds(name, stream.id) for name in stream.methods], default=1.0)
         return 0 if odds == 1 else max(-MOST_LEVELS, min(MOST_LEVELS, round(log2(odds))))
 
-    def _is_stale(self, keys: Sequence[Key]) -> bool:
-        every = 1 if self.step < FIRST_REVIEWS else REVIEW_STEPS
-        changed = abs(len(keys) - self._size) > self._size // 4
-        return (
-            changed
-            or self.step - self._reviewed >= every
-            or set(keys) - self.choices.keys() != set()
-        )
+    def _joined(self, stream: Stream) -> Choice:
+        """Return the choice for a sequence that came after the last review."""
+        group = Group(stream.workload, 0, stream.methods, stream.bound, None)
+        choice = self.choices.get(group)
+        if choice is None:
+            choice = next((c for g, c in self.choices.items() if g.methods == group.methods), PLAIN)
+        choice = choice._replace(depth=min(choice.depth, stream.bound))
+        self._assigned[stream.id] = choice
+        return choice
 
-    def _review(self, streams: Sequence[Stream], keys: Sequence[Key]) -> None:
+    def _review(self, streams: Sequence[Stream]) -> None:
         """Choose anew for every group."""
-        self._reviewed, self._size = self.step, len(streams)
-        counts: dict[Key, int] = {}
-        for key in keys:
-            counts[key] = counts.get(key, 0) + 1
-        curves = {
-            (workload, level): {
-                name: self.survival.curve(name, workload, longest, 2.0**level)
-                for name, longest in self.drafters.items()
-            }
-            for workload, level in counts
-        }
-        outlook = _Outlook(counts, curves, self.costs, sum([s.context for s in streams]))
+        self.reviewed, self._size = self.step, len(streams)
+        groups = [
+            Group(s.workload, 0 if s.fixed else self.level(s), s.methods, s.bound, s.fixed)
+            for s in streams
+        ]
+        counts: dict[Group, int] = {}
+        for group in groups:
+            counts[group] = counts.get(group, 0) + 1
+        context = sum([stream.context for stream in streams])
+        outlook = _Outlook(counts, self.methods, self.costs, self.survival, context)
         speed, choices = outlook.best()
-        present = {key: self.choices.get(key, PLAIN) for key in counts}
-        if speed < BETTER * outlook.speed(present):
-            speed, choices = outlook.speed(present), present
-        plain = dict.fromkeys(counts, PLAIN)
-        self.choices = choices if speed >= WORTHWHILE * outlook.speed(plain) else plain
+        present = outlook.known(self.choices)
+        now, plain = outlook.speed(present), outlook.plain()
+        self.plain_per_second = outlook.speed(plain)
+        if speed < BETTER * now:
+            speed, choices = now, present
+        if speed < WORTHWHILE * self.plain_per_second:
+            speed, choices = self.plain_per_second, plain
+        self.tokens_per_second = speed
+        self.choices = {group: option.choice for group, option in choices.items()}
+        self._assigned = {s.id: self.choices[g] for s, g in zip(streams, groups, strict=True)}
+
+    def least(self, name: str, sequences: int, context: int) -> float:
+        """Return the chance of acceptance below which a node is not worth another pass behind it.
+
+        A pass and a row more must bring what the batch emits in the time that they take.
+        """
+        method = self.methods[name]
+        if not sequences or not self.tokens_per_second:
+            return 0.0
+        two = draft_cost(self.costs, method, [sequences] * 2)
+        seconds = (two - draft_cost(self.costs, method, [sequences])) / sequences
+        rows = sequences * 2
+        more = self.costs.verify(rows + sequences, context) - self.costs.verify(rows, context)
+        return min(0.9, self.tokens_per_second * (seconds + max(0.0, more) / sequences))
 
     def _explored(self, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
-        """Let one sequence try a drafter that nobody uses, as far as the time for that goes."""
+        """Let one sequence try a method that nobody uses, as far as the time for that goes."""
         if self.explored > EXPLORED * self.seconds:
             return choices
-        unused = self.drafters.keys() - {choice.drafter for choice in choices}
-        if not unused:
+        place = self.step % len(streams)
+        stream = streams[place]
+        unused = {*stream.methods} - self.shadowed - {choice.method for choice in choices}
+        if not unused or stream.fixed:
             return choices
         name = min(sorted(unused), key=lambda each: self._tried.get(each, 0))
-        depth, rows = min(PROBE_DEPTH, self.drafters[name]), len(streams)
+        method = self.methods[name]
+        depth, rows = min(PROBE_DEPTH, method.longest, stream.bound), len(streams)
         context = sum([stream.context for stream in streams])
-        more = self.costs.verify(rows + depth, context) - self.costs.verify(rows, context)
-        price = self.costs.draft(name, [1] * depth) + more
+        more = self.costs.verify(rows + depth * method.width, context)
+        more -= self.costs.verify(rows, context)
+        price = draft_cost(self.costs, method, [1] * depth) + more
         if self.explored + price > EXPLORED * self.seconds:
             return choices
         self._tried[name] = self.step
         self.explored += price
-        place = self.step % rows
         return [*choices[:place], Choice(name, depth), *choices[place + 1 :]]
+
+    def release(self, id: str) -> None:
+        """Forget a sequence that ended."""
+        self._assigned.pop(id, None)
+        self.survival.release(id, self.methods)
 
     def cut(
         self, streams: Sequence[Stream], survivals: Sequence[Sequence[float]], spent: float
@@ -244,8 +352,12 @@ class Controller:
             spent: seconds that drafting took.
         """
         count, context = len(streams), sum([stream.context for stream in streams])
+        lengths = [len(draft) for draft in survivals]
+        plain = self.costs.verify(count, context) + spent
+        if self.costs.verify(count + sum(lengths), context) + spent <= FREE * plain:
+            return lengths
         nodes = sorted([(-s, i) for i, draft in enumerate(survivals) for s in draft])
-        best, most, tokens = count / (self.costs.verify(count, context) + spent), 0, float(count)
+        best, most, tokens = count / plain, 0, float(count)
         for kept, (lost, _) in enumerate(nodes, start=1):
             tokens -= lost
             speed = tokens / (self.costs.verify(count + kept, context) + spent)
@@ -263,3 +375,27 @@ class Controller:
             lost = took / self.costs.verify(streams, context) - emitted / streams
             guard = self._guards.setdefault(streams.bit_length(), _Guard())
             guard.observe(self.step, lost)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the controller believes, for people to look at."""
+        rows = (1, 2, 4, 8, 16, 32, 64)
+        return {
+            "choices": [
+                {"methods": list(g.methods), "level": g.level, "method": c.method, "depth": c.depth}
+                for g, c in self.choices.items()
+            ],
+            "tokens_per_second": round(self.tokens_per_second, 1),
+            "plain_tokens_per_second": round(self.plain_per_second, 1),
+            "survival": self.survival.summary(),
+            "verify_ms": {n: round(1e3 * self.costs.verify(n, 0), 3) for n in rows},
+            "draft_ms": {
+                name: round(1e3 * draft_cost(self.costs, method, [1] * min(4, method.longest)), 3)
+                for name, method in self.methods.items()
+            },
+            "explored": round(self.explored / self.seconds, 4) if self.seconds else 0.0,
+            "pauses": {
+                2**size >> 1: guard.until - self.step
+                for size, guard in self._guards.items()
+                if guard.until > self.step
+            },
+        }

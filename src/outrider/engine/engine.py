@@ -17,7 +17,9 @@ from ..sampling.grammar import Grammars
 from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
 from ..types import Counts, Draft, Event, Request, SequenceState
+from .adaptive import Adaptive, Seconds
 from .budget import Budget
+from .controller import Controller
 from .costs import StepCosts
 from .runner import Runner
 from .scheduler import Plan, Scheduler
@@ -64,6 +66,8 @@ class Engine:
         max_model_len: longest sequence, in tokens.
         drafter: the name of the one that drafts unless a request names another.
         tokenizer: the target's, None for a model without text.
+        together: drafters whose drafts may be merged.
+        controller: chooses drafters and draft lengths that nobody else chose; None if all are.
 
     Raises:
         ConfigError: a drafter drafts trees, and rule or model knows chains only.
@@ -79,6 +83,8 @@ class Engine:
         max_model_len: int,
         drafter: str,
         tokenizer: Tokenizer | None,
+        together: tuple[tuple[str, ...], ...] = (),
+        controller: Controller | None = None,
     ) -> None:
         shape, device = model.shape, model.device
         self.model = model
@@ -103,7 +109,12 @@ class Engine:
             SpeculationState(drafter != NoSpec.name, drafter, config.num_speculative_tokens),
             rule.drafting(self.noise),
             shape.vocab_size,
+            config.max_draft_length,
+            together,
             probes=not rule.needs_logits,  # else a step without drafts has another output
+            adaptive=None
+            if controller is None
+            else Adaptive(controller, drafters, peeks=not rule.needs_logits),
         )
         self.costs = StepCosts()
         self.counts = Counts()
@@ -221,6 +232,7 @@ class Engine:
         scheduler, speculator = self.scheduler, self.speculator
         decoding = scheduler.num_decoding
         speculator.pause(speculator.probes and self.costs.probe_due(decoding))
+        speculator.plan(scheduler.running)
         chunk = self.costs.max_chunk(self.config.max_num_batched_tokens)
         plan = scheduler.schedule(speculator.budget, chunk, decoding)
         for sequence in plan.preempted:
@@ -228,12 +240,16 @@ class Engine:
         if not plan.batch:
             return []
         scheduled = time.perf_counter()
-        draft = self._fitted(plan, speculator.propose(plan))
+        draft = speculator.cut(plan, self._fitted(plan, speculator.propose(plan)))
         drafted = time.perf_counter()
         verdict, states = self.runner.verify(plan, draft, speculator.target_layers)
         verified = time.perf_counter()
         events = scheduler.commit(plan, draft, verdict)
         speculator.observe(plan, draft, verdict, states)
+        if speculator.adaptive is not None:
+            now = time.perf_counter()
+            took = Seconds(now - begin, verified - drafted, speculator.spent)
+            speculator.adaptive.learn(plan, draft, len(events), took)
         self.costs.observe(
             rows=plan.rows,
             decoding=plan.decoding,

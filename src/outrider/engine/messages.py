@@ -71,6 +71,7 @@ class Ready(NamedTuple):
     """The engine is loaded and has decoded."""
 
     drafters: tuple[str, ...]
+    names: tuple[str, ...]
     speculation: SpeculationState
     budget: str
     num_tokens: int

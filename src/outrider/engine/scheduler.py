@@ -234,14 +234,14 @@ class Scheduler:
 
     def _affordable(self, sequence: SequenceState, budget: DraftBudget) -> DraftBudget:
         """Return ``budget`` as far as the sequence's limit and the free pages allow."""
-        known, (depth, nodes) = len(sequence.tokens), budget
+        known, depth, nodes = len(sequence.tokens), budget.depth, budget.nodes
         branches = nodes > depth
         depth = max(0, min(depth, sequence.limit - known - 1))
         while depth and not self.pool.grow(sequence.pages, known + (nodes if branches else depth)):
             depth -= 1
         if depth == budget.depth:
             return budget
-        return DraftBudget(depth, nodes if branches and depth else depth)
+        return budget._replace(depth=depth, nodes=nodes if branches and depth else depth)
 
     def remove(self, sequence: SequenceState) -> None:
         """Take a sequence out, whatever its state, and free its pages at once."""

@@ -10,7 +10,7 @@ from .controller import PLAIN, Choice, Controller, Stream, sequences_by_depth
 from .costs import Costs
 
 Truth = Callable[[int, str, int], float]
-"""P(accepted | parent accepted) at a step, of a drafter, at a depth."""
+"""P(accepted | parent accepted) at a step, of a method, at a depth; methods are single drafters."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,24 @@ def simulate(
 ) -> list[Step]:
     """Return the steps of ``batch`` sequences under a controller; one workload."""
     rng = random.Random(seed)
-    streams = [Stream(str(i), "", 256) for i in range(batch)]
+    names = tuple(controller.methods)
+    streams = [Stream(str(i), "", 256, names) for i in range(batch)]
     context = 256 * batch
     found = []
     for number in range(steps):
         rates = {
-            name: [survival(number, name, i + 1) for i in range(longest)]
-            for name, longest in controller.drafters.items()
+            name: [survival(number, name, i + 1) for i in range(method.longest)]
+            for name, method in controller.methods.items()
         }
         choices = controller.decide(streams)
         tokens, seconds = expected(truth, rates, choices, context)
         emitted = 0
         for stream, (name, depth) in zip(streams, choices, strict=True):
-            emitted += 1
-            for i in range(depth):
-                accepted = rng.random() < rates[name][i]
-                controller.survival.observe(name, stream.workload, stream.id, i + 1, accepted)
-                if not accepted:
-                    break
-                emitted += 1
+            accepted = 0
+            while accepted < depth and rng.random() < rates[name][accepted]:
+                accepted += 1
+            controller.survival.observe(name, stream.workload, stream.id, depth, accepted)
+            emitted += 1 + accepted
         noise = rng.uniform(1 - jitter, 1 + jitter) * (2.0 if rng.random() < spikes else 1.0)
         rows = batch + sum(depth for _, depth in choices)
         took = 0.0
@@ -84,8 +83,8 @@ def simulate(
         plain = expected(truth, rates, [PLAIN] * batch, context)
         best = max(
             t / s
-            for name, longest in controller.drafters.items()
-            for depth in range(longest + 1)
+            for name, method in controller.methods.items()
+            for depth in range(method.longest + 1)
             for t, s in [expected(truth, rates, [Choice(name, depth)] * batch, context)]
         )
         found.append(Step(tokens, seconds, plain[0] / plain[1], best))

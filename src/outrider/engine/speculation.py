@@ -1,6 +1,7 @@
 """Speculation: who drafts for each sequence and how far, and the drafts of one step."""
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +9,9 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from ..drafters.base import Drafter
+from ..drafters.combine import merged, part_of
 from ..drafters.prediction import PredictionSpec
+from ..drafters.registry import AUTO, TOGETHER
 from ..errors import ConfigError, RequestError, shown
 from ..sampling.shared_noise import Noise
 from ..types import (
@@ -24,6 +27,8 @@ from ..types import (
     Verdict,
     depths,
 )
+from .adaptive import Adaptive, Freedom
+from .controller import PLAIN, Choice
 from .scheduler import Plan
 
 D = TypeVar("D", bound=Drafter)
@@ -31,17 +36,23 @@ logger = logging.getLogger("outrider")
 
 CHAINS = [list(range(-1, length - 1)) for length in range(64)]
 """The parents of short chains, by length."""
+MOST_FREEDOMS = 256
 LONGEST_REASON = 300
 """Characters."""
 
 
 @dataclass(frozen=True)
 class SpeculationState:
-    """The switch: on or off, the default drafter, and the draft length."""
+    """The switch: on or off, the default drafter, and the draft length.
+
+    The engine chooses the length, and ``auto`` also the drafter, at each step: up to the length
+    with ``auto``, up to its longest where the length is None. Another drafter with a length is
+    obeyed.
+    """
 
     enabled: bool
     drafter: str
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
 
 
 def check_known(name: str, drafters: Collection[str]) -> None:
@@ -62,10 +73,9 @@ def check_choice(state: SpeculationState, drafters: Collection[str], longest: in
         ConfigError: there is no such drafter, or the length is not from 1 to ``longest``.
     """
     check_known(state.drafter, drafters)
-    if not 1 <= state.num_speculative_tokens <= longest:
-        raise ConfigError(
-            f"num_speculative_tokens is {state.num_speculative_tokens}; give 1 to {longest}."
-        )
+    length = state.num_speculative_tokens
+    if length is not None and not 1 <= length <= longest:
+        raise ConfigError(f"num_speculative_tokens is {length}; give 1 to {longest}.")
 
 
 class Speculator:
@@ -79,7 +89,10 @@ class Speculator:
         state: the default choice; may be replaced between steps.
         noise: the noise that drafters draw with.
         vocab_size: the target's.
+        longest: the longest draft.
+        together: drafters whose drafts may be merged.
         probes: whether a step may go without drafts now and then, to measure plain decoding.
+        adaptive: chooses where neither the engine's user nor a request did.
     """
 
     def __init__(
@@ -88,12 +101,20 @@ class Speculator:
         state: SpeculationState,
         noise: Noise,
         vocab_size: int,
+        longest: int,
+        together: Sequence[tuple[str, ...]] = (),
         probes: bool = True,
+        adaptive: Adaptive | None = None,
     ) -> None:
         self.probes = probes
         self.drafters = dict(drafters)
         self.state = state
-        self.max_length = state.num_speculative_tokens
+        self.max_length = longest
+        self.names = (*drafters, *map(TOGETHER.join, together), *((AUTO,) if adaptive else ()))
+        """What a request or the switch may call for."""
+        self.adaptive = adaptive
+        self.spent: dict[str, float] = {}
+        """Seconds that each drafter took in the last step."""
         self.switched_off: dict[str, str] = {}
         """Drafters that failed, and why."""
         self.target_layers: tuple[int, ...] = ()
@@ -113,11 +134,13 @@ class Speculator:
         self._observing = [n for n, each in live.items() if _overrides(each, "observe")]
         self._releasing = [n for n, each in live.items() if _overrides(each, "release")]
         self._usual = self._choice(DEFAULT_SPECULATION)
+        self._freedoms: dict[Speculation, Freedom] = {}
 
     @property
     def default(self) -> Drafter:
-        """The drafter of requests that name none."""
-        return self.drafters[self.state.drafter]
+        """The drafter of requests that name none; under ``auto`` the first that there is."""
+        names = [n for n in (*_parts(self.state.drafter), *self.drafters) if n in self.drafters]
+        return self.drafters[names[0]]
 
     def set(self, state: SpeculationState) -> None:
         """Draft in another way from the next step on.
@@ -125,7 +148,7 @@ class Speculator:
         Raises:
             ConfigError: there is no such drafter, or the length is out of range.
         """
-        check_choice(state, self.drafters, self.max_length)
+        check_choice(state, self.names, self.max_length)
         self.state = state
         self._enabled = state.enabled
         self._refresh()
@@ -139,7 +162,7 @@ class Speculator:
     @contextmanager
     def wrapped(self, wrap: Callable[[Drafter], D]) -> Iterator[D]:
         """Put ``wrap(drafter)`` in the default drafter's place; no step is a probe meanwhile."""
-        name, probes = self.state.drafter, self.probes
+        name, probes = self.default.name, self.probes
         inner = self.drafters[name]
         self.drafters[name] = wrapper = wrap(inner)
         self.probes = False
@@ -171,25 +194,78 @@ class Speculator:
             ConfigError: there is none of the name that it gives.
         """
         if wishes.drafter is not None:
-            check_known(wishes.drafter, self.drafters)
+            check_known(wishes.drafter, self.names)
             return wishes.drafter
+        default = self.state.drafter
         predicts = wishes.prediction and PredictionSpec.name in self.drafters
-        return PredictionSpec.name if predicts else self.state.drafter
+        return PredictionSpec.name if predicts and default != AUTO else default
+
+    def plan(self, running: Sequence[SequenceState]) -> None:
+        """Choose how to draft for the sequences that decode in the next step."""
+        if self.adaptive is None:
+            return
+        if self._paused or not self._enabled:
+            self.adaptive.rest()
+            return
+        free = [
+            (s, self._freedom(s.request.speculation))
+            for s in running
+            if s.num_computed == len(s.tokens) - 1
+        ]
+        self.adaptive.plan(free)
+
+    def _freedom(self, wishes: Speculation) -> Freedom:
+        """Return what a request leaves to the controller."""
+        freedom = self._freedoms.get(wishes)
+        if freedom is None:
+            if len(self._freedoms) > MOST_FREEDOMS:
+                self._freedoms.clear()
+            freedom = self._freedoms[wishes] = self._left_free(wishes)
+        return freedom
+
+    def _left_free(self, wishes: Speculation) -> Freedom:
+        assert self.adaptive is not None
+        name, length = self._name(wishes), wishes.num_speculative_tokens
+        if length is None and (wishes.drafter is None or name == AUTO):
+            length = self.state.num_speculative_tokens
+        bound = self.max_length if length is None else min(length, self.max_length)
+        methods = self.adaptive.controller.methods
+        if not wishes.enabled or not bound:
+            return Freedom((), 0, PLAIN)
+        if name != AUTO and length is not None:
+            fixed = Choice(name, min(bound, methods[name].longest)) if name in methods else PLAIN
+            return Freedom((), bound, fixed)
+        live = [
+            each
+            for each, method in methods.items()
+            if not set(method.drafters) & self.switched_off.keys()
+            and (PredictionSpec.name not in method.drafters or wishes.prediction)
+            and (name == AUTO or set(method.drafters) == set(_parts(name)))
+        ]
+        return Freedom(tuple(live), bound)
 
     def budget(self, sequence: SequenceState) -> tuple[str, DraftBudget]:
         """Return who drafts for a sequence in the next step, and how far its draft may go."""
+        chosen = None if self.adaptive is None else self.adaptive.budget(sequence)
+        if chosen is not None:
+            return chosen
         if sequence.has_wishes:
             return self._choice(sequence.request.speculation)
         return self._usual
 
     def _choice(self, wishes: Speculation) -> tuple[str, DraftBudget]:
+        """Return what an engine that does not adapt drafts with."""
         name = self._name(wishes)
-        drafter = self.drafters[name]
-        if self._paused or not self._enabled or name in self.switched_off:
-            return name, NO_DRAFT
-        depth = wishes.length(min(self.state.num_speculative_tokens, drafter.max_length))
-        branches = drafter.max_nodes > drafter.max_length
-        return name, DraftBudget(depth, drafter.max_nodes if branches and depth else depth)
+        drafters = [self.drafters[part] for part in _parts(name) if part in self.drafters]
+        off = self._paused or not self._enabled or self.switched_off.keys() & {*_parts(name)}
+        if off or not drafters:
+            return ("none" if name == AUTO else name), NO_DRAFT
+        most = self.state.num_speculative_tokens or self.max_length
+        depth = wishes.length(min([most, *(each.max_length for each in drafters)]))
+        nodes = depth * len(drafters)
+        if depth and len(drafters) == 1 and drafters[0].max_nodes > drafters[0].max_length:
+            nodes = drafters[0].max_nodes
+        return name, DraftBudget(depth, nodes)
 
     def propose(self, plan: Plan) -> Draft:
         """Return the drafts of a step, each from the sequence's drafter.
@@ -198,6 +274,7 @@ class Speculator:
             RequestError: a drafter that watches (see ``audit``) refuses what it sees.
         """
         names = [item.drafter for item in plan.batch]
+        self.spent = {}
         if names.count(names[0]) == len(names):
             return self._made(names[0], plan.batch)._replace(drafters=names)
         parts: dict[str, list[int]] = {}
@@ -210,18 +287,36 @@ class Speculator:
         return _merged(names, parts, made)
 
     def _made(self, name: str, items: Sequence[Scheduled]) -> Draft:
+        """Return the drafts of a drafter, or of several merged; empty ones where it failed."""
+        budgets = [item.budget for item in items]
+        if TOGETHER in name:
+            parts = _parts(name)
+            made = [self._drafted(part, items, part_of(budgets, len(parts))) for part in parts]
+            return merged(parts, made, budgets)
+        return self._drafted(name, items, budgets)
+
+    def _drafted(
+        self, name: str, items: Sequence[Scheduled], budgets: Sequence[DraftBudget]
+    ) -> Draft:
         """Return one drafter's drafts, empty ones where it failed."""
         if name not in self.switched_off:
-            budgets = [item.budget for item in items]
+            begin = time.perf_counter()
             try:
                 made = self.drafters[name].propose(items, budgets, self._noise)
                 check_draft(made, budgets, self._vocab_size)
+                self.spent[name] = time.perf_counter() - begin
                 return made
             except RequestError:
                 raise
             except Exception as error:
                 self._switch_off(name, error)
         return Draft.chains([[] for _ in items])
+
+    def cut(self, plan: Plan, draft: Draft) -> Draft:
+        """Return ``draft`` without the nodes that are not worth verifying."""
+        if self.adaptive is None:
+            return draft
+        return self.adaptive.cut(plan, draft, sum(self.spent.values()))
 
     def _switch_off(self, name: str, error: Exception) -> None:
         self.switched_off[name] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
@@ -242,6 +337,8 @@ class Speculator:
 
     def release(self, seq_id: str, ended: bool) -> None:
         """Let every drafter forget a sequence, see ``Drafter.release``."""
+        if self.adaptive is not None and ended:
+            self.adaptive.release(seq_id)
         for name in self._releasing:
             try:
                 self.drafters[name].release(seq_id, ended)
@@ -252,6 +349,10 @@ class Speculator:
 def _overrides(drafter: Drafter, method: str) -> bool:
     """Return True where a drafter has a method of its own."""
     return getattr(type(drafter), method) is not getattr(Drafter, method)
+
+
+def _parts(name: str) -> list[str]:
+    return name.split(TOGETHER)
 
 
 def _merged(names: list[str], parts: Mapping[str, list[int]], made: Mapping[str, Draft]) -> Draft:
@@ -283,8 +384,8 @@ def check_draft(draft: Draft, budgets: Sequence[DraftBudget], vocab_size: int) -
     ids = [*chain.from_iterable(draft.tokens)]
     if set(map(type, ids)) - {int} or min(ids, default=0) < 0 or max(ids, default=0) >= vocab_size:
         raise ValueError(f"a draft has ids outside the vocabulary of {vocab_size}.")
-    for tokens, parents, (deepest, most) in zip(draft.tokens, draft.parents, budgets, strict=True):
-        depth = len(tokens)
+    for tokens, parents, budget in zip(draft.tokens, draft.parents, budgets, strict=True):
+        depth, deepest, most = len(tokens), budget.depth, budget.nodes
         if depth != len(parents) or depth > most:
             raise ValueError(
                 f"a draft has {depth} tokens and {len(parents)} parents, but {most} nodes may be "

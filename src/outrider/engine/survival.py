@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..drafters.model import RATES
+from ..native.interface import DEPTHS, RANKS
 
 DECAY = 1 - 1 / 256
 """What an observation keeps of its weight with each newer one of its kind."""
@@ -13,10 +19,10 @@ PRIOR_WEIGHT = 8.0
 """Observations that a method's prior counts for."""
 SHRINKAGE = 12.0
 """Observations of its own that outweigh what an estimate takes from the more general one."""
-DEEPEST = 8
-"""Depths from here on share their observations."""
 MOST_WORKLOADS = 64
 MOST_SEQUENCES = 4096
+SECOND_CHANCE = 0.4
+"""Share of refused tokens beside which a tree has the right one, before anything is seen."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -33,9 +39,9 @@ class _Tally:
     accepted: float = 0.0
     judged: float = 0.0
 
-    def observe(self, accepted: bool) -> None:
+    def observe(self, accepted: float, judged: float = 1.0) -> None:
         self.accepted = self.accepted * DECAY + accepted
-        self.judged = self.judged * DECAY + 1.0
+        self.judged = self.judged * DECAY + judged
 
     def shrunk(self, general: float, weight: float) -> float:
         return (self.accepted + weight * general) / (self.judged + weight)
@@ -43,11 +49,18 @@ class _Tally:
 
 @dataclass(slots=True)
 class _Beliefs:
-    """The tallies of one drafter in one workload."""
+    """The tallies of one method in one workload.
+
+    ``depths`` count tokens as refused that were never drafted though they might have been;
+    ``nodes``, by (depth, rank, bin), only those that were. At depth 0 they are of all depths.
+    """
 
     overall: _Tally = field(default_factory=_Tally)
-    depths: dict[int, _Tally] = field(default_factory=dict)
-    bins: dict[tuple[int, int, int], _Tally] = field(default_factory=dict)
+    depths: list[_Tally] = field(default_factory=lambda: [_Tally() for _ in range(DEPTHS)])
+    nodes: dict[tuple[int, int, int], _Tally] = field(default_factory=dict)
+    filled: _Tally = field(default_factory=_Tally)
+    rates: list[float] = field(default_factory=list)
+    """P(accepted | parent accepted) by depth, as of the last ``curve``."""
 
 
 @dataclass(slots=True)
@@ -60,58 +73,83 @@ class _Own:
 
 
 class Survival:
-    """A table (drafter, workload, depth, rank, bin of the margin) -> P(accepted | parent accepted).
+    """What comes of drafts, by method (a drafter, or one of its shapes), workload and depth.
 
-    Estimates with few observations lean on more general ones: a bin on its depth, a depth on its
-    drafter in this workload, that on the drafter in all, that on the method's prior. Observations
-    lose weight, so estimates follow drift.
+    Estimates with few observations lean on more general ones: a depth on its method in this
+    workload, that on the method in all, that on the method's prior. Observations lose weight, so
+    estimates follow drift.
+
+    Args:
+        priors: P(accept) by method.
+        chains: by method of trees, the method of chains from which its prior follows.
     """
 
-    def __init__(self, priors: Mapping[str, float] = PRIORS) -> None:
+    def __init__(
+        self, priors: Mapping[str, float] = PRIORS, chains: Mapping[str, str] | None = None
+    ) -> None:
         self._priors = priors
-        self._drafters: dict[str, _Tally] = {}
+        self._chains = chains or {}
+        self._methods: dict[str, _Tally] = {}
         self._workloads: OrderedDict[tuple[str, str], _Beliefs] = OrderedDict()
         self._own: OrderedDict[tuple[str, str], _Own] = OrderedDict()
 
-    def _general(self, drafter: str) -> float:
-        prior = self._priors.get(drafter, DEFAULT_PRIOR)
-        tally = self._drafters.get(drafter)
+    def _general(self, method: str) -> float:
+        if method in self._chains:
+            chain = self._general(self._chains[method])
+            prior = chain + SECOND_CHANCE * (1 - chain)
+        else:
+            prior = self._priors.get(method, DEFAULT_PRIOR)
+        tally = self._methods.get(method)
         return prior if tally is None else tally.shrunk(prior, PRIOR_WEIGHT)
 
-    def rate(self, drafter: str, workload: str, depth: int, rank: int = 0, bin: int = -1) -> float:
-        """Return P(accepted | parent accepted) of a node; a bin of -1 is not known."""
-        general = self._general(drafter)
-        beliefs = self._workloads.get((drafter, workload))
-        if beliefs is None:
-            return general
-        depth = min(depth, DEEPEST)
-        rate = beliefs.overall.shrunk(general, SHRINKAGE)
-        at_depth = beliefs.depths.get(depth)
-        if at_depth is not None:
-            rate = at_depth.shrunk(rate, SHRINKAGE)
-        if bin >= 0 or rank:
-            in_bin = beliefs.bins.get((depth, rank, bin))
-            if in_bin is not None:
-                rate = in_bin.shrunk(rate, SHRINKAGE)
-        return rate
-
-    def curve(self, drafter: str, workload: str, depth: int, odds: float = 1.0) -> list[float]:
-        """Return P(accepted with all before) at depths 1 to ``depth`` of a chain.
+    def curve(self, method: str, workload: str, depth: int, odds: float = 1.0) -> list[float]:
+        """Return P(drafted and accepted with all before) at depths 1 to ``depth``.
 
         ``odds`` are those of ``odds``: the factor by which a sequence differs from its workload.
         """
+        general = self._general(method)
+        beliefs = self._workloads.get((method, workload))
+        if beliefs is None:
+            rates = [general] * depth
+        else:
+            general = beliefs.overall.shrunk(general, SHRINKAGE)
+            rates = [tally.shrunk(general, SHRINKAGE) for tally in beliefs.depths[:depth]]
+            rates += rates[-1:] * (depth - len(rates))
+            beliefs.rates = rates
         survival, curve = 1.0, []
-        for i in range(1, depth + 1):
-            rate = self.rate(drafter, workload, i)
+        for rate in rates:
             if odds != 1.0:
                 rate = rate * odds / (rate * odds + 1 - rate)
             survival *= rate
             curve.append(survival)
         return curve
 
-    def odds(self, drafter: str, sequence: str) -> float:
+    def fill(self, method: str, workload: str) -> float:
+        """Return the expected share of the nodes drafted of those that might have been."""
+        beliefs = self._workloads.get((method, workload))
+        return 1.0 if beliefs is None else beliefs.filled.shrunk(1.0, PRIOR_WEIGHT)
+
+    def rates(self, method: str, workload: str) -> NDArray[np.float32]:
+        """Return P(accepted | parent accepted) of drafted nodes by depth, rank, bin of the margin.
+
+        The array is [DEPTHS, RANKS, BINS], as ``models.decide.DraftInput`` takes it.
+        """
+        table = RATES.copy()
+        beliefs = self._workloads.get((method, workload))
+        if beliefs is None:
+            return table
+        for (depth, rank, bin), tally in beliefs.nodes.items():
+            if not depth:
+                table[:, rank, bin] = tally.shrunk(float(table[0, rank, bin]), PRIOR_WEIGHT)
+        for (depth, rank, bin), tally in beliefs.nodes.items():
+            if depth:
+                place = depth - 1, rank, bin
+                table[place] = tally.shrunk(float(table[place]), SHRINKAGE)
+        return table
+
+    def odds(self, method: str, sequence: str) -> float:
         """Return the factor on odds by which a sequence differs from its workload."""
-        own = self._own.get((drafter, sequence))
+        own = self._own.get((method, sequence))
         if own is None:
             return 1.0
         more = (own.accepted + SHRINKAGE) / (own.expected + SHRINKAGE)
@@ -120,33 +158,75 @@ class Survival:
 
     def observe(
         self,
-        drafter: str,
+        method: str,
         workload: str,
         sequence: str,
-        depth: int,
-        accepted: bool,
-        rank: int = 0,
-        bin: int = -1,
+        asked: int,
+        accepted: int,
+        judged: int | None = None,
+    ) -> None:
+        """Take in a draft that might have been ``asked`` tokens deep.
+
+        Args:
+            method, workload, sequence: whose it was.
+            asked: tokens.
+            accepted: tokens from the first on.
+            judged: depths of which it is known whether they were; all that matter unless given.
+        """
+        if judged is None:
+            judged = min(accepted + 1, asked)
+        if not judged:
+            return
+        beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
+        tally = self._methods.setdefault(method, _Tally())
+        rates, expected = beliefs.rates or self.curve(method, workload, 1), 0.0
+        for i in range(judged):
+            hit = 1.0 if i < accepted else 0.0
+            tally.observe(hit)
+            beliefs.overall.observe(hit)
+            beliefs.depths[min(i, DEPTHS - 1)].observe(hit)
+            expected += rates[min(i, len(rates) - 1)]
+        own = _entry(self._own, (method, sequence), _Own, MOST_SEQUENCES)
+        kept = DECAY**judged
+        own.accepted = own.accepted * kept + min(accepted, judged)
+        own.expected = own.expected * kept + expected
+        own.judged = own.judged * kept + judged
+
+    def observe_size(self, method: str, workload: str, drafted: int, asked: int) -> None:
+        """Take in how many nodes were drafted of those that might have been."""
+        beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
+        beliefs.filled.observe(drafted, asked)
+
+    def observe_node(
+        self, method: str, workload: str, depth: int, rank: int, bin: int, accepted: bool
     ) -> None:
         """Take in a node whose parent was accepted."""
-        rate = self.rate(drafter, workload, depth, rank, bin)
-        own = _entry(self._own, (drafter, sequence), _Own, MOST_SEQUENCES)
-        own.accepted = own.accepted * DECAY + accepted
-        own.expected = own.expected * DECAY + rate
-        own.judged = own.judged * DECAY + 1.0
-        beliefs = _entry(self._workloads, (drafter, workload), _Beliefs, MOST_WORKLOADS)
-        depth = min(depth, DEEPEST)
-        if not rank:
-            self._drafters.setdefault(drafter, _Tally()).observe(accepted)
-            beliefs.overall.observe(accepted)
-            beliefs.depths.setdefault(depth, _Tally()).observe(accepted)
-        if bin >= 0 or rank:
-            beliefs.bins.setdefault((depth, rank, bin), _Tally()).observe(accepted)
+        beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
+        rank = min(rank, RANKS - 1)
+        for place in ((min(depth, DEPTHS), rank, bin), (0, rank, bin)):
+            tally = beliefs.nodes.get(place)
+            if tally is None:
+                tally = beliefs.nodes[place] = _Tally()
+            tally.observe(accepted)
 
-    def release(self, sequence: str, drafters: Mapping[str, object]) -> None:
+    def release(self, sequence: str, methods: Collection[str]) -> None:
         """Forget a sequence that ended."""
-        for drafter in drafters:
-            self._own.pop((drafter, sequence), None)
+        for method in methods:
+            self._own.pop((method, sequence), None)
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Return by method the expected rates by depth in the workload that was judged most."""
+        most: dict[str, tuple[float, str]] = {}
+        for (method, workload), beliefs in self._workloads.items():
+            most[method] = max(most.get(method, (0.0, "")), (beliefs.overall.judged, workload))
+        return {
+            method: {
+                "survival": [round(p, 3) for p in self.curve(method, workload, DEPTHS)],
+                "filled": round(self.fill(method, workload), 3),
+                "judged": round(judged, 1),
+            }
+            for method, (judged, workload) in most.items()
+        }
 
 
 def _entry(table: OrderedDict[K, V], key: K, make: type[V], most: int) -> V:

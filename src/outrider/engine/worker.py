@@ -84,7 +84,12 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
         try:
             backend = TextCodec(spec.tokenizer).backend if has_tokenizer(spec.tokenizer) else None
             engine = build_engine(
-                spec.folder, spec.drafter, spec.config, backend, model_config=spec.model_config
+                spec.folder,
+                spec.drafter,
+                spec.config,
+                backend,
+                model_config=spec.model_config,
+                thorough=True,
             )
         except OutriderError as error:
             outlet.send(error)
@@ -140,8 +145,8 @@ class Worker:
         speculator, budget = engine.speculator, engine.budget
         self.outlet.send(
             Ready(
-                tuple(speculator.drafters), speculator.state, str(budget), budget.tokens,
-                engine.max_model_len, speculator.max_length,
+                tuple(speculator.drafters), speculator.names, speculator.state, str(budget),
+                budget.tokens, engine.max_model_len, speculator.max_length,
             )
         )  # fmt: skip
         threading.Thread(target=self._read, name="outrider-reader", daemon=True).start()

@@ -1,6 +1,8 @@
 """The number of threads that this process may keep busy."""
 
 import os
+import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,12 @@ def allowed_threads(groups: Path = GROUPS, own: Path = OWN) -> int:
     if quota is not None:
         counts.append(int(quota))
     return max(1, min(counts))
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the system tells it."""
+    name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def cpu_quota(groups: Path = GROUPS, own: Path = OWN) -> float | None:

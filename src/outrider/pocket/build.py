@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..bench.machine import cpu_name
 from ..llm import LLM
+from ..native.threads import cpu_name
 from ..training import corpus as text
 from ..training.train import (
     TrainingPlan,

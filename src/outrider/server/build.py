@@ -52,7 +52,7 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
     parser = choice(values, "tool_call_parser", ("auto", *PARSERS))
     return llm, Settings(
         names=tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),
-        longest=llm.config.num_speculative_tokens,
+        longest=llm.config.max_draft_length,
         detail=choice(values, "per_request_spec_decode_metrics", ("none", "summary", "detailed")),
         tool_form=form_of(template) if parser == "auto" else PARSERS[parser],
         defaults=read_defaults(values["generation_config"], llm.inputs.folder),

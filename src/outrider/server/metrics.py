@@ -232,7 +232,10 @@ class Metrics(Collector):
     def draft_length(self) -> int:
         """The longest draft K in use, 0 while nothing is drafted."""
         now = self.llm.speculation
-        return 0 if now is None or self.off else now.num_speculative_tokens
+        ready = self.llm.ready
+        if now is None or ready is None or self.off:
+            return 0
+        return now.num_speculative_tokens or ready.max_draft
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family with the values of now."""

@@ -1,0 +1,170 @@
+"""Measures what steps cost on this machine, and keeps it between starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import statistics
+import time
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..drafters.base import Drafter
+from ..models.base import Model, Store
+from ..models.rows import Segment
+from ..native.choice import library
+from ..native.threads import allowed_threads, cpu_name
+from .costs import Costs, Curve, DraftCosts
+
+logger = logging.getLogger("outrider")
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Rows of the forwards that are measured, as far as the time goes; the first three always."""
+REPEATS = 3
+QUICK, THOROUGH = 0.2, 3.0
+"""Seconds that may go into each model when an engine is made, and when a server starts."""
+CALL, PER_SEQUENCE = 2e-5, 5e-6
+"""Seconds of a drafter without a model: once a step, and for each sequence."""
+LONG = 256
+"""Tokens of the context at which its cost is measured."""
+VERSION = 1
+
+
+def measure(model: Model, page_size: int, most_rows: int, seconds: float) -> tuple[Curve, float]:
+    """Return the seconds of a model's forward by rows, and what a token of context adds.
+
+    Args:
+        model: runs on a cache of its own.
+        page_size: tokens of a page.
+        most_rows: of a step.
+        seconds: that measuring may take, in all.
+    """
+    length = min(LONG, model.shape.context - 1)
+    pages = -(-(length + 1) // page_size)
+    rows = [n for n in ROWS if n <= max(2, most_rows)]
+    store = model.new_store(max(pages, rows[-1]) + 1, page_size)
+    end = time.perf_counter() + seconds
+    took: list[float] = []
+    _forward(model, store, rows[0])  # which no measurement should pay the first touch for
+    for number, count in enumerate(rows):
+        if number > 2 and time.perf_counter() > end:
+            break
+        took.append(_forward(model, store, count))
+        took[-1] = max(took)  # more rows never cost less
+    reach = array("i", range(pages))
+    segment = Segment([1], length, reach, 1, length, key="")
+    far = _seconds(model, store, [segment])
+    return Curve(tuple(rows[: len(took)]), tuple(took)), max(0.0, far - took[0]) / length
+
+
+def _forward(model: Model, store: Store, rows: int) -> float:
+    """Return the seconds of a forward of as many sequences of one row each."""
+    pages = [array("i", (page,)) for page in range(rows)]
+    return _seconds(model, store, [Segment([1], 0, p, 1, 1, key=str(p[0])) for p in pages])
+
+
+def _seconds(model: Model, store: Store, segments: list[Segment]) -> float:
+    found = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        model.run(segments, store)
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found)
+
+
+def find_costs(
+    model: Model,
+    drafters: Mapping[str, Drafter],
+    page_size: int,
+    most_rows: int,
+    key: Mapping[str, Any],
+    thorough: bool = False,
+) -> Costs:
+    """Return what steps cost: as it is kept, else measured.
+
+    Args:
+        model: the target.
+        drafters: by name.
+        page_size: tokens of a page.
+        most_rows: of a step.
+        key: tells what was measured apart.
+        thorough: take seconds to measure, and keep what was found.
+    """
+    file = _file({**key, "rows": most_rows, "drafters": sorted(drafters)})
+    kept = _read(file)
+    if kept is not None and kept.drafters.keys() == drafters.keys():
+        return kept
+    seconds = THOROUGH if thorough else QUICK
+    if thorough:
+        logger.info("measuring what steps cost, for a few seconds")
+    target, per_context = measure(model, page_size, most_rows, seconds)
+    found: dict[str, DraftCosts] = {}
+    for name, drafter in drafters.items():
+        found[name] = DraftCosts(None, CALL, PER_SEQUENCE)
+        if drafter.model is not None:
+            passes, _ = measure(drafter.model, page_size, most_rows, seconds)
+            found[name] = DraftCosts(passes, CALL, PER_SEQUENCE)
+    costs = Costs(target, found, per_context)
+    if thorough:
+        _write(file, costs)
+    return costs
+
+
+def _file(key: Mapping[str, Any]) -> Path:
+    """Return where costs are kept on this machine."""
+    native = library()
+    isa = native.isa if native else "off"
+    whole = {**key, "cpu": cpu_name(), "isa": isa, "threads": allowed_threads(), "version": VERSION}
+    name = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "outrider" / "costs" / f"{name[:32]}.json"
+
+
+def _read(file: Path) -> Costs | None:
+    """Return the costs in a file; None where there are none that make sense."""
+    try:
+        kept = json.loads(file.read_text())
+        drafters = {
+            name: DraftCosts(passes and _curve(passes), float(call), float(each))
+            for name, (passes, call, each) in kept["drafters"].items()
+        }
+        return Costs(_curve(kept["target"]), drafters, float(kept["per_context"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _curve(points: list[list[float]]) -> Curve:
+    rows, seconds = [int(row) for row, _ in points], [float(second) for _, second in points]
+    if len(rows) < 2 or rows[0] != 1 or rows != sorted(set(rows)) or not 0 < seconds[0] < 1e6:
+        raise ValueError("no curve")
+    if seconds != sorted(seconds):
+        raise ValueError("no curve")
+    return Curve(tuple(rows), tuple(seconds))
+
+
+def _write(file: Path, costs: Costs) -> None:
+    """Keep costs for the next start, if the disk takes them."""
+
+    def points(curve: Curve | None) -> list[tuple[int, float]] | None:
+        return curve and list(zip(curve.rows, curve.seconds, strict=True))
+
+    text = json.dumps(
+        {
+            "target": points(costs.target),
+            "drafters": {
+                n: (points(d.passes), d.call, d.per_sequence) for n, d in costs.drafters.items()
+            },
+            "per_context": costs.per_context,
+        }
+    )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.replace(file)
+    except OSError as error:
+        logger.warning("what steps cost cannot be kept (%s); it is measured at each start", error)
