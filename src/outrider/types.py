@@ -281,13 +281,15 @@ class SequenceState:
 class DraftBudget(NamedTuple):
     """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes.
 
-    Behind a node whose chance of acceptance is below ``least`` nothing needs to be drafted;
-    ``rates`` are the chances to reckon with, see ``models.decide.DraftInput``, None if unknown.
+    A node whose chance of acceptance is below ``worth`` needs no row of the target, and one below
+    ``least`` none of the drafter; ``rates`` are the chances to reckon with, see
+    ``models.decide.DraftInput``, None if unknown.
     """
 
     depth: int
     nodes: int
     least: float = 0.0
+    worth: float = 0.0
     rates: Any = None
 
 
@@ -341,8 +343,9 @@ class Draft(NamedTuple):
     For the ratio rules ``logits[s]`` holds the processed logits that the nodes were drawn
     from, fp32 [nodes, vocabulary]; None where each node was certain. ``drafters[s]`` is who
     drafted for sequence s, filled in by the engine. Where a drafter knows them for free,
-    ``sources[s][i]`` says which part of it proposed node i, and ``margins[s][i]`` is the gap of
-    log q + g between that node and the next candidate.
+    ``sources[s][i]`` says which part of it proposed node i, ``margins[s][i]`` is the gap of
+    log q + g between that node and the next candidate, and ``survivals[s][i]`` the chance that
+    node i and all before it are accepted, by the rates of the budget.
     """
 
     tokens: list[list[int]]
@@ -351,6 +354,7 @@ class Draft(NamedTuple):
     drafters: list[str] | None = None
     sources: list[list[str]] | None = None
     margins: list[list[float]] | None = None
+    survivals: list[list[float]] | None = None
 
     @staticmethod
     def chains(tokens: list[list[int]]) -> Draft:

@@ -114,7 +114,7 @@ def test_rates_of_nodes_are_told_apart_by_depth_rank_and_margin() -> None:
 
 
 def test_a_tree_starts_from_what_its_chains_do() -> None:
-    survival = Survival(chains={"model tree": "model"})
+    survival = Survival(wider={"model tree": ("model", 0.4)})
     assert survival.curve("model tree", "", 1) > survival.curve("model", "", 1)
     for _ in range(300):
         survival.observe("model", "", "a", 1, 0)

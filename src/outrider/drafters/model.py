@@ -120,7 +120,7 @@ class ModelSpec(DrafterSpec):
 
 def _wish(sequence: SequenceState, budget: DraftBudget) -> DraftInput:
     """Return what is wanted behind a sequence: a tree where there may be more nodes than levels."""
-    depth, nodes, least, rates = budget
+    depth, nodes, least, _, rates = budget
     if nodes <= depth:
         return DraftInput(sequence, DraftLimits(depth, depth, 1, 1, least), rates)
     width = max(1, min(MOST_WIDTH, nodes // max(1, depth - 1)))
@@ -182,6 +182,7 @@ class ModelDrafter(Drafter):
         inputs: list[DraftInput | None] = []
         running: list[tuple[int, _State]] = []
         margins: list[list[float]] = [[] for _ in batch]
+        survivals: list[list[float]] = [[] for _ in batch]
         room, self.catching_up = self._max_rows, False
         for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
             if not budget.depth:
@@ -218,8 +219,9 @@ class ModelDrafter(Drafter):
             for (i, state), nodes in zip(running, drafts, strict=True):
                 state.nodes = nodes
                 tokens[i], parents[i], logits[i] = nodes.tokens, nodes.parents, nodes.logits
-                margins[i] = nodes.margins or []
-        return Draft(tokens, parents, logits if self._needs_logits else None, margins=margins)
+                margins[i], survivals[i] = nodes.margins or [], nodes.survivals or []
+        kept = logits if self._needs_logits else None
+        return Draft(tokens, parents, kept, margins=margins, survivals=survivals)
 
     def observe(
         self,
@@ -240,16 +242,17 @@ class ModelDrafter(Drafter):
 
     def _kept(self, state: _State, committed: Sequence[int]) -> int:
         """Move what was computed of the committed tokens to its place; return how many they are."""
-        nodes, size, node, count = state.nodes, self._page_size, -1, 0
-        first = state.base // size
+        nodes, size, last, count = state.nodes, self._page_size, -1, 0
+        first, length = state.base // size, len(committed)
         sources: list[int] = []
         targets: list[int] = []
-        for token in committed:
-            below = [i for i, parent in enumerate(nodes.parents) if parent == node]
-            node = next((i for i in below if nodes.tokens[i] == token), -2)
-            run = nodes.runs[node] if node >= 0 else -1
+        rows = zip(nodes.tokens, nodes.parents, nodes.runs, strict=False)
+        for node, (token, parent, run) in enumerate(rows):
+            if parent != last or count == length or token != committed[count]:
+                continue
             if run < 0:
                 break
+            last = node
             if run != count:
                 for slots, place in ((sources, state.base + run), (targets, state.base + count)):
                     slots.append(state.pages[place // size - first] * size + place % size)

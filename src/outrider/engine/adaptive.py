@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..drafters.base import ChainDrafter, Drafter
 from ..native.interface import DEPTHS, MARGINS, RANKS
-from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState
-from .controller import Choice, Controller, Method, Stream
+from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
+from .controller import Choice, Controller, Method, Stream, parts_of
 from .scheduler import Plan
 
+SAMPLED = 4
+"""One step of so many is looked at for what it cost."""
+FIRST, SCORED = 64, 2
+"""Steps whose drafts are all scored, and of how many one is scored after that."""
 OBSERVED = 12
 """Sequences whose drafts are scored in a step, at most; they take turns."""
 SHADOW_DEPTH = 4
@@ -59,7 +63,7 @@ def methods_of(
             methods[name + TREE] = Method((name,), longest, -(-drafter.max_nodes // longest))
     for names in together if trees else ():
         longest = min(methods[name].longest for name in names)
-        methods["+".join(names)] = Method(names, longest, len(names))
+        methods["+".join(names)] = Method(names, longest)
     return methods
 
 
@@ -79,6 +83,8 @@ class Adaptive:
         self._drafters = drafters
         self._peeks = peeks
         self._streams: dict[str, Stream] = {}
+        self._sequences: list[SequenceState] = []
+        self._context = 0
         self._chosen: dict[str, tuple[Choice, DraftBudget]] = {}
         self._budgets: dict[tuple[Choice, str, int], DraftBudget] = {}
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
@@ -87,10 +93,22 @@ class Adaptive:
         self._shadows: list[_Shadow] = []
         self._turn = 0
 
-    def plan(self, sequences: Sequence[tuple[SequenceState, Freedom]]) -> None:
-        """Choose how to draft in the next step for sequences that decode."""
-        streams = [Stream(s.id, s.workload, len(s.tokens), *freedom) for s, freedom in sequences]
+    def plan(
+        self, sequences: list[SequenceState], freedom: Callable[[Speculation], Freedom]
+    ) -> None:
+        """Choose how to draft in the next step for sequences that decode.
+
+        ``freedom`` says what a request leaves open.
+        """
+        if sequences == self._sequences and self.controller.steady(len(sequences)):
+            return
+        self._sequences = sequences
+        streams = [
+            Stream(s.id, s.workload, len(s.tokens), *freedom(s.request.speculation))
+            for s in sequences
+        ]
         self._streams = {stream.id: stream for stream in streams}
+        self._context = sum([stream.context for stream in streams])
         self._chosen = {}
         if not streams:
             return
@@ -105,7 +123,7 @@ class Adaptive:
 
     def rest(self) -> None:
         """Let the next step go without choices."""
-        self._streams, self._chosen = {}, {}
+        self._sequences, self._streams, self._chosen = [], {}, {}
 
     def budget(self, sequence: SequenceState) -> tuple[str, DraftBudget] | None:
         """Return who drafts for a sequence and how far; None where nothing was chosen."""
@@ -120,80 +138,56 @@ class Adaptive:
         budget = self._budgets.get(key)
         if budget is None:
             method, survival = self.controller.methods[choice.method], self.controller.survival
-            nodes = choice.depth * method.width
+            nodes = method.nodes(choice.depth)
             budget = DraftBudget(choice.depth, nodes)
             if self._peeks and stream.fixed is None:
-                least = self.controller.least(choice.method, sequences, stream.context * sequences)
+                least = self.controller.least(choice.method, sequences, self._context)
+                worth = self.controller.worth(self._context)
                 rates = survival.rates(choice.method, stream.workload)
-                budget = DraftBudget(choice.depth, nodes, least, rates)
+                budget = DraftBudget(choice.depth, nodes, least, worth, rates)
             self._budgets[key] = budget
         return budget
 
-    def cut(self, plan: Plan, draft: Draft, spent: float) -> Draft:
-        """Return ``draft`` without the nodes that are not worth their rows.
-
-        Args:
-            plan: the step.
-            draft: its drafts.
-            spent: seconds that they took.
-        """
+    def cut(self, batch: Sequence[Scheduled], draft: Draft) -> Draft:
+        """Return ``draft`` without the nodes that are not worth their rows."""
         self._whole = draft
-        if not self._peeks:
+        if not self._peeks or draft.margins is None:
             return draft
-        streams: list[Stream] = []
-        survivals: list[list[float]] = []
-        for i, item in enumerate(plan.batch):
-            stream = self._streams.get(item.sequence.id)
-            if stream is not None:
-                streams.append(stream)
-                survivals.append([] if stream.fixed else self._survivals(draft, i, stream))
-        if not any(survivals):
-            return draft
-        lengths = self.controller.cut(streams, [sorted(s, reverse=True) for s in survivals], spent)
-        kept = {
-            stream.id: (length, survival)
-            for stream, length, survival in zip(streams, lengths, survivals, strict=True)
-            if length < len(survival)
-        }
-        if not kept:
-            return draft
-        draft = draft._replace(tokens=[*draft.tokens], parents=[*draft.parents])
-        for i, item in enumerate(plan.batch):
-            if item.sequence.id in kept:
-                nodes = _likeliest(*kept[item.sequence.id])
-                place = {-1: -1} | {node: place for place, node in enumerate(nodes)}
-                tokens, parents = draft.tokens[i], draft.parents[i]
-                draft.tokens[i] = [tokens[node] for node in nodes]
-                draft.parents[i] = [place[parents[node]] for node in nodes]
-        return draft
+        cut = draft
+        for i, item in enumerate(batch):
+            worth = item.budget.worth
+            if not worth or not draft.margins[i]:
+                continue
+            survivals = draft.survivals[i] if draft.survivals else None
+            survivals = survivals or self._survivals(draft, i, item.sequence)
+            if min(survivals) >= worth:
+                continue
+            if cut is draft:
+                cut = draft._replace(tokens=[*draft.tokens], parents=[*draft.parents])
+            nodes = [node for node, survival in enumerate(survivals) if survival >= worth]
+            place = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+            cut.tokens[i] = [draft.tokens[i][node] for node in nodes]
+            cut.parents[i] = [place[draft.parents[i][node]] for node in nodes]
+        return cut
 
-    def _survivals(self, draft: Draft, index: int, stream: Stream) -> list[float]:
+    def _survivals(self, draft: Draft, index: int, sequence: SequenceState) -> list[float]:
         """Return the chance of each node of a draft that it and all before it are accepted."""
-        parents = draft.parents[index]
-        if not parents:
-            return []
-        method = self._chosen[stream.id][0].method
-        margins = draft.margins[index] if draft.margins and draft.margins[index] else None
-        key = method, stream.workload
+        assert draft.margins is not None
+        key = self._chosen[sequence.id][0].method, sequence.workload
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = self.controller.survival.rates(*key).tolist()
         found: list[float] = []
         depths: list[int] = []
-        children = [0] * (len(parents) + 1)
-        curve = None if margins else self.controller.survival.curve(*key, len(parents))
-        for node, parent in enumerate(parents):
+        children = [0] * (len(draft.parents[index]) + 1)
+        for parent, margin in zip(draft.parents[index], draft.margins[index], strict=True):
             depth = 0 if parent < 0 else depths[parent] + 1
-            depths.append(depth)
-            if curve is not None:
-                found.append(curve[depth])
-                continue
-            assert margins is not None
-            before = 1.0 if parent < 0 else found[parent]
             rank = children[parent + 1]
             children[parent + 1] += 1
-            bin = bisect_right(MARGINS, margins[node])
-            found.append(before * table[min(depth, DEPTHS - 1)][min(rank, RANKS - 1)][bin])
+            rates = table[min(depth, DEPTHS - 1)][min(rank, RANKS - 1)]
+            before = 1.0 if parent < 0 else found[parent]
+            found.append(before * rates[bisect_right(MARGINS, margin)])
+            depths.append(depth)
         return found
 
     def learn(self, plan: Plan, draft: Draft, emitted: int, seconds: Seconds) -> None:
@@ -205,37 +199,44 @@ class Adaptive:
             emitted: tokens.
             seconds: what its parts took.
         """
-        if self._streams and plan.rows == plan.decoding == len(self._streams):
-            self._learn_costs(plan, draft, emitted, seconds)
-        if self._whole is not None:
-            self._score(plan.batch, self._whole)
+        self._turn += 1
+        count = len(self._sequences)
+        if count and plan.rows == plan.decoding == count:
+            drafted = any(draft.tokens)
+            self.controller.observe(count, self._context, emitted, drafted, seconds.step)
+            if self._turn % SAMPLED == 0:
+                self._learn_costs(plan, draft, seconds)
+        if self._whole is not None and (self._turn < FIRST or self._turn % SCORED == 0):
+            self._score(plan.batch, draft)
         self._whole = None
-        self._follow_shadows()
+        if self._shadows:
+            self._follow_shadows()
 
-    def _learn_costs(self, plan: Plan, draft: Draft, emitted: int, seconds: Seconds) -> None:
-        controller, count = self.controller, plan.decoding
-        context = sum([stream.context for stream in self._streams.values()])
+    def _learn_costs(self, plan: Plan, draft: Draft, seconds: Seconds) -> None:
+        controller = self.controller
+        context = self._context = sum([len(s.tokens) for s in self._sequences])
         nodes = sum([len(tokens) for tokens in draft.tokens])
-        controller.costs.observe_verify(count + nodes, context, seconds.verify)
-        controller.observe(count, context, emitted, nodes > 0, seconds.step)
+        controller.costs.observe_verify(plan.decoding + nodes, context, seconds.verify)
+        rest = seconds.step - seconds.verify - sum(seconds.draft.values())
+        controller.costs.observe_host(plan.decoding, rest)
         rows: dict[str, list[int]] = {}
         for item in plan.batch:
-            choice, _ = self._chosen[item.sequence.id]
-            if not item.budget.depth:
+            depth = item.budget.depth
+            if not depth:
                 continue
-            method = controller.methods[choice.method]
-            for name in method.drafters:
+            method = controller.methods[self._chosen[item.sequence.id][0].method]
+            for name in parts_of(method):
                 by_depth = rows.setdefault(name, [])
-                by_depth += [0] * (item.budget.depth - len(by_depth))
-                for i in range(item.budget.depth):
-                    by_depth[i] += method.width if len(method.drafters) == 1 else 1
+                by_depth += [0] * (depth - len(by_depth))
+                for i in range(depth):
+                    by_depth[i] += method.width
         for name, by_depth in rows.items():
-            if name in seconds.draft and not self._drafters[name].catching_up:
+            drafter = self._drafters.get(name)
+            if name in seconds.draft and not (drafter and drafter.catching_up):
                 controller.costs.observe_draft(name, by_depth, seconds.draft[name])
 
     def _score(self, batch: Sequence[Scheduled], draft: Draft) -> None:
-        """Score drafts against the tokens that were emitted, also what was not verified of them."""
-        self._turn += 1
+        """Score drafts; single nodes also where they were not verified."""
         items = range(len(batch))
         if len(batch) > OBSERVED:
             first = self._turn * OBSERVED
@@ -247,36 +248,32 @@ class Adaptive:
             if stream is None:
                 continue
             if item.budget.depth:
-                self._score_one(item, stream, draft, index)
+                self._score_one(item, stream, index, len(draft.tokens[index]))
             if i == items[0]:
                 self._cast_shadow(item.sequence, stream)
 
-    def _score_one(self, item: Scheduled, stream: Stream, draft: Draft, index: int) -> None:
+    def _score_one(self, item: Scheduled, stream: Stream, index: int, verified: int) -> None:
+        """Score the draft of one sequence, of which so many nodes were verified."""
+        draft = self._whole
+        assert draft is not None
         choice, _ = self._chosen[stream.id]
         survival, workload = self.controller.survival, stream.workload
         emitted = item.sequence.tokens[item.start + item.count :]
         tokens, parents = draft.tokens[index], draft.parents[index]
-        margins = draft.margins[index] if draft.margins else None
-        asked, node, accepted, straight = item.budget.depth, -1, 0, 0
-        for depth, token in enumerate(emitted):
+        margins = draft.margins[index] if draft.margins else []
+        node = -1
+        for depth, token in enumerate(emitted if margins else ()):
             below = [i for i, parent in enumerate(parents) if parent == node]
-            hit = next((i for i in below if tokens[i] == token), None)
-            if margins:
-                for rank, i in enumerate(below):
-                    bin = bisect_right(MARGINS, margins[i])
-                    survival.observe_node(choice.method, workload, depth + 1, rank, bin, i == hit)
-            if hit is None:
+            node = next((i for i in below if tokens[i] == token), -1)
+            for rank, i in enumerate(below):
+                bin = bisect_right(MARGINS, margins[i])
+                survival.observe_node(choice.method, workload, depth + 1, rank, bin, i == node)
+            if node < 0:
                 break
-            accepted += 1
-            straight += straight == depth and hit == below[0]
-            node = hit
-        judged = min(asked, len(emitted), accepted + 1)
-        survival.observe(choice.method, workload, stream.id, asked, accepted, judged)
-        width = self.controller.methods[choice.method].width
-        survival.observe_size(choice.method, workload, len(tokens), asked * width)
-        if choice.method.endswith(TREE):  # whose first children are what a chain has
-            chain, judged = choice.method.removesuffix(TREE), min(judged, straight + 1)
-            survival.observe(chain, workload, stream.id, asked, straight, judged)
+        asked, accepted = item.budget.depth, len(emitted) - 1
+        survival.observe(choice.method, workload, stream.id, asked, accepted)
+        nodes = self.controller.methods[choice.method].nodes(asked)
+        survival.observe_size(choice.method, workload, verified, nodes)
 
     def _cast_shadow(self, sequence: SequenceState, stream: Stream) -> None:
         """Let a method that costs next to nothing draft behind a sequence, to be scored later."""
@@ -322,9 +319,3 @@ class Seconds(NamedTuple):
     step: float
     verify: float
     draft: Mapping[str, float]
-
-
-def _likeliest(count: int, survivals: Sequence[float]) -> list[int]:
-    """Return the numbers of the likeliest nodes, in their order; none comes without its parent."""
-    order = sorted(range(len(survivals)), key=lambda node: -survivals[node])
-    return sorted(order[:count])

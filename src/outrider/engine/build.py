@@ -25,7 +25,7 @@ from .calibrate import find_costs
 from .controller import Controller
 from .costs import CostModel
 from .engine import Engine
-from .survival import PRIORS, Survival
+from .survival import PRIORS, SECOND_DRAFTER, SIBLINGS, Survival
 
 logger = logging.getLogger("outrider")
 
@@ -148,13 +148,18 @@ def _controller(
     longest = max([each.longest * each.width for each in methods.values()], default=0)
     drafting = {name: each for name, each in drafters.items() if name in methods}
     rows = config.max_num_seqs * (1 + longest)
-    costs = find_costs(model, drafting, config.page_size, rows, key, thorough)
+    merging = ["+".join(names) for names in together]
+    costs = find_costs(model, drafting, merging, config.page_size, rows, key, thorough)
     priors = dict(PRIORS)
     if config.preset is not None:
         priors = dict.fromkeys(methods, PRESETS[config.preset].accepted)
-    chains = {name: method.drafters[0] for name, method in methods.items() if name not in drafters}
+    wider = {
+        name: (method.drafters[0], SIBLINGS if method.width > 1 else SECOND_DRAFTER)
+        for name, method in methods.items()
+        if name not in drafters
+    }
     shadowed = frozenset(n for n, each in drafting.items() if isinstance(each, ChainDrafter))
-    return Controller(CostModel(costs), Survival(priors, chains), methods, shadowed)
+    return Controller(CostModel(costs), Survival(priors, wider), methods, shadowed)
 
 
 def _check_needs(drafter: Drafter, needs: Needs) -> None:

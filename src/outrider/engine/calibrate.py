@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ def _seconds(model: Model, store: Store, segments: list[Segment]) -> float:
 def find_costs(
     model: Model,
     drafters: Mapping[str, Drafter],
+    merging: Sequence[str],
     page_size: int,
     most_rows: int,
     key: Mapping[str, Any],
@@ -89,20 +90,21 @@ def find_costs(
     Args:
         model: the target.
         drafters: by name.
+        merging: names of drafters whose drafts are merged.
         page_size: tokens of a page.
         most_rows: of a step.
         key: tells what was measured apart.
         thorough: take seconds to measure, and keep what was found.
     """
-    file = _file({**key, "rows": most_rows, "drafters": sorted(drafters)})
+    file = _file({**key, "rows": most_rows, "names": [*drafters, *merging]})
     kept = _read(file)
-    if kept is not None and kept.drafters.keys() == drafters.keys():
+    if kept is not None and kept.drafters.keys() == {*drafters, *merging}:
         return kept
     seconds = THOROUGH if thorough else QUICK
     if thorough:
         logger.info("measuring what steps cost, for a few seconds")
     target, per_context = measure(model, page_size, most_rows, seconds)
-    found: dict[str, DraftCosts] = {}
+    found = {name: DraftCosts(None, CALL, PER_SEQUENCE) for name in merging}
     for name, drafter in drafters.items():
         found[name] = DraftCosts(None, CALL, PER_SEQUENCE)
         if drafter.model is not None:

@@ -1,10 +1,11 @@
 """Chooses who drafts for each sequence and how far, by expected tokens per second.
 
 Before drafting, ``decide`` compares ways to draft by what the cost model and the survival table
-expect of the whole batch; drafting nothing is among them. After it, ``cut`` keeps those drafted
-tokens whose survival is worth the rows that they take (Liu et al., "Optimizing speculative decoding
-for serving large language models using goodput", 2024, choose a depth so; here every token is
-weighed). ``cut`` looks at the draft, which the coupled rule allows and the ratio rules do not.
+expect of the whole batch; drafting nothing is among them (Liu et al., "Optimizing speculative
+decoding for serving large language models using goodput", 2024, choose a depth so). What a row of
+the target and a pass of the drafter must bring at the speed that is expected is the price of every
+single node: ``worth`` and ``least``. They are compared with what is known of the node itself, which
+the coupled rule allows and the ratio rules do not.
 """
 
 from __future__ import annotations
@@ -36,19 +37,24 @@ LOST = 4.0
 """Plain steps that drafting may lose before it pauses."""
 FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
-FREE = 1.01
-"""A step's cost over that without drafts up to which its rows count as free."""
+WORST = 0.9
+"""Chance of acceptance from which a node is drafted and verified whatever that costs."""
 
 
 class Method(NamedTuple):
     """A way to draft: one drafter or several together, in chains or in trees.
 
-    ``width`` is the number of nodes that a draft may have at each depth, ``longest`` its depth.
+    ``width`` is the number of nodes that a drafter may propose at each depth, ``longest`` the
+    depth of a draft.
     """
 
     drafters: tuple[str, ...]
     longest: int
     width: int = 1
+
+    def nodes(self, depth: int) -> int:
+        """Return the nodes that a draft of that depth may have."""
+        return depth * self.width * len(self.drafters)
 
 
 class Choice(NamedTuple):
@@ -135,7 +141,13 @@ def sequences_by_depth(choices: Iterable[tuple[Choice, int]]) -> dict[str, list[
 def draft_cost(costs: CostModel, method: Method, by_depth: Sequence[int]) -> float:
     """Return the seconds of a method where ``by_depth[i]`` sequences draft at depth i + 1."""
     rows = by_depth if method.width == 1 else [count * method.width for count in by_depth]
-    return sum([costs.draft(name, rows) for name in method.drafters])
+    return sum([costs.draft(name, rows) for name in parts_of(method)])
+
+
+def parts_of(method: Method) -> tuple[str, ...]:
+    """Return what a method's time is spent on: its drafters, and merging if they are several."""
+    drafters = method.drafters
+    return drafters if len(drafters) == 1 else (*drafters, "+".join(drafters))
 
 
 class _Outlook:
@@ -152,8 +164,13 @@ class _Outlook:
         self.counts = counts
         self._methods, self._costs, self._survival = methods, costs, survival
         self._context = context
+        self._host = costs.host(sum(counts.values()))
         self._verify: dict[int, float] = {}
         self.options = {group: self._options(group) for group in counts}
+        self._by_choice = {
+            group: {option.choice: option for option in options}
+            for group, options in self.options.items()
+        }
 
     def _options(self, group: Group) -> list[_Option]:
         """Return every choice for a group."""
@@ -164,7 +181,7 @@ class _Outlook:
             method = self._methods[name]
             most = group.fixed.depth if group.fixed else min(group.bound, method.longest)
             curve = self._survival.curve(name, group.workload, most, 2.0**group.level)
-            fill = self._survival.fill(name, group.workload) * method.width
+            fill = self._survival.fill(name, group.workload) * method.nodes(1)
             depths = (most,) if group.fixed else (*(d for d in DEPTHS if d < most), most)
             options += [_Option(Choice(name, d), 1 + sum(curve[:d]), 1 + d * fill) for d in depths]
         return options
@@ -185,7 +202,7 @@ class _Outlook:
         drafting = sequences_by_depth((choices[g].choice, n) for g, n in self.counts.items())
         for name, by_depth in drafting.items():
             seconds += draft_cost(self._costs, self._methods[name], by_depth)
-        return seconds
+        return seconds + self._host
 
     def plain(self) -> dict[Group, _Option]:
         """Return the choices of plain decoding, as far as requests leave them open."""
@@ -193,8 +210,9 @@ class _Outlook:
 
     def known(self, choices: Mapping[Group, Choice]) -> dict[Group, _Option]:
         """Return the options of given choices; plain where there is none."""
+        by_choice = self._by_choice
         return {
-            group: next((o for o in options if o.choice == choices.get(group)), options[0])
+            group: by_choice[group].get(choices.get(group, PLAIN), options[0])
             for group, options in self.options.items()
         }
 
@@ -202,11 +220,12 @@ class _Outlook:
         """Return the best choices that were found: one for all, then group by group."""
         groups = list(self.options)
         widest = max(groups, key=lambda group: len(self.options[group]))
-        trials = [
-            self.known(dict.fromkeys(groups, option.choice)) for option in self.options[widest]
-        ]
-        speed, choices = max([(self.speed(t), -i) for i, t in enumerate(trials)])[0], trials[0]
-        choices = next(trial for trial in trials if self.speed(trial) == speed)
+        speed, choices = 0.0, self.plain()
+        for option in self.options[widest]:
+            trial = self.known(dict.fromkeys(groups, option.choice))
+            other = self.speed(trial)
+            if other > speed:
+                speed, choices = other, trial
         for group in groups if len(groups) > 1 else ():
             for option in self.options[group]:
                 trial = {**choices, group: option}
@@ -243,6 +262,8 @@ class Controller:
     """The same without drafts."""
     reviewed: int = 0
     _size: int = 0
+    _rows: int = 1
+    _steady: bool = False
     _assigned: dict[str, Choice] = field(default_factory=dict)
     _guards: dict[int, _Guard] = field(default_factory=dict)
     _tried: dict[str, int] = field(default_factory=dict)
@@ -250,16 +271,30 @@ class Controller:
     def decide(self, streams: Sequence[Stream]) -> list[Choice]:
         """Return the choice for each decoding sequence of the next step."""
         self.step += 1
-        guard = self._guards.setdefault(len(streams).bit_length(), _Guard())
-        if self.step < guard.until:
+        self._steady = True
+        if self._pauses(len(streams)):
             return [stream.fixed or PLAIN for stream in streams]
-        every = 1 if self.step < FIRST_REVIEWS else REVIEW_STEPS
-        changed = abs(len(streams) - self._size) > self._size // 4
-        if changed or self.step - self.reviewed >= every:
+        due = self._due(len(streams))
+        if due:
             self._review(streams)
         assigned = self._assigned
         choices = [s.fixed or assigned.get(s.id) or self._joined(s) for s in streams]
-        return self._explored(streams, choices)
+        return self._explored(streams, choices) if due else choices
+
+    def steady(self, streams: int) -> bool:
+        """Return True, and count a step, where ``decide`` would choose the same again."""
+        same = self._steady and not self._due(streams)
+        self.step += same
+        return same
+
+    def _pauses(self, streams: int) -> bool:
+        guard = self._guards.get(streams.bit_length())
+        return guard is not None and self.step < guard.until
+
+    def _due(self, streams: int) -> bool:
+        every = 1 if self.step < FIRST_REVIEWS else REVIEW_STEPS
+        changed = abs(streams - self._size) > self._size // 4
+        return changed or self.step - self.reviewed >= every
 
     def level(self, stream: Stream) -> int:
         """Return how a sequence differs from its workload: a power of two of the odds."""
@@ -279,6 +314,7 @@ class Controller:
     def _review(self, streams: Sequence[Stream]) -> None:
         """Choose anew for every group."""
         self.reviewed, self._size = self.step, len(streams)
+        self.survival.count()
         groups = [
             Group(s.workload, 0 if s.fixed else self.level(s), s.methods, s.bound, s.fixed)
             for s in streams
@@ -297,22 +333,25 @@ class Controller:
         if speed < WORTHWHILE * self.plain_per_second:
             speed, choices = self.plain_per_second, plain
         self.tokens_per_second = speed
+        self._rows = round(sum(choices[group].rows * n for group, n in counts.items()))
         self.choices = {group: option.choice for group, option in choices.items()}
         self._assigned = {s.id: self.choices[g] for s, g in zip(streams, groups, strict=True)}
 
-    def least(self, name: str, sequences: int, context: int) -> float:
-        """Return the chance of acceptance below which a node is not worth another pass behind it.
+    def worth(self, context: int) -> float:
+        """Return the chance of acceptance from which a node is worth its row in the target."""
+        rows, more = self._rows, max(4, self._rows)
+        seconds = self.costs.verify(rows + more, context) - self.costs.verify(rows, context)
+        return min(WORST, max(0.0, seconds) / more * self.tokens_per_second)
 
-        A pass and a row more must bring what the batch emits in the time that they take.
+    def least(self, name: str, sequences: int, context: int) -> float:
+        """Return the chance of acceptance from which a node is worth a drafter's pass behind it.
+
+        The node that follows must bring what the batch emits while the pass and its row run.
         """
         method = self.methods[name]
-        if not sequences or not self.tokens_per_second:
-            return 0.0
         two = draft_cost(self.costs, method, [sequences] * 2)
-        seconds = (two - draft_cost(self.costs, method, [sequences])) / sequences
-        rows = sequences * 2
-        more = self.costs.verify(rows + sequences, context) - self.costs.verify(rows, context)
-        return min(0.9, self.tokens_per_second * (seconds + max(0.0, more) / sequences))
+        passed = (two - draft_cost(self.costs, method, [sequences])) / sequences
+        return min(WORST, passed * self.tokens_per_second + self.worth(context))
 
     def _explored(self, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
         """Let one sequence try a method that nobody uses, as far as the time for that goes."""
@@ -327,12 +366,13 @@ class Controller:
         method = self.methods[name]
         depth, rows = min(PROBE_DEPTH, method.longest, stream.bound), len(streams)
         context = sum([stream.context for stream in streams])
-        more = self.costs.verify(rows + depth * method.width, context)
+        more = self.costs.verify(rows + method.nodes(depth), context)
         more -= self.costs.verify(rows, context)
         price = draft_cost(self.costs, method, [1] * depth) + more
         if self.explored + price > EXPLORED * self.seconds:
             return choices
         self._tried[name] = self.step
+        self._steady = False
         self.explored += price
         return [*choices[:place], Choice(name, depth), *choices[place + 1 :]]
 
@@ -341,40 +381,16 @@ class Controller:
         self._assigned.pop(id, None)
         self.survival.release(id, self.methods)
 
-    def cut(
-        self, streams: Sequence[Stream], survivals: Sequence[Sequence[float]], spent: float
-    ) -> list[int]:
-        """Return how many nodes of each draft to verify.
-
-        Args:
-            streams: those of the step.
-            survivals: P(accepted with all before) of each node of each draft, likeliest first.
-            spent: seconds that drafting took.
-        """
-        count, context = len(streams), sum([stream.context for stream in streams])
-        lengths = [len(draft) for draft in survivals]
-        plain = self.costs.verify(count, context) + spent
-        if self.costs.verify(count + sum(lengths), context) + spent <= FREE * plain:
-            return lengths
-        nodes = sorted([(-s, i) for i, draft in enumerate(survivals) for s in draft])
-        best, most, tokens = count / plain, 0, float(count)
-        for kept, (lost, _) in enumerate(nodes, start=1):
-            tokens -= lost
-            speed = tokens / (self.costs.verify(count + kept, context) + spent)
-            if speed > best:
-                best, most = speed, kept
-        lengths = [0] * count
-        for _, i in nodes[:most]:
-            lengths[i] += 1
-        return lengths
-
     def observe(self, streams: int, context: int, emitted: int, drafted: bool, took: float) -> None:
         """Take in a step: its decoding sequences, their context, emitted tokens, seconds."""
         self.seconds += took
         if drafted:
-            lost = took / self.costs.verify(streams, context) - emitted / streams
+            plain = self.costs.verify(streams, context) + self.costs.host(streams)
+            lost = took / plain - emitted / streams
             guard = self._guards.setdefault(streams.bit_length(), _Guard())
             guard.observe(self.step, lost)
+            if self.step < guard.until:
+                self._steady = False
 
     def summary(self) -> dict[str, Any]:
         """Return what the controller believes, for people to look at."""

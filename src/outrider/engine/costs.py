@@ -9,6 +9,7 @@ None of it changes the output: a row's bits do not depend on its chunk.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from math import floor, log2
 from typing import NamedTuple
 
 SMOOTHING = 0.1
@@ -27,6 +28,9 @@ PULL = 4.0
 """Measurements that a size needs before its own count as much as those of all sizes."""
 SPIKE = 1.5
 """A measurement counts as this many times what was expected at most, and at least its inverse."""
+HOST, HOST_PER_SEQUENCE = 1e-4, 2e-5
+"""Seconds of a step beside its forwards, before they are measured."""
+MOST_SIZES = 1024
 TRUSTED = 4
 """Measurements before spikes are cut."""
 
@@ -174,20 +178,34 @@ class _Ratio:
 
 @dataclass
 class _Correction:
-    """Ratios of measured to predicted seconds, of all sizes and by powers of two."""
+    """Ratios of measured to predicted seconds, of all sizes and around powers of two."""
 
     overall: _Ratio = field(default_factory=_Ratio)
     sizes: dict[int, _Ratio] = field(default_factory=dict)
+    _known: dict[int, float] = field(default_factory=dict)
 
     def at(self, size: int) -> float:
-        own = self.sizes.get(size.bit_length())
+        """Return the ratio at a size: straight between powers of two, so that it makes no steps."""
+        value = self._known.get(size)
+        if value is None:
+            if len(self._known) > MOST_SIZES:
+                self._known.clear()
+            power = log2(max(size, 1))
+            below = floor(power)
+            left, right = self._near(below), self._near(below + 1)
+            value = self._known[size] = left + (power - below) * (right - left)
+        return value
+
+    def _near(self, power: int) -> float:
+        own = self.sizes.get(power)
         if own is None:
             return self.overall.value
         return (own.seen * own.value + PULL * self.overall.value) / (own.seen + PULL)
 
     def observe(self, size: int, ratio: float) -> None:
+        self._known.clear()
         self.overall.observe(ratio)
-        self.sizes.setdefault(size.bit_length(), _Ratio()).observe(ratio)
+        self.sizes.setdefault(round(log2(max(size, 1))), _Ratio()).observe(ratio)
 
 
 class CostModel:
@@ -197,12 +215,27 @@ class CostModel:
         self.prior = prior
         self._target = _Correction()
         self._drafters = {name: _Correction() for name in prior.drafters}
+        self._host = _Correction()
+        self._rows: dict[int, float] = {}
+
+    def _forward(self, rows: int, context: int) -> float:
+        seconds = self._rows.get(rows)
+        if seconds is None:
+            seconds = self._rows[rows] = self.prior.target.at(rows)
+        return seconds + self.prior.per_context * context
 
     def verify(self, rows: int, context: int) -> float:
         """Return the seconds of a forward of ``rows`` rows over ``context`` tokens in all."""
-        prior = self.prior
-        seconds = prior.target.at(rows) + prior.per_context * context
-        return seconds * self._target.at(rows)
+        return self._forward(rows, context) * self._target.at(rows)
+
+    def host(self, sequences: int) -> float:
+        """Return the seconds of a step beside its forward and its drafting."""
+        return (HOST + HOST_PER_SEQUENCE * sequences) * self._host.at(sequences)
+
+    def observe_host(self, sequences: int, seconds: float) -> None:
+        """Take in what a step took beside its forward and its drafting."""
+        prior = HOST + HOST_PER_SEQUENCE * sequences
+        self._host.observe(sequences, max(seconds, 0.0) / prior)
 
     def draft(self, name: str, counts: Sequence[int]) -> float:
         """Return the seconds of a drafter, see ``DraftCosts.at``."""
@@ -212,8 +245,7 @@ class CostModel:
 
     def observe_verify(self, rows: int, context: int, seconds: float) -> None:
         """Take in what a forward took."""
-        prior = self.prior.target.at(rows) + self.prior.per_context * context
-        self._target.observe(rows, seconds / prior)
+        self._target.observe(rows, seconds / self._forward(rows, context))
 
     def observe_draft(self, name: str, counts: Sequence[int], seconds: float) -> None:
         """Take in what a drafter took."""

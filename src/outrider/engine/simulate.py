@@ -77,6 +77,7 @@ def simulate(
             controller.costs.observe_draft(name, by_depth, spent)
             took += spent
         verify = (truth.target.at(rows) + truth.per_context * context) * noise
+        controller.costs.observe_host(batch, 0.0)
         controller.costs.observe_verify(rows, context, verify)
         drafted = any(depth for _, depth in choices)
         controller.observe(batch, context, emitted, drafted, took + verify)

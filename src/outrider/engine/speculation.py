@@ -207,12 +207,8 @@ class Speculator:
         if self._paused or not self._enabled:
             self.adaptive.rest()
             return
-        free = [
-            (s, self._freedom(s.request.speculation))
-            for s in running
-            if s.num_computed == len(s.tokens) - 1
-        ]
-        self.adaptive.plan(free)
+        decoding = [s for s in running if s.num_computed == len(s.tokens) - 1]
+        self.adaptive.plan(decoding, self._freedom)
 
     def _freedom(self, wishes: Speculation) -> Freedom:
         """Return what a request leaves to the controller."""
@@ -292,7 +288,10 @@ class Speculator:
         if TOGETHER in name:
             parts = _parts(name)
             made = [self._drafted(part, items, part_of(budgets, len(parts))) for part in parts]
-            return merged(parts, made, budgets)
+            begin = time.perf_counter()
+            whole = merged(parts, made, budgets)
+            self.spent[name] = time.perf_counter() - begin
+            return whole
         return self._drafted(name, items, budgets)
 
     def _drafted(
@@ -316,7 +315,7 @@ class Speculator:
         """Return ``draft`` without the nodes that are not worth verifying."""
         if self.adaptive is None:
             return draft
-        return self.adaptive.cut(plan, draft, sum(self.spent.values()))
+        return self.adaptive.cut(plan.batch, draft)
 
     def _switch_off(self, name: str, error: Exception) -> None:
         self.switched_off[name] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
@@ -363,7 +362,7 @@ def _merged(names: list[str], parts: Mapping[str, list[int]], made: Mapping[str,
         draft = made[name]
         for i, tokens, parents in zip(indices, draft.tokens, draft.parents, strict=True):
             found.tokens[i], found.parents[i] = tokens, parents
-        for field in ("logits", "sources", "margins"):
+        for field in ("logits", "sources", "margins", "survivals"):
             values = getattr(draft, field)
             if values is not None:
                 column = columns.setdefault(field, [None] * len(names))

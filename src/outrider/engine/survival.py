@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,8 +23,10 @@ SHRINKAGE = 12.0
 """Observations of its own that outweigh what an estimate takes from the more general one."""
 MOST_WORKLOADS = 64
 MOST_SEQUENCES = 4096
-SECOND_CHANCE = 0.4
-"""Share of refused tokens beside which a tree has the right one, before anything is seen."""
+MEMORY = 256
+"""Judged tokens of a sequence after which older ones count half."""
+SIBLINGS, SECOND_DRAFTER = 0.4, 0.1
+"""Share of refused tokens for which a tree's siblings, or another drafter, have the right one."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -39,9 +43,11 @@ class _Tally:
     accepted: float = 0.0
     judged: float = 0.0
 
-    def observe(self, accepted: float, judged: float = 1.0) -> None:
-        self.accepted = self.accepted * DECAY + accepted
-        self.judged = self.judged * DECAY + judged
+    def observe(self, accepted: float, judged: float) -> None:
+        """Take in so many at once."""
+        kept = DECAY**judged
+        self.accepted = self.accepted * kept + accepted
+        self.judged = self.judged * kept + judged
 
     def shrunk(self, general: float, weight: float) -> float:
         return (self.accepted + weight * general) / (self.judged + weight)
@@ -52,15 +58,45 @@ class _Beliefs:
     """The tallies of one method in one workload.
 
     ``depths`` count tokens as refused that were never drafted though they might have been;
-    ``nodes``, by (depth, rank, bin), only those that were. At depth 0 they are of all depths.
+    ``nodes``, by (depth, rank, bin), only those that were. At depth 0 they are of all depths. What
+    is new waits in ``outcomes``, by (accepted, judged) tokens of a draft, in ``seen``, by (depth,
+    rank, bin, accepted) of a node, and in ``drafted`` of ``asked`` nodes until it is counted.
     """
 
     overall: _Tally = field(default_factory=_Tally)
     depths: list[_Tally] = field(default_factory=lambda: [_Tally() for _ in range(DEPTHS)])
     nodes: dict[tuple[int, int, int], _Tally] = field(default_factory=dict)
     filled: _Tally = field(default_factory=_Tally)
-    rates: list[float] = field(default_factory=list)
-    """P(accepted | parent accepted) by depth, as of the last ``curve``."""
+    expected: list[float] = field(default_factory=list)
+    """Expected accepted tokens among the first so many judged ones, as of the last ``curve``."""
+    outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
+    seen: dict[tuple[int, int, int, bool], int] = field(default_factory=dict)
+    drafted: int = 0
+    asked: int = 0
+
+    def count(self) -> tuple[int, int]:
+        """Count what is new; return how many tokens were accepted and judged."""
+        hits, judged = [0] * DEPTHS, [0] * DEPTHS
+        for (accepted, known), times in self.outcomes.items():
+            for i in range(known):
+                judged[min(i, DEPTHS - 1)] += times
+                hits[min(i, DEPTHS - 1)] += times * (i < accepted)
+        for tally, right, all in zip(self.depths, hits, judged, strict=True):
+            tally.observe(right, all)
+        self.overall.observe(sum(hits), sum(judged))
+        nodes: dict[tuple[int, int, int], list[int]] = {}
+        for (depth, rank, bin, accepted), times in self.seen.items():
+            for place in ((depth, rank, bin), (0, rank, bin)):
+                new = nodes.setdefault(place, [0, 0])
+                new[0] += times * accepted
+                new[1] += times
+        for place, new in nodes.items():
+            self.nodes.setdefault(place, _Tally()).observe(*new)
+        self.filled.observe(self.drafted, self.asked)
+        self.outcomes.clear()
+        self.seen.clear()
+        self.drafted = self.asked = 0
+        return sum(hits), sum(judged)
 
 
 @dataclass(slots=True)
@@ -81,26 +117,36 @@ class Survival:
 
     Args:
         priors: P(accept) by method.
-        chains: by method of trees, the method of chains from which its prior follows.
+        wider: by method that drafts all that another drafts and more, that other one, and the share
+            of its refused tokens for which the rest is right.
     """
 
     def __init__(
-        self, priors: Mapping[str, float] = PRIORS, chains: Mapping[str, str] | None = None
+        self,
+        priors: Mapping[str, float] = PRIORS,
+        wider: Mapping[str, tuple[str, float]] | None = None,
     ) -> None:
         self._priors = priors
-        self._chains = chains or {}
+        self._wider = wider or {}
         self._methods: dict[str, _Tally] = {}
         self._workloads: OrderedDict[tuple[str, str], _Beliefs] = OrderedDict()
         self._own: OrderedDict[tuple[str, str], _Own] = OrderedDict()
 
     def _general(self, method: str) -> float:
-        if method in self._chains:
-            chain = self._general(self._chains[method])
-            prior = chain + SECOND_CHANCE * (1 - chain)
+        if method in self._wider:
+            narrow, more = self._wider[method]
+            prior = self._general(narrow)
+            prior += more * (1 - prior)
         else:
             prior = self._priors.get(method, DEFAULT_PRIOR)
         tally = self._methods.get(method)
         return prior if tally is None else tally.shrunk(prior, PRIOR_WEIGHT)
+
+    def count(self) -> None:
+        """Count what was observed since the last time; estimates rest on what is counted."""
+        for (method, _), beliefs in self._workloads.items():
+            if beliefs.outcomes or beliefs.asked:
+                self._methods.setdefault(method, _Tally()).observe(*beliefs.count())
 
     def curve(self, method: str, workload: str, depth: int, odds: float = 1.0) -> list[float]:
         """Return P(drafted and accepted with all before) at depths 1 to ``depth``.
@@ -115,14 +161,11 @@ class Survival:
             general = beliefs.overall.shrunk(general, SHRINKAGE)
             rates = [tally.shrunk(general, SHRINKAGE) for tally in beliefs.depths[:depth]]
             rates += rates[-1:] * (depth - len(rates))
-            beliefs.rates = rates
-        survival, curve = 1.0, []
-        for rate in rates:
-            if odds != 1.0:
-                rate = rate * odds / (rate * odds + 1 - rate)
-            survival *= rate
-            curve.append(survival)
-        return curve
+            if len(rates) >= len(beliefs.expected) - 1:
+                beliefs.expected = [0.0, *accumulate(rates)]
+        if odds != 1.0:
+            rates = [rate * odds / (rate * odds + 1 - rate) for rate in rates]
+        return [*accumulate(rates, mul)]
 
     def fill(self, method: str, workload: str) -> float:
         """Return the expected share of the nodes drafted of those that might have been."""
@@ -178,36 +221,32 @@ class Survival:
         if not judged:
             return
         beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
-        tally = self._methods.setdefault(method, _Tally())
-        rates, expected = beliefs.rates or self.curve(method, workload, 1), 0.0
-        for i in range(judged):
-            hit = 1.0 if i < accepted else 0.0
-            tally.observe(hit)
-            beliefs.overall.observe(hit)
-            beliefs.depths[min(i, DEPTHS - 1)].observe(hit)
-            expected += rates[min(i, len(rates) - 1)]
+        outcome = min(accepted, judged), judged
+        beliefs.outcomes[outcome] = beliefs.outcomes.get(outcome, 0) + 1
+        if len(beliefs.expected) <= judged:
+            self.curve(method, workload, judged)
         own = _entry(self._own, (method, sequence), _Own, MOST_SEQUENCES)
-        kept = DECAY**judged
-        own.accepted = own.accepted * kept + min(accepted, judged)
-        own.expected = own.expected * kept + expected
-        own.judged = own.judged * kept + judged
+        if own.judged > MEMORY:
+            own.accepted, own.expected, own.judged = (
+                own.accepted / 2, own.expected / 2, own.judged / 2,
+            )  # fmt: skip
+        own.accepted += outcome[0]
+        own.expected += beliefs.expected[judged]
+        own.judged += judged
 
     def observe_size(self, method: str, workload: str, drafted: int, asked: int) -> None:
         """Take in how many nodes were drafted of those that might have been."""
         beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
-        beliefs.filled.observe(drafted, asked)
+        beliefs.drafted += drafted
+        beliefs.asked += asked
 
     def observe_node(
         self, method: str, workload: str, depth: int, rank: int, bin: int, accepted: bool
     ) -> None:
         """Take in a node whose parent was accepted."""
         beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
-        rank = min(rank, RANKS - 1)
-        for place in ((min(depth, DEPTHS), rank, bin), (0, rank, bin)):
-            tally = beliefs.nodes.get(place)
-            if tally is None:
-                tally = beliefs.nodes[place] = _Tally()
-            tally.observe(accepted)
+        node = min(depth, DEPTHS), min(rank, RANKS - 1), bin, accepted
+        beliefs.seen[node] = beliefs.seen.get(node, 0) + 1
 
     def release(self, sequence: str, methods: Collection[str]) -> None:
         """Forget a sequence that ended."""

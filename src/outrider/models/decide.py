@@ -102,7 +102,8 @@ class DraftNodes(NamedTuple):
     """The nodes drafted for one sequence, parents before their children.
 
     Where they are free: ``logprobs`` are log q of each node, ``margins`` the gap of log q + g to
-    the next candidate. ``runs`` are the places behind the committed tokens at which nodes of a tree
+    the next candidate, ``survivals`` the chances, by the rates, that a node and all before it are
+    accepted. ``runs`` are the places behind the committed tokens at which nodes of a tree
     have keys and values, -1 where they have none. ``logits`` are the processed logits that the
     nodes were drawn from, fp32 [nodes, vocabulary], where they were asked for.
     """
@@ -113,6 +114,7 @@ class DraftNodes(NamedTuple):
     logprobs: list[float] | None = None
     margins: list[float] | None = None
     runs: Sequence[int] = ()
+    survivals: list[float] | None = None
 
 
 @torch.inference_mode()

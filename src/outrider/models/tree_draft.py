@@ -153,6 +153,7 @@ class Tree:
             torch.stack(logits) if logits else None,
             margins=[node.margin for node in nodes],
             runs=[node.run for node in nodes],
+            survivals=[float(node.survival) for node in nodes],
         )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from .checks import Fields, Whole
 
-ABI = 12
+ABI = 13
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
 DEPTHS, RANKS, BINS = 8, 4, 4
@@ -53,13 +53,15 @@ class Drafted(NamedTuple):
     """The nodes of one draft, parents first.
 
     ``runs`` are the places behind the committed tokens at which nodes have keys and values, -1
-    where they have none; ``margins`` are the gaps of log q + g to the next candidate.
+    where they have none; ``margins`` are the gaps of log q + g to the next candidate; ``survivals``
+    the chances, by the rates, that a node and all before it are accepted.
     """
 
     tokens: list[int]
     parents: list[int]
     runs: list[int]
     margins: list[float]
+    survivals: list[float]
 
 
 class Options(Fields):
@@ -147,7 +149,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "decide": (_Text, [_Pointer] * 12),
     "draft": (
         _Text,
-        [*_WORDS, *[_Pointer] * 3, Whole("drafts"), Whole("nodes"), *[_Pointer] * 5],
+        [*_WORDS, *[_Pointer] * 3, Whole("drafts"), Whole("nodes"), *[_Pointer] * 6],
     ),
     "logprobs": (
         _Text,

@@ -247,9 +247,10 @@ class Library(PackingCalls):
             if rates.shape != (count, DEPTHS, RANKS, BINS) or rates.dtype != np.float32:
                 raise ModelError(f"rates of {count} drafts have the shape {rates.shape}.")
             rates = np.ascontiguousarray(rates)
-        handles, room = array("Q", pipelines), bytes(4 * count * most)
-        tokens, parents, runs = array("i", room), array("i", room), array("i", room)
-        margins, drafted = array("f", room), array("i", bytes(4 * count))
+        size = count * most
+        handles, whole = array("Q", pipelines), array("i", bytes(4 * (3 * size + count)))
+        chances = array("f", bytes(8 * size))
+        tokens, margins = at(whole), at(chances)
         self._run(
             self._c.outrider_draft,
             model,
@@ -261,18 +262,16 @@ class Library(PackingCalls):
             None if rates is None else rates.ctypes.data,
             count,
             most,
-            *[at(each) for each in (tokens, parents, runs, margins, drafted)],
+            *(tokens, tokens + 4 * size, tokens + 8 * size, margins, margins + 4 * size),
+            tokens + 12 * size,
         )
-        spans = [slice(i * most, i * most + n) for i, n in enumerate(drafted)]
-        return [
-            Drafted(
-                tokens[span].tolist(),
-                parents[span].tolist(),
-                runs[span].tolist(),
-                margins[span].tolist(),
-            )
-            for span in spans
-        ]
+        drafts = []
+        for i, nodes in enumerate(whole[3 * size :]):
+            begin, end = i * most, i * most + nodes
+            columns = [whole[begin + k : end + k].tolist() for k in (0, size, 2 * size)]
+            floats = [chances[begin + k : end + k].tolist() for k in (0, size)]
+            drafts.append(Drafted(columns[0], columns[1], columns[2], floats[0], floats[1]))
+        return drafts
 
     def logprobs(
         self, z: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], count: int

@@ -237,7 +237,8 @@ struct Drafting {
     }
 
     // Writes the likeliest nodes, each behind its parent and before its siblings' children.
-    int write(std::int32_t* tokens, std::int32_t* parents, std::int32_t* runs, float* margins) const {
+    int write(std::int32_t* tokens, std::int32_t* parents, std::int32_t* runs, float* margins,
+              float* survivals) const {
         std::vector<int> kept = ranked(0);
         kept.resize(std::min<std::size_t>(kept.size(), limits.nodes));
         std::vector<std::vector<int>> children(nodes.size() + 1);  // of the root at 0
@@ -257,6 +258,7 @@ struct Drafting {
             parents[count] = parent;
             runs[count] = nodes[number].run;
             margins[count] = nodes[number].margin;
+            survivals[count] = nodes[number].survival;
             push(number, count);
         }
         return count;
@@ -339,13 +341,14 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
 
 // A forward over `words`; segments that want a row of logits, one each, go on by a pipeline each, as
 // their `limits` say. Their page tables reach to the end of the draft. `rates` [drafts, DEPTHS, RANKS,
-// BINS] may be null. `tokens`, `parents`, `runs` and `margins` [drafts, most] and `drafted` are written:
-// `runs` are the places behind the committed tokens at which nodes have keys and values, or -1.
+// BINS] may be null. `tokens`, `parents`, `runs`, `margins` and `survivals` [drafts, most] and `drafted`
+// are written: `runs` are the places behind the committed tokens at which nodes have keys and values, or
+// -1; `survivals` the chances, by the rates, that a node and all before it are accepted.
 API const char* outrider_draft(const Model* model, Store* store, const std::int32_t* words,
                                std::int64_t count, const Pipeline* const* pipelines,
                                const DraftLimits* limits, const float* rates, int drafts, int most,
                                std::int32_t* tokens, std::int32_t* parents, std::int32_t* runs,
-                               float* margins, std::int32_t* drafted) {
+                               float* margins, float* survivals, std::int32_t* drafted) {
     return guarded([&]() -> const char* {
         if (store->model != model) return "the cache is another model's";
         if (!complete(*model)) return INCOMPLETE;
@@ -372,7 +375,8 @@ API const char* outrider_draft(const Model* model, Store* store, const std::int3
         draft(*model, *store, std::move(rows), all);
         for (int i = 0; i < drafts; ++i) {
             const std::size_t at = std::size_t(i) * most;
-            drafted[i] = all[i].write(tokens + at, parents + at, runs + at, margins + at);
+            drafted[i] = all[i].write(tokens + at, parents + at, runs + at, margins + at,
+                                     survivals + at);
         }
         return nullptr;
     }, model, store);
