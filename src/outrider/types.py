@@ -270,7 +270,8 @@ class SequenceState:
         self.prompt_length = len(self.request.prompt_token_ids)
         self.has_wishes = self.request.speculation != DEFAULT_SPECULATION
         warmth = round(2 * min(self.request.params.temperature, 2))
-        kind = "constrained" if self.pipeline.has_grammar else "free"
+        constrained = self.request.params.structured_outputs is not None
+        kind = "constrained" if constrained else "free"
         self.workload = f"{kind} {warmth} {self.request.cache_salt}"
 
     @property

@@ -21,7 +21,8 @@ from outrider.errors import (
 
 def test_the_defaults_are_good() -> None:
     made = EngineConfig()
-    assert made.num_speculative_tokens == 4
+    assert made.num_speculative_tokens is None
+    assert made.max_draft_length == 8
     assert made.dtype == "auto"
     assert hash(made) == hash(EngineConfig())
     with pytest.raises(AttributeError):
@@ -37,7 +38,7 @@ def test_the_defaults_are_good() -> None:
         ("page_size", [0, -1, 1.5, "2", None, 2**31 - 1, 2**32 + 16], "give 1 to 16384"),
         (
             "num_speculative_tokens",
-            [0, -1, 1.5, "2", None, 2**31],
+            [0, -1, 1.5, "2", 2**31],
             "give 1 to 1024, or turn drafting off with drafter=None",
         ),
         ("max_model_len", [0, 1, -5, "many", 2.5, True, 10**4000], "give 2 to 16777216, or None"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.controller import Controller, Method, Stream
+from outrider.engine.controller import PLAIN, Choice, Controller, Method, Stream
 from outrider.engine.costs import CostModel, Costs, Curve, DraftCosts
 from outrider.engine.simulate import Step, simulate
 from outrider.engine.survival import PRIORS, Survival
@@ -73,6 +73,7 @@ def test_survival_follows_what_happens_and_knows_workloads_and_sequences_apart()
     for _ in range(400):
         survival.observe("model", "code", "a", 1, 1)
         survival.observe("model", "prose", "b", 1, 0)
+        survival.count()
     assert survival.curve("model", "code", 1)[0] > 0.9
     assert survival.curve("model", "prose", 1)[0] < 0.1
     assert 0.3 < survival.curve("model", "unknown", 1)[0] < 0.7
@@ -81,6 +82,7 @@ def test_survival_follows_what_happens_and_knows_workloads_and_sequences_apart()
     )
     for _ in range(600):
         survival.observe("model", "code", "a", 1, 0)
+    survival.count()
     assert survival.curve("model", "code", 1)[0] < 0.2
     for _ in range(30):
         survival.observe("model", "prose", "lucky", 1, 1)
@@ -94,6 +96,7 @@ def test_survival_by_depth_counts_what_was_not_drafted_as_refused() -> None:
     for _ in range(500):  # four might have been drafted, three were and stood
         survival.observe("model", "", "a", 4, 3)
         survival.observe_size("model", "", 3, 4)
+    survival.count()
     curve = survival.curve("model", "", 4)
     assert curve[2] > 0.8
     assert curve[3] < 0.2
@@ -107,8 +110,9 @@ def test_rates_of_nodes_are_told_apart_by_depth_rank_and_margin() -> None:
     for _ in range(300):
         survival.observe_node("model", "", 1, 0, 3, True)
         survival.observe_node("model", "", 1, 0, 0, False)
+    survival.count()
     table = survival.rates("model", "")
-    assert table[0, 0, 3] > 0.95 > 0.1 > table[0, 0, 0]
+    assert table[0, 0, 3] > 0.94 > 0.1 > table[0, 0, 0]
     assert table[5, 0, 0] < 0.2  # of all depths together
     assert (table[:, 1] == prior[:, 1]).all()
 
@@ -118,20 +122,42 @@ def test_a_tree_starts_from_what_its_chains_do() -> None:
     assert survival.curve("model tree", "", 1) > survival.curve("model", "", 1)
     for _ in range(300):
         survival.observe("model", "", "a", 1, 0)
+    survival.count()
     assert survival.curve("model tree", "", 1)[0] < 0.5
 
 
-def test_a_cut_keeps_what_is_worth_its_rows() -> None:
-    controller = Controller(CostModel(costs(2e-4)), Survival(), METHODS)
-    streams = [Stream(str(i), "", 100) for i in range(4)]
-    drafts = [[0.9, 0.8, 0.7], [0.5, 0.2], [0.05], []]
-    lengths = controller.cut(streams, drafts, 0.0)
-    assert all(0 <= n <= len(draft) for n, draft in zip(lengths, drafts, strict=True))
-    assert lengths[0] >= lengths[1] >= lengths[2] == lengths[3] == 0
-    free = Controller(CostModel(costs(0.0)), Survival(), METHODS)
-    assert free.cut(streams, drafts, 0.0) == [3, 2, 1, 0]
-    dear = Controller(CostModel(costs(1.0)), Survival(), METHODS)
-    assert sum(dear.cut([Stream(str(i), "", 1) for i in range(9)], [[0.9]] * 9, 0.0)) == 0
+def test_a_row_must_bring_what_it_costs() -> None:
+    streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(8)]
+    worth = []
+    for slope in (0.0, 2e-4, 1.0):
+        controller = Controller(CostModel(costs(slope)), Survival(), METHODS)
+        controller.decide(streams)
+        worth.append(controller.worth(800))
+        least = controller.least("model", 8, 800)
+        assert least >= worth[-1]
+        assert least > 0  # a pass is never free
+    assert worth[0] < 0.05 < worth[1] <= worth[2] <= 0.9
+
+
+def test_a_fixed_choice_is_obeyed_and_a_request_bounds_the_others() -> None:
+    controller = Controller(CostModel(costs(2e-5)), Survival(), METHODS)
+    fixed = Stream("a", "", 100, (), 8, Choice("ngram", 7))
+    bound = Stream("b", "", 100, ("model",), 2)
+    plain = Stream("c", "", 100, (), 0, PLAIN)
+    free = Stream("d", "", 100, tuple(METHODS))
+    for _ in range(200):
+        first, second, third, _ = controller.decide([fixed, bound, plain, free])
+        assert (first, third) == (Choice("ngram", 7), PLAIN)
+        assert second.depth <= 2
+        assert second.method in ("model", "none")
+
+
+def test_equal_streams_need_no_new_decision() -> None:
+    controller = Controller(CostModel(costs(2e-5)), Survival(), METHODS)
+    streams = [Stream("a", "", 100, tuple(METHODS))]
+    asked = sum(not controller.steady(1) and bool(controller.decide(streams)) for _ in range(320))
+    assert controller.step == 320
+    assert asked < 60
 
 
 def test_costs_learn_and_spikes_count_little() -> None:

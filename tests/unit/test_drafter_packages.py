@@ -123,9 +123,9 @@ def test_a_drafter_takes_no_more_than_it_needs(
 ) -> None:
     spec: Any = find_drafter("branches", tiny_llama)
     for needs, sentence in (
-        (Needs(target_layers=(0, 1)), r"drafts 8 nodes, but its needs say max_nodes = 0"),
+        (Needs(target_layers=(0, 1)), r"drafts 16 nodes, but its needs say max_nodes = 0"),
         (
-            Needs(max_nodes=8, target_layers=(0,)),
+            Needs(max_nodes=16, target_layers=(0,)),
             r"hidden states of layers \(0, 1\), but its needs",
         ),
     ):

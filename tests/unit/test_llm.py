@@ -170,11 +170,23 @@ def test_auto_finds_the_drafter_below_or_beside_the_target(
     tmp_path: Path, make_checkpoint: MakeCheckpoint
 ) -> None:
     target = make_checkpoint(tmp_path / "a" / "target", "llama")
-    assert find_drafter("auto", target).name == "ngram"
+
+    def at_hand() -> list[tuple[str, Path | None]]:
+        spec = find_drafter("auto", target)
+        assert spec.name == "auto"
+        return [(each.name, each.folder) for each in spec.members]
+
+    assert at_hand() == [("ngram", None)]
+    with pytest.raises(ConfigError, match="drafter 'model' is neither a drafter"):
+        find_drafter("model", target)
     sibling = make_checkpoint(tmp_path / "a" / "drafter", "llama", num_hidden_layers=1)
-    assert find_drafter("auto", target).folder == sibling
+    assert at_hand() == [("model", sibling), ("ngram", None)]
     below = make_checkpoint(target / "drafter", "llama", num_hidden_layers=1)
-    assert find_drafter("auto", target).folder == below
+    assert at_hand() == [("model", below), ("ngram", None)]
+    assert find_drafter("model", target).folder == below
+    assert find_drafter("model+ngram", target).name == "model+ngram"
+    with pytest.raises(ConfigError, match="joins none, or a drafter to itself"):
+        find_drafter("ngram+ngram", target)
     assert find_drafter(None, target).name == "none"
 
 
@@ -226,7 +238,10 @@ def test_old_spellings_work_and_name_todays(tiny_llama: Path) -> None:
         ),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization is nan; give a number"),
         ({"gpu_memory_utilization": "most"}, "gpu_memory_utilization is 'most'; give a number"),
-        ({"preset": ["long-context"]}, "preset is .*; give long-context, or None"),
+        (
+            {"preset": ["long-context"]},
+            "preset is .*; give one of chat, code, agents, long-context, batch, or None",
+        ),
         ({"drafter": "ngram", "prompt_lookup_max": 1}, "ngram sizes are 2 to 1"),
     ],
 )

@@ -29,8 +29,8 @@ QUICK, THOROUGH = 0.2, 3.0
 """Seconds that may go into each model when an engine is made, and when a server starts."""
 CALL, PER_SEQUENCE = 2e-5, 5e-6
 """Seconds of a drafter without a model: once a step, and for each sequence."""
-LONG = 256
-"""Tokens of the context at which its cost is measured."""
+BYTES_PER_SECOND = 1e10
+"""Speed at which attention reads the cache, about."""
 VERSION = 1
 
 
@@ -43,10 +43,8 @@ def measure(model: Model, page_size: int, most_rows: int, seconds: float) -> tup
         most_rows: of a step.
         seconds: that measuring may take, in all.
     """
-    length = min(LONG, model.shape.context - 1)
-    pages = -(-(length + 1) // page_size)
     rows = [n for n in ROWS if n <= max(2, most_rows)]
-    store = model.new_store(max(pages, rows[-1]) + 1, page_size)
+    store = model.new_store(rows[-1] + 1, page_size)
     end = time.perf_counter() + seconds
     took: list[float] = []
     _forward(model, store, rows[0])  # which no measurement should pay the first touch for
@@ -55,10 +53,8 @@ def measure(model: Model, page_size: int, most_rows: int, seconds: float) -> tup
             break
         took.append(_forward(model, store, count))
         took[-1] = max(took)  # more rows never cost less
-    reach = array("i", range(pages))
-    segment = Segment([1], length, reach, 1, length, key="")
-    far = _seconds(model, store, [segment])
-    return Curve(tuple(rows[: len(took)]), tuple(took)), max(0.0, far - took[0]) / length
+    per_context = model.page_bytes(page_size) / page_size / BYTES_PER_SECOND
+    return Curve(tuple(rows[: len(took)]), tuple(took)), per_context
 
 
 def _forward(model: Model, store: Store, rows: int) -> float:

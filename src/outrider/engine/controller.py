@@ -30,8 +30,8 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Depths that are compared, and the longest of each method."""
 MOST_LEVELS = 2
 """Sequences are told apart by up to this power of two of their odds."""
-EXPLORED = 0.005
-"""Share of the time that may go into trying methods that nobody uses."""
+EXPLORED_ALONE, EXPLORED = 0.01, 0.005
+"""Share of the time of a single stream, and of several, that may go into trying what nobody uses."""
 PROBE_DEPTH = 3
 LOST = 4.0
 """Plain steps that drafting may lose before it pauses."""
@@ -355,7 +355,8 @@ class Controller:
 
     def _explored(self, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
         """Let one sequence try a method that nobody uses, as far as the time for that goes."""
-        if self.explored > EXPLORED * self.seconds:
+        budget = (EXPLORED_ALONE if len(streams) == 1 else EXPLORED) * self.seconds - self.explored
+        if budget < 0:
             return choices
         place = self.step % len(streams)
         stream = streams[place]
@@ -369,7 +370,7 @@ class Controller:
         more = self.costs.verify(rows + method.nodes(depth), context)
         more -= self.costs.verify(rows, context)
         price = draft_cost(self.costs, method, [1] * depth) + more
-        if self.explored + price > EXPLORED * self.seconds:
+        if price > budget:
             return choices
         self._tried[name] = self.step
         self._steady = False

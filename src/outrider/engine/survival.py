@@ -19,7 +19,7 @@ DECAY = 1 - 1 / 256
 """What an observation keeps of its weight with each newer one of its kind."""
 PRIOR_WEIGHT = 8.0
 """Observations that a method's prior counts for."""
-SHRINKAGE = 12.0
+SHRINKAGE = 6.0
 """Observations of its own that outweigh what an estimate takes from the more general one."""
 MOST_WORKLOADS = 64
 MOST_SEQUENCES = 4096
@@ -145,7 +145,7 @@ class Survival:
     def count(self) -> None:
         """Count what was observed since the last time; estimates rest on what is counted."""
         for (method, _), beliefs in self._workloads.items():
-            if beliefs.outcomes or beliefs.asked:
+            if beliefs.outcomes or beliefs.seen or beliefs.asked:
                 self._methods.setdefault(method, _Tally()).observe(*beliefs.count())
 
     def curve(self, method: str, workload: str, depth: int, odds: float = 1.0) -> list[float]:
