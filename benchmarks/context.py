@@ -227,7 +227,8 @@ def main(
     report: dict[str, Any] = {
         "machine": machine() | {"dtype": dtype},
         "pair": chosen.name, "text": text and text.name, "rounds": rounds,
-        "tokens": tokens, "num_speculative_tokens": num_speculative_tokens, "preset": PRESETS,
+        "tokens": tokens, "num_speculative_tokens": num_speculative_tokens,
+        "preset": dict(PRESETS["long-context"].windows),
         "runs": [
             figures(side, runs[c][side], runs[c][plain], c) for c in lengths for side in engines
         ],

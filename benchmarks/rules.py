@@ -116,7 +116,7 @@ def measure(
 def main(
     model: Model = POCKET,
     prompts: Prompts = PROMPTS,
-    drafter: Annotated[str, typer.Option(help="A checkpoint's folder.")] = "auto",
+    drafter: Annotated[str, typer.Option(help="model, or a checkpoint's folder.")] = "model",
     temperatures: Annotated[str, typer.Option(help="Temperatures, with commas.")] = "0.3,0.7,1.0",
     tokens: Tokens = 256,
     num_speculative_tokens: Length = 4,

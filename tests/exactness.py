@@ -18,6 +18,7 @@ from outrider.config import EngineConfig
 from outrider.drafters.base import DrafterSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
+from outrider.engine.controller import PLAIN, Choice, Stream
 from outrider.engine.engine import Engine
 from outrider.types import Event, Request, SamplingParams
 
@@ -90,9 +91,15 @@ def tiny_tokenizer() -> Tokenizer:
 def make_engine(
     folder: Path, drafter: str | DrafterSpec, pages: int | None = None, **options: Any
 ) -> Engine:
-    """An engine, fp32 unless said; ``pages`` limits its cache, null page included."""
-    spec = find_drafter(folder / "drafter" if drafter == "model" else drafter, folder)
-    options = {"dtype": "float32", "page_size": 4, "seed": 0, **options}
+    """An engine, fp32 and K = 4 unless said; ``pages`` limits its cache, null page included."""
+    spec = find_drafter(drafter, folder)
+    options = {
+        "dtype": "float32",
+        "page_size": 4,
+        "seed": 0,
+        "num_speculative_tokens": 4,
+        **options,
+    }
     config = EngineConfig(memory=2**24, **options)
     engine = build_engine(folder, spec, config, tiny_tokenizer())
     if pages is not None:
@@ -101,6 +108,22 @@ def make_engine(
         engine = build_engine(folder, spec, less, tiny_tokenizer())
         assert engine.budget.pages == pages
     return engine
+
+
+def make_fickle(engine: Engine, rng: random.Random) -> None:
+    """Let an engine with a controller draft in another way at each step, at random."""
+    assert engine.speculator.adaptive is not None
+    controller = engine.speculator.adaptive.controller
+
+    def decide(streams: Seq[Stream]) -> list[Choice]:
+        return [s.fixed or rng.choice(options(s)) for s in streams]
+
+    def options(stream: Stream) -> list[Choice]:
+        methods = [(name, controller.methods[name].longest) for name in stream.methods]
+        return [PLAIN, *(Choice(n, rng.randint(1, min(k, stream.bound))) for n, k in methods)]
+
+    controller.decide = decide  # type: ignore[method-assign]
+    controller.steady = lambda count: False  # type: ignore[method-assign]
 
 
 def requests(prompts: Seq[Seq[int]], params: SamplingParams) -> list[Request]:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider import pocket
-from outrider.drafters.registry import find_drafter
+from outrider.drafters.registry import sibling
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.models.families import find_folder, read_config
@@ -242,4 +242,4 @@ def find_pair(which: str, count: int | None = None) -> Pair:
     read_config(folder)  # says best what is wrong with a folder that holds no model
     codec = TextCodec(folder)
     prompts = [codec.encode(prompt) for prompt in pocket.prompts()]
-    return Pair(which, folder, find_drafter("auto", folder).folder, prompts, count or 4)
+    return Pair(which, folder, sibling(folder), prompts, count or 4)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import VOCABULARY, make_engine, planted_pair, requests, run
+from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests, run
 from pages import check_engine
 
 from outrider.audit.adversary import AdversarySpec
@@ -18,7 +18,7 @@ from outrider.types import SamplingParams
 
 pytestmark = pytest.mark.engine
 
-DRAFTERS = ("none", "ngram", "model", "tree", "wrong", "right", "ragged")
+DRAFTERS = ("none", "ngram", "model", "tree", "model+ngram", "auto", "wrong", "right", "ragged")
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "on": {"type": "boolean"}},
@@ -104,14 +104,17 @@ def _engine(
             for sample in range(_params(option).n)
         }
         spec = AdversarySpec(drafter, answers, random.Random(length))
-    return make_engine(
+    engine = make_engine(
         reference.folder,
         spec,
         pages=26 if pool == "tight" else None,
         max_num_batched_tokens=chunk,
         num_speculative_tokens=length,
-        max_draft_nodes=3 * length if drafter == "tree" else None,
+        max_draft_nodes=3 * length if drafter in ("tree", "auto") else None,
     )
+    if drafter == "auto":
+        make_fickle(engine, random.Random(length))
+    return engine
 
 
 def _holds(

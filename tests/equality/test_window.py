@@ -72,7 +72,12 @@ def windowed(folder: Path, place: Path, window: int) -> Path:
 
 
 def open_llm(target: Path, drafter: Path | str | None, **options: Any) -> LLM:
-    given: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 32, **options}
+    given: dict[str, Any] = {
+        "dtype": "float32",
+        "max_num_batched_tokens": 32,
+        "num_speculative_tokens": 4,
+    }
+    given |= options
     return LLM(target, drafter=drafter, max_model_len=256, **given)
 
 
@@ -232,7 +237,7 @@ def test_prompt_lookup_has_the_window() -> None:
 def test_a_preset_is_a_window_for_each_kind() -> None:
     config = EngineConfig(preset="long-context")
     assert {name: config.window_of(name) for name in ("model", "ngram", "none")} == {
-        **PRESETS["long-context"],
+        **PRESETS["long-context"].windows,
         "none": None,
     }
     assert EngineConfig(preset="long-context", drafter_window=7).window_of("model") == 7
@@ -246,7 +251,9 @@ def test_a_window_that_is_none_is_refused(window: Any) -> None:
 
 
 def test_a_preset_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="preset is 'long'; give long-context, or None"):
+    with pytest.raises(
+        ConfigError, match="preset is 'long'; give one of chat, code, agents, long-context"
+    ):
         EngineConfig(preset="long")
 
 

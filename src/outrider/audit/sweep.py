@@ -103,6 +103,7 @@ MIXES = (
     Mix("ngram", 7, 1),
     Mix("tree", 4, 5),
     Mix("tree", 6, 5, tight=True),
+    Mix("auto", 6, 5),
 )
 MORE_MIXES = (
     *MIXES,

@@ -22,6 +22,8 @@ import torch
 
 from ..config import Recipe
 from ..drafters.model import ModelSpec
+from ..drafters.ngram import NgramSpec
+from ..drafters.registry import AUTO, sibling
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.families import Folder, find_folder, read_config, read_shape
@@ -122,6 +124,8 @@ class Audit:
                 f"{self.folder} cannot go back to an earlier token, so nothing is ever drafted for "
                 "it and there is nothing to audit."
             )
+        if drafter == AUTO:  # which has mixes of its own
+            drafter = NgramSpec.name if sibling(self.folder) is None else ModelSpec.name
         self._options["drafter"] = drafter
         self.prompts = [self._encode(p)[:room] for p in prompts[: size.prompts]]
         self.longest = max(len(p) for p in self.prompts) + size.tokens
@@ -230,6 +234,8 @@ class Audit:
         """Return whether the pair has what the drafter of ``mix`` needs."""
         if mix.drafter == "tree":
             return self.plain.engine.model.trees
+        if mix.drafter == AUTO:
+            return self.fault.pipeline is None  # a faulty drafter is one of the others
         return mix.drafter != "model" or self._drafting.drafter.name == ModelSpec.name
 
     @cached_property

@@ -7,7 +7,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..drafters.registry import find_drafter
+from ..drafters.model import ModelSpec
+from ..drafters.ngram import NgramSpec
+from ..drafters.registry import AUTO, find_drafter, sibling
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
 from ..models.families import find_folder, read_config
@@ -98,12 +100,13 @@ def drafter_names(options: Options) -> dict[str, str]:
                 parse_planted(drafter)
         return dict(zip(chosen, chosen, strict=True))
     names: dict[str, str] = {}
-    for drafter in options.drafters or ("auto", "ngram"):
+    folder = find_folder(options.model)
+    near = (ModelSpec.name,) if sibling(folder) is not None else ()
+    for drafter in options.drafters or (*near, NgramSpec.name, AUTO):
         if drafter.startswith("planted:"):
             raise ConfigError(f"drafter {drafter!r} needs a replay target; give --replay as well.")
-        name = find_drafter(drafter, find_folder(options.model)).name
-        if name != PLAIN:
-            names[name if drafter == "auto" else drafter] = drafter
+        if find_drafter(drafter, folder).name != PLAIN:
+            names[drafter] = drafter
     return names
 
 

@@ -31,7 +31,7 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 MOST_LEVELS = 2
 """Sequences are told apart by up to this power of two of their odds."""
 EXPLORED_ALONE, EXPLORED = 0.01, 0.005
-"""Share of the time of a single stream, and of several, that may go into trying what nobody uses."""
+"""Share of the time of one stream, and of several, that may go into trying unused methods."""
 PROBE_DEPTH = 3
 LOST = 4.0
 """Plain steps that drafting may lose before it pauses."""
