@@ -140,8 +140,8 @@ class EngineConfig:
     )
     max_draft_nodes: int | None = option(
         None,
-        "Nodes of a draft of drafter model, at most; more than num_speculative_tokens draft trees. "
-        "Chains unless given.",
+        "Nodes of a draft of drafters model and suffix, at most; more than num_speculative_tokens "
+        "draft trees. Chains unless given.",
         Number(1, LARGEST_DRAFT, "give 1 to {most}, or None for chains", optional=True),
     )
     dtype: str = option(
@@ -164,8 +164,14 @@ class EngineConfig:
     drafter_window: int | None = option(
         None,
         "Number of last tokens that a drafter attends to or looks up; all unless given, and 16,384 "
-        "for ngram. Output stays the same.",
+        "for ngram and suffix. Output stays the same.",
         Number(1, LARGEST_CONTEXT, "give 1 to {most} tokens, or None", optional=True),
+    )
+    suffix_store: int = option(
+        0,
+        "Tokens of past outputs that drafter suffix looks up beside the sequence itself, apart by "
+        "cache_salt; 0 keeps none. Output stays the same.",
+        Number(0, LARGEST_CONTEXT, "give 0 to {most}"),
     )
     preset: str | None = option(
         None,
@@ -260,8 +266,9 @@ def _lookup(name: str, help: str) -> Option:
 ENGINE_OPTIONS = (
     Option(
         "drafter", str, "auto",
-        "auto, ngram, none, or a checkpoint's folder or file. auto is the checkpoint in the "
-        "sub-folder or sibling drafter, else ngram; none for a model whose state cannot go back.",
+        "auto, ngram, suffix, none, or a checkpoint's folder or file. auto is the checkpoint in "
+        "the sub-folder or sibling drafter, else ngram; none for a model whose state cannot go "
+        "back.",
     ),
     _lookup("prompt_lookup_min", "Shortest n-gram of drafter ngram, in tokens; 2 unless given."),
     _lookup("prompt_lookup_max", "Longest n-gram of drafter ngram, in tokens; 4 unless given."),
@@ -296,6 +303,7 @@ class EngineOptions(TypedDict, total=False):
     quantization: str | None
     drafter_quantization: str
     drafter_window: int | None
+    suffix_store: int
     preset: str | None
     acceptance_rule: str
     max_model_len: int | None

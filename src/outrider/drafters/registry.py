@@ -10,10 +10,13 @@ from .base import DrafterSpec, NoSpec
 from .model import ModelSpec
 from .ngram import NgramSpec
 from .prediction import PredictionSpec
+from .suffix import SuffixSpec
 
 GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
-BUILT_IN: tuple[type[DrafterSpec], ...] = (NoSpec, NgramSpec, PredictionSpec, ModelSpec)
+BUILT_IN: tuple[type[DrafterSpec], ...] = (
+    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, ModelSpec,
+)  # fmt: skip
 
 
 @cache
@@ -43,8 +46,8 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
     """Return what ``LLM(drafter=option)`` means.
 
     "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter``, else ngram; None
-    and "none" draft nothing; "ngram" looks prompts up; anything else is what the first drafter
-    of the table recognises, a checkpoint last.
+    and "none" draft nothing; "ngram" and "suffix" look texts up; anything else is what the first
+    drafter of the table recognises, a checkpoint last.
 
     Raises:
         ConfigError: no drafter recognises the option.
@@ -61,7 +64,7 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
     if not isinstance(option, str | Path):
         raise ConfigError(
             f"drafter is {shown(option)}; "
-            "give 'auto', 'ngram', 'none', None or a checkpoint's folder."
+            "give 'auto', 'ngram', 'suffix', 'none', None or a checkpoint's folder."
         )
     for spec in known_specs().values():
         found = spec.recognise(option)

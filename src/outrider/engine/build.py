@@ -12,6 +12,7 @@ from ..config import EngineConfig
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
+from ..drafters.suffix import SuffixSpec
 from ..errors import ConfigError
 from ..models.base import Model
 from ..models.families import read_config, read_shape
@@ -80,8 +81,8 @@ def build_engine(
     rule = make_rule(config.acceptance_rule) if rule is None else rule
     length = config.model_length(target.shape.context)
     spec = fitting_spec(spec, folder, target)
-    companions = (NoSpec(), NgramSpec(), PredictionSpec()) if target.truncates else (NoSpec(),)
-    specs = {each.name: each for each in (*companions, spec)}
+    lookups = (NgramSpec(), SuffixSpec(), PredictionSpec()) if target.truncates else ()
+    specs = {each.name: each for each in (NoSpec(), *lookups, spec)}
     context = DrafterContext(target, tokenizer, config, length, rule.needs_logits)
     needs = {name: each.needs(context) for name, each in specs.items()}
     budget = plan_budget(config, length, target, needs.values())

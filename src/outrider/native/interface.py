@@ -7,13 +7,16 @@ import torch
 
 from .checks import Fields, Whole
 
-ABI = 12
+ABI = 13
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
 DEPTHS, RANKS, BINS = 8, 4, 4
 """Depths, ranks and bins of the margin that rates tell apart; the last stands for all beyond."""
 MARGINS = (0.5, 1.5, 3.0)
 """Where the bins of the margin begin, after the first."""
+
+SUFFIX_DEPTH = 64
+"""Tokens of a context in suffix decoding, and so of a draft, at most."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MATRICES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5}
@@ -60,6 +63,18 @@ class Drafted(NamedTuple):
     parents: list[int]
     runs: list[int]
     margins: list[float]
+
+
+class Followed(NamedTuple):
+    """The nodes of a draft by suffix decoding, parents first.
+
+    ``counts`` are how often a node's token followed at its place, ``rests`` how often others did.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    counts: list[int]
+    rests: list[int]
 
 
 class Options(Fields):
@@ -156,6 +171,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
             *(Whole("count"), *[_Pointer] * 4),
         ],
     ),
+    "suffix": (_Text, [Whole("room"), _Pointer]),
+    "suffix_free": (None, [_Pointer]),
+    "suffix_extend": (_Text, [_Pointer, _Pointer, Whole("tokens"), Whole("ends")]),
+    "suffix_drop": (_Text, [_Pointer, _long("places"), _Pointer]),
+    "suffix_draft": (_Text, [*[_Pointer] * 2, Whole("depth"), Whole("nodes"), *[_Pointer] * 2]),
     "read": (_Text, [_Pointer, _long("bytes")]),
     "noise": (
         None,
