@@ -372,8 +372,7 @@ class Replay:
             self._write(self._size, target)
             for file in (*self._source.glob("tokenizer*"), *self._source.glob("*.jinja")):
                 shutil.copy(file, target)
-            found = drafter in ("none", *LOOKUPS)
-            chosen = drafter if found else self._planted(drafter, small)
+            chosen = drafter if drafter in ("none", *LOOKUPS) else self._planted(drafter, small)
             inputs = InputProcessor(target, chosen, {**options, "enable_prefix_caching": False})
             model = ReplayModel(
                 load_target(inputs.folder, inputs.config, inputs.model_config), self.tracks
