@@ -3,8 +3,8 @@
 It is the wall time from the end of one step to the end of the next, less what the library's own
 clock counted in its calls: scheduling, drafting, marshalling, acceptance, text, and what the caller
 does between steps ("around"). Figures are medians over the steps of all rounds in which the whole
-batch was decoding; "tokens" is what a sequence got of such a step. The engines (plain, ngram, and
-the checkpoint's own drafter if it has one) take turns within a round.
+batch was decoding; "tokens" is what a sequence got of such a step. The engines (plain, ngram,
+suffix, and the checkpoint's own drafter if it has one) take turns within a round.
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ def measure(
     clock = library()
     if clock is None:
         raise ModelError("the native step is off or was not built, so it has no time of its own.")
-    modes = {"plain": "none", "ngram": "ngram"}
+    modes = {"plain": "none", "ngram": "ngram", "suffix": "suffix"}
     if (Path(model) / "drafter").is_dir():
         modes["model"] = str(Path(model) / "drafter")
     options: dict[str, Any] = {

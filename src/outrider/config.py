@@ -170,8 +170,8 @@ class EngineConfig:
     )
     max_draft_nodes: int | None = option(
         None,
-        "Nodes of a draft of drafter model, at most; more than num_speculative_tokens draft trees. "
-        "Chains unless given.",
+        "Nodes of a draft of drafters model and suffix, at most; more than num_speculative_tokens "
+        "draft trees. Chains unless given.",
         Number(1, LARGEST_DRAFT, "give 1 to {most}, or None for chains", optional=True),
     )
     dtype: str = option(
@@ -194,8 +194,14 @@ class EngineConfig:
     drafter_window: int | None = option(
         None,
         "Number of last tokens that a drafter attends to or looks up; all unless given, and 16,384 "
-        "for ngram. Output stays the same.",
+        "for ngram and suffix. Output stays the same.",
         Number(1, LARGEST_CONTEXT, "give 1 to {most} tokens, or None", optional=True),
+    )
+    suffix_store: int = option(
+        0,
+        "Tokens of past outputs that drafter suffix looks up beside the sequence itself, apart by "
+        "cache_salt; 0 keeps none. Output stays the same.",
+        Number(0, LARGEST_CONTEXT, "give 0 to {most}"),
     )
     preset: str | None = option(
         None,
@@ -298,8 +304,8 @@ def _lookup(name: str, help: str) -> Option:
 ENGINE_OPTIONS = (
     Option(
         "drafter", str, "auto",
-        "auto, ngram, none, a checkpoint's folder or file, or several joined by + (model+ngram), "
-        "whose drafts are merged into trees. auto chooses at each step among all that are at hand: "
+        "auto, ngram, suffix, none, a checkpoint's folder or file, or several joined by + "
+        "(model+suffix), whose drafts are merged into trees. auto chooses at each step among all that are at hand: "
         "the checkpoint in the sub-folder or sibling drafter, lookups, and what is named after it "
         "(auto+NAME); nothing for a model whose state cannot go back.",
     ),
@@ -336,6 +342,7 @@ class EngineOptions(TypedDict, total=False):
     quantization: str | None
     drafter_quantization: str
     drafter_window: int | None
+    suffix_store: int
     preset: str | None
     acceptance_rule: str
     max_model_len: int | None

@@ -344,9 +344,10 @@ class Draft(NamedTuple):
     For the ratio rules ``logits[s]`` holds the processed logits that the nodes were drawn
     from, fp32 [nodes, vocabulary]; None where each node was certain. ``drafters[s]`` is who
     drafted for sequence s, filled in by the engine. Where a drafter knows them for free,
-    ``sources[s][i]`` says which part of it proposed node i, ``margins[s][i]`` is the gap of
-    log q + g between that node and the next candidate, and ``survivals[s][i]`` the chance that
-    node i and all before it are accepted, by the rates of the budget.
+    ``sources[s][i]`` says which part of it proposed node i, ``margins[s][i]`` is what sets
+    that node apart (the gap of log q + g to the next candidate, or of drafter suffix the log odds
+    against its siblings), and ``survivals[s][i]`` the chance that node i and all before it are
+    accepted, by the rates of the budget.
     """
 
     tokens: list[list[int]]

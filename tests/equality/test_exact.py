@@ -18,7 +18,10 @@ from outrider.types import SamplingParams
 
 pytestmark = pytest.mark.engine
 
-DRAFTERS = ("none", "ngram", "model", "tree", "model+ngram", "auto", "wrong", "right", "ragged")
+DRAFTERS = (
+    "none", "ngram", "model", "tree", "wrong", "right", "ragged", "suffix", "suffix tree",
+    "model+suffix", "auto",
+)  # fmt: skip
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "on": {"type": "boolean"}},
@@ -96,7 +99,8 @@ def reference(pair: Path) -> Reference:
 def _engine(
     reference: Reference, drafter: str, option: str, length: int, chunk: int, pool: str
 ) -> Engine:
-    spec: str | AdversarySpec = "model" if drafter == "tree" else drafter
+    branches = drafter.endswith("tree")
+    spec: str | AdversarySpec = {"tree": "model", "suffix tree": "suffix"}.get(drafter, drafter)
     if drafter in ("wrong", "right", "ragged"):
         answers = {
             (1000 + i, sample): reference(option)[f"r{i}/{sample}"]
@@ -110,7 +114,8 @@ def _engine(
         pages=26 if pool == "tight" else None,
         max_num_batched_tokens=chunk,
         num_speculative_tokens=length,
-        max_draft_nodes=3 * length if drafter in ("tree", "auto") else None,
+        max_draft_nodes=3 * length if branches else None,
+        suffix_store=300 if drafter == "suffix tree" else 0,
     )
     if drafter == "auto":
         make_fickle(engine, random.Random(length))

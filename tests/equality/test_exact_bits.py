@@ -27,7 +27,7 @@ pytestmark = [
 
 RECIPES = (None, "int8", "int8-channel", "int8-zp", "int4", "int4-g32", "int4-zp")
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3")
-DRAFTERS = ("none", "ngram", "model", "wrong", "right", "ragged")
+DRAFTERS = ("none", "ngram", "suffix", "model", "wrong", "right", "ragged")
 # Groups of 128 and a shorter one behind them, rows that fill no unit.
 SIZES = {"hidden_size": 160, "intermediate_size": 296, "head_dim": 40}
 TOKENS = 20

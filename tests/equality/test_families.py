@@ -17,6 +17,7 @@ from outrider.types import SamplingParams
 
 NATIVE = ("mistral", "gemma2", "qwen3_moe")
 FALLBACK = ("starcoder2", "mixtral")
+LOOKUPS = ("ngram", "suffix")
 PROMPTS = [
     [(7 * i) % 190 + 5 for i in range(19)],  # longer than a window
     [11, 12, 13, 14, 15] * 5,
@@ -62,8 +63,8 @@ def plain(pair: Callable[[str], Path]) -> Callable[[str, float], dict[str, list[
 @pytest.mark.parametrize(
     ("family", "drafter"),
     [
-        *[(family, drafter) for family in NATIVE for drafter in ("ngram", "model", "ragged")],
-        *[(family, drafter) for family in FALLBACK for drafter in ("none", "ngram", "model")],
+        *[(family, drafter) for family in NATIVE for drafter in (*LOOKUPS, "model", "ragged")],
+        *[(family, drafter) for family in FALLBACK for drafter in ("none", *LOOKUPS, "model")],
         ("starcoder2", "wrong"),
         ("starcoder2", "right"),
     ],

@@ -56,7 +56,7 @@ def test_keys_stand_for_all_tokens_before() -> None:
     assert not set(keys["one"]) & set(keys["early"])
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "suffix", "model"])
 def test_a_repeated_prompt_is_found_and_says_the_same(pair: Path, drafter: str) -> None:
     long = prompt(70)
     for length in (64, 65, 70):

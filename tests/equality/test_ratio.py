@@ -318,7 +318,7 @@ def test_the_engine_emits_the_targets_law(
     assert 0 < engine.counts.accepted < engine.counts.drafted
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("drafter", ["model", "ngram", "suffix"])
 @pytest.mark.parametrize("rule", ACCEPTANCE_RULES)
 def test_greedy_is_plain_under_every_rule(pair: Path, rule: str, drafter: str) -> None:
     prompts = [[11, 12, 13, 14, 15] * 4, [7], [50, 60, 70]]

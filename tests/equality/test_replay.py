@@ -172,7 +172,7 @@ def test_speculation_does_not_change_what_is_replayed(workload: str, temperature
     ]  # fmt: skip
     plain, *others = (
         [o.outputs[0].token_ids for o in target.open(d, max_num_seqs=2).generate(prompts, params)]
-        for d in ("none", "ngram", "planted:0.8", "planted:0.6:1m")
+        for d in ("none", "ngram", "suffix", "planted:0.8", "planted:0.6:1m")
     )
     assert all(other == plain for other in others)
     assert (plain == [a[:40] for a in answers]) == (temperature == 0)

@@ -65,7 +65,7 @@ def test_outputs_are_those_of_llm(tiny_llama: Path, tiny_drafter: Path) -> None:
 
     async def work() -> None:
         async with opened(tiny_llama, tiny_drafter) as llm:
-            drafters = (None, "ngram", "none", "prediction")
+            drafters = (None, "ngram", "suffix", "none", "prediction")
             for drafter in drafters:
                 how = Speculation(drafter=drafter, prediction=(5, 9))
                 found = await asyncio.gather(
@@ -94,7 +94,7 @@ def test_a_request_chooses_its_drafter_and_its_length(tiny_llama: Path) -> None:
     async def work() -> None:
         async with opened(tiny_llama, tiny_llama, drafter_quantization="none") as llm:
             assert llm.ready is not None
-            assert set(llm.ready.drafters) == {"model", "ngram", "prediction", "none"}
+            assert set(llm.ready.drafters) == {"model", "ngram", "suffix", "prediction", "none"}
             events = await drafted(llm, Speculation())
             assert {e.drafted.drafter for e in events if e.drafted} == {"model"}
             assert {e.origin for e in events} == {Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN}

@@ -252,7 +252,7 @@ def test_the_switch(server: Served) -> None:
     before = httpx.get(f"{server.url}/v1/speculation").json()
     assert before["enabled"]
     assert before["drafter"] == "model"
-    assert set(before["drafters"]) == {"model", "ngram", "prediction"}
+    assert set(before["drafters"]) == {"model", "ngram", "suffix", "prediction"}
     mine = before["drafters"]["model"]
     assert mine["draft_length"] == before["draft_length"] == 4
     assert mine["reason"] is before["reason"] is None

@@ -43,6 +43,7 @@ def test_the_defaults_are_good() -> None:
         ),
         ("max_model_len", [0, 1, -5, "many", 2.5, True, 10**4000], "give 2 to 16777216, or None"),
         ("drafter_window", [0, -1, True, 1.5, "8", 2**31], "give 1 to 16777216 tokens, or None"),
+        ("suffix_store", [-1, True, 1.5, "8", None, 2**31], "give 0 to 16777216"),
         ("scheduling_policy", ["lifo", None, 3], "give one of fcfs, priority"),
         ("seed", [-1, 2**64, 1.5, "x", True], r"give a whole number from 0 to 2\^64 - 1"),
         (

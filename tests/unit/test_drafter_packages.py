@@ -160,7 +160,7 @@ def test_the_documented_drafter_drafts(tiny_llama: Path) -> None:
         for name in ("none", "repeat")
     }
     assert drafted == {"none": set(), "repeat": {"repeat"}}
-    with pytest.raises(ConfigError, match=r"neither a drafter \(auto, .*repeat\) nor a folder"):
+    with pytest.raises(ConfigError, match=r"neither a drafter \(auto, .*repeat, .*\) nor a folder"):
         LLM(tiny_llama, drafter="repeated")
 
 

@@ -124,6 +124,10 @@ def write_random(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+LOOKUPS = ("ngram", "suffix")
+"""Drafters that draft for a replay target as for any other."""
+
+
 def parse_planted(drafter: str) -> tuple[float, str | None]:
     """Return how often a planted drafter agrees, and the size that it costs (None: nothing).
 
@@ -135,7 +139,7 @@ def parse_planted(drafter: str) -> tuple[float, str | None]:
     parts = re.fullmatch(r"planted:(\d*\.?\d+)(?::(\w+))?", drafter)
     if not parts or not 0 <= float(parts[1]) <= 1:
         raise ConfigError(
-            f"drafter {drafter!r} is not one of a replay target; give ngram, or "
+            f"drafter {drafter!r} is not one of a replay target; give ngram, suffix, or "
             "planted:AGREEMENT with a share from 0 to 1, and :SIZE after it for its cost."
         )
     if parts[2]:
@@ -359,7 +363,7 @@ class Replay:
         }
 
     def open(self, drafter: str, **options: Any) -> LLM:
-        """An ``LLM`` of this target with a drafter: "none", "ngram" or see ``parse_planted``.
+        """An ``LLM`` of this target with a drafter: "none", "ngram", "suffix" or a planted one.
 
         ``options`` are those of ``LLM``; there is no prefix cache.
         """
@@ -368,7 +372,7 @@ class Replay:
             self._write(self._size, target)
             for file in (*self._source.glob("tokenizer*"), *self._source.glob("*.jinja")):
                 shutil.copy(file, target)
-            chosen = drafter if drafter in ("none", "ngram") else self._planted(drafter, small)
+            chosen = drafter if drafter in ("none", *LOOKUPS) else self._planted(drafter, small)
             inputs = InputProcessor(target, chosen, {**options, "enable_prefix_caching": False})
             model = ReplayModel(
                 load_target(inputs.folder, inputs.config, inputs.model_config), self.tracks

@@ -170,11 +170,11 @@ def bench(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="ngram or a checkpoint's folder; may be given again, or with commas. "
+            help="ngram, suffix or a checkpoint's folder; may be given again, or with commas. "
             "The model's own drafter, if it has one, and ngram unless given. With --replay: ngram, "
-            "or planted:AGREEMENT[:SIZE], which says the target's most likely token that often (a "
-            "share from 0 to 1) and costs a model of SIZE, or nothing; planted:0.8 and ngram "
-            "unless given.",
+            "suffix or planted:AGREEMENT[:SIZE], which says the target's most likely token that "
+            "often (a share from 0 to 1) and costs a model of SIZE, or nothing; planted:0.8 and "
+            "ngram unless given.",
         ),
     ] = None,
     num_speculative_tokens: Annotated[

@@ -11,11 +11,14 @@ from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
 from .model import ModelSpec
 from .ngram import NgramSpec
 from .prediction import PredictionSpec
+from .suffix import SuffixSpec
 
 GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
 AUTO, TOGETHER = "auto", "+"
-BUILT_IN: tuple[type[DrafterSpec], ...] = (NoSpec, NgramSpec, PredictionSpec, ModelSpec)
+BUILT_IN: tuple[type[DrafterSpec], ...] = (
+    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, ModelSpec,
+)  # fmt: skip
 
 
 @cache
@@ -70,8 +73,8 @@ def sibling(target: Path) -> Path | None:
 def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSpec:
     """Return what ``LLM(drafter=option)`` means.
 
-    "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and ngram, and
-    what follows it after a "+"; "model" is that checkpoint; None and "none" draft nothing; names
+    "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix,
+    and what follows it after a "+"; "model" is that checkpoint; None and "none" draft nothing; names
     joined by "+" draft together; anything else is what the first drafter of the table recognises,
     a checkpoint last.
 
@@ -87,7 +90,7 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
     if AUTO in parts:
         near = () if folder is None else (ModelSpec(folder),)
         more = [find_drafter(part, target) for part in parts if part != AUTO]
-        return GroupSpec((*near, NgramSpec(), *more), auto=True)
+        return GroupSpec((*near, SuffixSpec(), *more), auto=True)
     if len(parts) > 1:
         members = tuple(find_drafter(part, target) for part in parts)
         if len({each.name for each in members} - {NoSpec.name}) < len(parts):
@@ -100,7 +103,7 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
     if not isinstance(option, str | Path):
         raise ConfigError(
             f"drafter is {shown(option)}; "
-            "give 'auto', 'ngram', 'none', None or a checkpoint's folder."
+            "give 'auto', 'ngram', 'suffix', 'none', None or a checkpoint's folder."
         )
     for spec in known_specs().values():
         found = spec.recognise(option)

@@ -13,6 +13,7 @@ from ..config import PRESETS, EngineConfig
 from ..drafters.base import ChainDrafter, Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
+from ..drafters.suffix import SuffixSpec
 from ..errors import ConfigError
 from ..models.base import Model
 from ..models.families import read_config, read_shape
@@ -88,8 +89,8 @@ def build_engine(
     rule = make_rule(config.acceptance_rule) if rule is None else rule
     length = config.model_length(target.shape.context)
     spec = fitting_spec(spec, folder, target)
-    companions = (NoSpec(), NgramSpec(), PredictionSpec()) if target.truncates else (NoSpec(),)
-    specs = {each.name: each for each in (*companions, *(spec.members or (spec,)))}
+    lookups = (NgramSpec(), SuffixSpec(), PredictionSpec()) if target.truncates else ()
+    specs = {each.name: each for each in (NoSpec(), *lookups, *(spec.members or (spec,)))}
     together = _together(spec, specs, rule.trees and target.trees)
     context = DrafterContext(target, tokenizer, config, length, rule.needs_logits)
     needs = {name: each.needs(context) for name, each in specs.items()}
@@ -128,7 +129,7 @@ def _together(
                 "cannot verify; give a single drafter."
             )
         return (tuple(each.name for each in spec.members),)
-    lookup = NgramSpec.name
+    lookup = SuffixSpec.name
     neural = [each.name for each in spec.members if each.folder is not None]
     return tuple((name, lookup) for name in neural) if trees else ()
 

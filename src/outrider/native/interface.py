@@ -15,6 +15,9 @@ DEPTHS, RANKS, BINS = 8, 4, 4
 MARGINS = (0.5, 1.5, 3.0)
 """Where the bins of the margin begin, after the first."""
 
+SUFFIX_DEPTH = 64
+"""Tokens of a context in suffix decoding, and so of a draft, at most."""
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MATRICES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5}
 VECTORS = {"input": 0, "mlp": 1, "final": 2, "q": 3, "k": 4}
@@ -62,6 +65,18 @@ class Drafted(NamedTuple):
     runs: list[int]
     margins: list[float]
     survivals: list[float]
+
+
+class Followed(NamedTuple):
+    """The nodes of a draft by suffix decoding, parents first.
+
+    ``counts`` are how often a node's token followed at its place, ``rests`` how often others did.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    counts: list[int]
+    rests: list[int]
 
 
 class Options(Fields):
@@ -158,6 +173,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
             *(Whole("count"), *[_Pointer] * 4),
         ],
     ),
+    "suffix": (_Text, [Whole("room"), _Pointer]),
+    "suffix_free": (None, [_Pointer]),
+    "suffix_extend": (_Text, [_Pointer, _Pointer, Whole("tokens"), Whole("ends")]),
+    "suffix_drop": (_Text, [_Pointer, _long("places"), _Pointer]),
+    "suffix_draft": (_Text, [*[_Pointer] * 2, Whole("depth"), Whole("nodes"), *[_Pointer] * 2]),
     "read": (_Text, [_Pointer, _long("bytes")]),
     "noise": (
         None,

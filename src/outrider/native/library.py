@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
-from .interface import BINS, DEPTHS, RANKS, Drafted, DraftLimits, Options
+from .interface import BINS, DEPTHS, RANKS, SUFFIX_DEPTH, Drafted, DraftLimits, Followed, Options
 from .packing import PackingCalls
 
 
 class Library(PackingCalls):
-    """One loaded library: caches, forwards, pipelines, draws."""
+    """One loaded library: caches, forwards, pipelines, draws, suffixes."""
 
     def new_store(self, model: int, pages: int, page_size: int) -> int:
         """Return an empty cache."""
@@ -306,6 +306,26 @@ class Library(PackingCalls):
             [top[place].tolist() for place in places],
             [values[place].tolist() for place in places],
         )
+
+    def new_suffix(self, room: int) -> int:
+        """Return an index of the last ``room`` places of a text."""
+        return self._made(self._c.outrider_suffix, room)
+
+    def extend_suffix(self, index: int, tokens: Sequence[int], ends: bool) -> None:
+        """Append tokens to an index's text; with ``ends``, what comes next is another text."""
+        ids = int32s("token ids", tokens)
+        self._run(self._c.outrider_suffix_extend, index, at(ids), len(ids), ends)
+
+    def drop_suffix(self, index: int, count: int) -> int:
+        """Forget the oldest places of an index; return how many are left."""
+        return self._made(self._c.outrider_suffix_drop, index, count)
+
+    def draft_suffix(self, index: int, store: int | None, depth: int, nodes: int) -> Followed:
+        """Return the best draft behind an index's text, by it or by ``store``."""
+        out = array("i", bytes(4 * 4 * SUFFIX_DEPTH))
+        count = self._made(self._c.outrider_suffix_draft, index, store, depth, nodes, at(out))
+        rows = range(0, len(out), SUFFIX_DEPTH)
+        return Followed(*(out[row : row + count].tolist() for row in rows))
 
     def read(self, memory: NDArray[np.uint8]) -> None:
         """Read ``memory`` [a multiple of 128 KiB] once, with the threads of a step."""

@@ -1,0 +1,183 @@
+"""Suffix decoding: continue as the longest tails of the text were continued most often.
+
+Oliaro et al., "SuffixDecoding" (2024). What was continued is the sequence itself, and past outputs
+where they are kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any, NamedTuple, Protocol
+
+from ..native.choice import library
+from ..native.interface import SUFFIX_DEPTH, Followed
+from ..native.native_suffix import NativeIndex
+from ..sampling.shared_noise import Noise
+from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from .base import Drafter, DrafterContext, DrafterSpec, Needs
+from .ngram import LOOKUP_WINDOW
+from .suffix_index import SuffixIndex
+
+STORED_BYTES = 512
+"""What a stored token takes in C++, at most."""
+
+
+class Index(Protocol):
+    """A ``SuffixIndex``, in Python or C++; a ``store`` is of the same kind."""
+
+    def extend(self, tokens: Sequence[int], ends: bool = False) -> None: ...
+    def drop(self, count: int) -> int: ...
+    def draft(self, store: Any, depth: int, nodes: int) -> Followed: ...
+
+
+def new_index(room: int) -> Index:
+    """Return an index of the last ``room`` places of a text, in C++ where there is a library."""
+    step = library()
+    return SuffixIndex(room) if step is None else NativeIndex(step, room)
+
+
+class Store:
+    """Past outputs of ``most`` tokens together, apart by ``cache_salt``; the oldest go first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tokens = 0
+        self._outputs: deque[tuple[str, int]] = deque()  # salt and length
+        self._indices: dict[str, Index] = {}
+
+    def add(self, salt: str, output: Sequence[int]) -> None:
+        """Keep the end of an output."""
+        kept = output[-self._most :]
+        if not kept:
+            return
+        while self._tokens + len(kept) > self._most:
+            oldest, length = self._outputs.popleft()
+            self._tokens -= length
+            if not self._indices[oldest].drop(length + 1):
+                del self._indices[oldest]
+        if salt not in self._indices:
+            self._indices[salt] = new_index(2 * self._most)  # each output has an end, too
+        self._indices[salt].extend(kept, ends=True)
+        self._outputs.append((salt, len(kept)))
+        self._tokens += len(kept)
+
+    def of(self, salt: str) -> Index | None:
+        """Return the index of the outputs with a salt."""
+        return self._indices.get(salt)
+
+
+@dataclass(frozen=True)
+class SuffixSpec(DrafterSpec):
+    """Suffix decoding; trees where ``max_draft_nodes`` asks for them and they can be verified."""
+
+    name = "suffix"
+
+    def needs(self, context: DrafterContext) -> Needs:
+        config = context.config
+        trees = context.model.trees and not context.needs_logits
+        nodes = config.max_draft_nodes or 0 if trees else 0
+        return Needs(
+            fixed_bytes=STORED_BYTES * config.suffix_store,
+            max_nodes=max(config.max_draft_length, nodes),
+        )
+
+    def make(self, context: DrafterContext) -> SuffixDrafter:
+        config = context.config
+        return SuffixDrafter(
+            config.max_draft_length,
+            context.needs.max_nodes,
+            config.window_of(self.name) or LOOKUP_WINDOW,
+            config.suffix_store,
+        )
+
+
+@dataclass
+class _State:
+    """A sequence's index, and how many of its tokens have been there."""
+
+    index: Index
+    known: int
+
+
+class SuffixNodes(NamedTuple):
+    """The nodes drafted for one sequence, parents first.
+
+    ``margins`` are their log odds against all their siblings together.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    margins: list[float]
+
+
+class SuffixDrafter(Drafter):
+    """Drafts what followed most often, see ``SuffixIndex.draft``.
+
+    Args:
+        max_length: longest draft.
+        max_nodes: most nodes of a draft; more than ``max_length`` make trees.
+        window: how many of a sequence's last tokens are looked up.
+        store: how many tokens of past outputs are, whoever drafted for them; 0 keeps none.
+    """
+
+    name = "suffix"
+
+    def __init__(
+        self, max_length: int, max_nodes: int = 0, window: int = LOOKUP_WINDOW, store: int = 0
+    ) -> None:
+        self.max_length, self.max_nodes = max_length, max(max_length, max_nodes)
+        self._room = window + 1  # its last token is what is looked up
+        self._store = Store(store) if store else None
+        self._states: dict[str, _State] = {}
+        self._running: dict[str, SequenceState] = {}
+        """Whose output the store will keep, by the sequence's id."""
+
+    def draft(self, sequence: SequenceState, budget: DraftBudget) -> SuffixNodes:
+        """Return nodes that may follow a sequence; of the drafter only its own state changes."""
+        tokens, reach = sequence.tokens, self._room + SUFFIX_DEPTH
+        state = self._states.get(sequence.id)
+        if state is None or len(tokens) - state.known > reach:
+            state = _State(new_index(self._room), max(0, len(tokens) - reach))
+            self._states[sequence.id] = state
+        if state.known < len(tokens):
+            state.index.extend(tokens[state.known :])
+            state.known = len(tokens)
+        store = self._store and self._store.of(sequence.request.cache_salt)
+        found = state.index.draft(store, budget.depth, budget.nodes)
+        odds = zip(found.counts, found.rests, strict=True)
+        margins = [log((count + 0.5) / (rest + 0.5)) for count, rest in odds]
+        return SuffixNodes(found.tokens, found.parents, margins)
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        nothing = SuffixNodes([], [], [])
+        drafts = [
+            self.draft(item.sequence, budget) if budget.depth else nothing
+            for item, budget in zip(batch, budgets, strict=True)
+        ]
+        return Draft(
+            [each.tokens for each in drafts],
+            [each.parents for each in drafts],
+            margins=[each.margins for each in drafts],
+        )
+
+    def observe(
+        self,
+        batch: Sequence[Scheduled],
+        draft: Draft,
+        verdict: Verdict,
+        states: HiddenStates | None,
+    ) -> None:
+        if self._store is not None:
+            self._running.update((item.sequence.id, item.sequence) for item in batch)
+
+    def release(self, seq_id: str, ended: bool) -> None:
+        self._states.pop(seq_id, None)
+        sequence = self._running.pop(seq_id, None)
+        if sequence is not None and ended and self._store is not None:
+            output = sequence.tokens[sequence.prompt_length :]
+            self._store.add(sequence.request.cache_salt, output)
