@@ -1,6 +1,7 @@
 """The C interface as ctypes knows it: structures, constants and functions of src/*.cpp."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -49,17 +50,20 @@ class DraftLimits(NamedTuple):
     least: float = 0.0
 
 
-class Drafted(NamedTuple):
-    """The nodes of one draft, parents first.
+class DraftNodes(NamedTuple):
+    """The nodes drafted for one sequence, parents before their children.
 
-    ``runs`` are the places behind the committed tokens at which nodes have keys and values, -1
-    where they have none; ``margins`` are the gaps of log q + g to the next candidate.
+    ``margins`` are the gaps of log q + g of each node to the next candidate. ``runs`` are the
+    places behind the committed tokens at which nodes of a tree have keys and values, -1 where they
+    have none. ``logits`` are the processed logits that the nodes were drawn from, fp32
+    [nodes, vocabulary], where they were asked for.
     """
 
     tokens: list[int]
     parents: list[int]
-    runs: list[int]
-    margins: list[float]
+    runs: Sequence[int] = ()
+    margins: Sequence[float] = ()
+    logits: torch.Tensor | None = None
 
 
 class Options(Fields):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
-from .interface import BINS, DEPTHS, RANKS, Drafted, DraftLimits, Options
+from .interface import BINS, DEPTHS, RANKS, DraftLimits, DraftNodes, Options
 from .packing import PackingCalls
 
 
@@ -224,7 +224,7 @@ class Library(PackingCalls):
         pipelines: Sequence[int],
         limits: Sequence[DraftLimits],
         rates: NDArray[np.float32] | None = None,
-    ) -> list[Drafted]:
+    ) -> list[DraftNodes]:
         """Run the segments in ``words`` and go on from those that want a row of logits.
 
         Args:
@@ -265,7 +265,7 @@ class Library(PackingCalls):
         )
         spans = [slice(i * most, i * most + n) for i, n in enumerate(drafted)]
         return [
-            Drafted(
+            DraftNodes(
                 tokens[span].tolist(),
                 parents[span].tolist(),
                 runs[span].tolist(),
