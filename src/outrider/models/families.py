@@ -319,8 +319,7 @@ def _check_heads(config: PretrainedConfig, values: Fields) -> None:
     """
     width, heads = values.whole("hidden_size", 1), values.whole("num_attention_heads", 1)
     size = values.whole("head_dim", 1, default=width // heads)
-    kinds = _kinds(config)
-    if len(kinds) != values.whole("num_hidden_layers", 1):
+    if len(_kinds(config)) != values.whole("num_hidden_layers", 1):
         raise values.refuse("layer_types", "a kind for each of num_hidden_layers")
     if not isinstance(config.rope_parameters, dict):
         raise values.refuse("rope_parameters", "an object")
@@ -333,10 +332,9 @@ def _options_fit(config: PretrainedConfig, family: Family) -> bool:
     if _activation(config) not in ACTIVATIONS:
         return False
     for kind in set(_rope_kinds(config)):
-        parameters = rope_parameters(config, kind)
-        rotated = rotary_dim(config, kind)
-        if parameters.get("rope_type", "default") not in ROPE_TYPES:
+        if rope_parameters(config, kind).get("rope_type", "default") not in ROPE_TYPES:
             return False
+        rotated = rotary_dim(config, kind)
         if rotated != head_dim(config) and (not family.partial or rotated % 2):
             return False
     return head_dim(config) % 2 == 0
