@@ -20,7 +20,7 @@ from loading import native_model
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
 from outrider.native import choice
-from outrider.native.interface import Drafted, DraftLimits
+from outrider.native.interface import DraftLimits, DraftNodes
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
 from outrider.sampling.pipeline import RequestPipeline
@@ -57,7 +57,7 @@ class Drafts:
         )
         self.words = array("i", [3, 0, 0, 16, 1, 1, 2, 3, *range(1, 17)])
 
-    def __call__(self, store: int = 0) -> list[Drafted]:
+    def __call__(self, store: int = 0) -> list[DraftNodes]:
         handles = self.model.handle, self.stores[store].handle
         return self.step.draft(
             *handles, self.words, [self.pipeline.handle], [DraftLimits(self.length, self.length)]

@@ -47,6 +47,24 @@ class KVStore(Store):
         self.harmed = torch.zeros(self.num_slots, dtype=torch.bool, device=device)
         self.any_harmed = False
 
+    def write(
+        self, layer: int, entries: torch.Tensor, slots: torch.Tensor, first: int | None, count: int
+    ) -> None:
+        """Write one forward's rows to a layer: a run of slots as a view, others by scattering.
+
+        Args:
+            layer: its number.
+            entries: [padded rows, 2 * kv_heads, head_dim].
+            slots: int64 [padded rows].
+            first: the first slot if the rows' slots are a run, else None.
+            count: rows without padding.
+        """
+        if first is not None:
+            run = self.layers[layer].narrow(1, first, count)
+            run.copy_(entries.narrow(0, 0, count).transpose(0, 1))
+        else:
+            self.layers[layer].index_copy_(1, slots, entries.transpose(0, 1))
+
     def mark(self, slots: torch.Tensor, harmed: torch.Tensor) -> None:
         """Record which of ``slots``, just written, hold rows that are not finite: bool [slots]."""
         self.harmed[slots] = harmed
@@ -59,28 +77,3 @@ class KVStore(Store):
         target = torch.tensor(targets, device=device)
         self.entries[:, :, target] = self.entries[:, :, source]
         self.harmed[target] = self.harmed[source]
-
-
-class Writer:
-    """Writes one forward's rows to the cache: a run of slots as a view, others by scattering.
-
-    Args:
-        store: the cache.
-        slots: int64 [padded rows].
-        first: the first slot if the rows' slots are a run, else None.
-        count: rows without padding.
-    """
-
-    def __init__(self, store: KVStore, slots: torch.Tensor, first: int | None, count: int) -> None:
-        self._store = store
-        self._slots = slots
-        self._count = count
-        run = None if first is None else store.entries.narrow(2, first, count)
-        self._run = None if run is None else run.unbind(0)
-
-    def write(self, layer: int, entries: torch.Tensor) -> None:
-        """Write ``entries`` [padded rows, 2 * kv_heads, head_dim] to a layer."""
-        if self._run is not None:
-            self._run[layer].copy_(entries.narrow(0, 0, self._count).transpose(0, 1))
-        else:
-            self._store.layers[layer].index_copy_(1, self._slots, entries.transpose(0, 1))

@@ -1,6 +1,7 @@
 """The command line: one module per command. Nothing heavy is imported before a command runs."""
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -18,17 +19,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
 )
-app.command()(generate.generate)
-app.command()(serve.serve)
-app.command()(serve.config)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    generate.generate, serve.serve, serve.config, quantize.quantize, demo.demo, verify.verify,
+    explain.explain,
+)  # fmt: skip
+for command in COMMANDS:
+    app.command()(command)
 benches = typer.Typer(invoke_without_command=True)
 benches.callback()(bench.bench)
 benches.command()(quality.quality)
 app.add_typer(benches, name="bench")
-app.command()(quantize.quantize)
-app.command()(demo.demo)
-app.command()(verify.verify)
-app.command()(explain.explain)
 
 
 def _version(wanted: bool) -> None:

@@ -228,9 +228,8 @@ def program() -> str:
 
 def report_console(on_stderr: bool) -> Console:
     """Return the console of a table, wide where that is no terminal."""
-    console = Console(stderr=on_stderr, highlight=False)
-    wide = Console(stderr=on_stderr, highlight=False, width=WIDE)
-    return console if console.is_terminal else wide
+    terminal = Console(stderr=on_stderr).is_terminal
+    return Console(stderr=on_stderr, highlight=False, width=None if terminal else WIDE)
 
 
 def shares(survival: list[float]) -> str:

@@ -109,10 +109,6 @@ class Screen:
         self.waiting.setdefault(event.sample_index, []).append(self._dress(event))
         if event.finish_reason is not None:
             self.finished.add(event.sample_index)
-        self._show()
-
-    def _show(self) -> None:
-        """Write the text of the current sample, and of those after it once it has ended."""
         write("".join(self.waiting.pop(self.current, [])))
         while self.current in self.finished:
             self.current += 1

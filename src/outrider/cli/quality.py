@@ -46,13 +46,6 @@ def table(report: dict[str, Any]) -> Table:
     return grid
 
 
-def read_texts(files: list[Path] | None) -> list[str]:
-    """Return the files' texts; without files, modules held out from the pocket pair's training."""
-    from .. import pocket
-
-    return [read_text(file, f"--text {file}") for file in files or ()] or pocket.held_out()
-
-
 def quality(
     model: Annotated[
         str | None,
@@ -85,7 +78,9 @@ def quality(
     json_: JsonFile = None,
 ) -> None:
     """Measure perplexity, agreement and bits of quantised weights against the model's own."""
-    texts = read_texts(text)
+    from .. import pocket
+
+    texts = [read_text(file, f"--text {file}") for file in text or ()] or pocket.held_out()
     with status("loading the models"):
         from ..bench.quality import quality as measure
     recipes = [recipe for recipe in quantization.split(",") if recipe]

@@ -125,10 +125,9 @@ def verify(
     folder, size = model_folder(model), THOROUGH if thorough else QUICK
     texts = pocket.prompts() if prompts is None else encoded(prompts, folder)
     with console.status("verifying") if console.is_terminal else nullcontext() as shown:
-        progress = shown.update if shown else lambda _: None
         report = audit(
             folder, texts, size=size, seed=seed, fault=FAULTS[fault] if fault else None,
-            progress=progress,
+            progress=shown.update if shown else lambda _: None,
             **{name: value for name, value in options.items() if value is not None},
         )  # fmt: skip
     if json_:

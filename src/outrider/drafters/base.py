@@ -47,6 +47,14 @@ class Drafter(ABC):
         of their prompt with a depth of 0. The noise is the target's own.
         """
 
+    def peek(self, sequence: SequenceState, depth: int) -> Draft | None:
+        """Return a chain behind one sequence that costs next to nothing; None where it costs more.
+
+        It is scored against what the target says and not verified, so that the engine knows what
+        the drafter would bring. Nothing but the drafter's own state of the sequence changes.
+        """
+        return None
+
     def observe(
         self,
         batch: Sequence[Scheduled],
@@ -84,6 +92,9 @@ class ChainDrafter(Drafter):
         lengths = [budget.depth for budget in budgets]
         pairs = zip(batch, lengths, strict=True)
         return Draft.chains([self.draft(i.sequence, n) if n else [] for i, n in pairs])
+
+    def peek(self, sequence: SequenceState, depth: int) -> Draft | None:
+        return Draft.chains([self.draft(sequence, depth)])
 
     def release(self, seq_id: str, ended: bool) -> None:
         self._states.pop(seq_id, None)

@@ -73,10 +73,10 @@ def sibling(target: Path) -> Path | None:
 def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSpec:
     """Return what ``LLM(drafter=option)`` means.
 
-    "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix,
-    and what follows it after a "+"; "model" is that checkpoint; None and "none" draft nothing; names
-    joined by "+" draft together; anything else is what the first drafter of the table recognises,
-    a checkpoint last.
+    "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix, and
+    what follows it after a "+"; "model" is that checkpoint; None and "none" draft nothing; names
+    joined by "+" draft together; anything else is what the first drafter of the table recognises, a
+    checkpoint last.
 
     Raises:
         ConfigError: no drafter recognises the option.

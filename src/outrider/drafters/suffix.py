@@ -165,6 +165,10 @@ class SuffixDrafter(Drafter):
             margins=[each.margins for each in drafts],
         )
 
+    def peek(self, sequence: SequenceState, depth: int) -> Draft | None:
+        nodes = self.draft(sequence, DraftBudget(depth, depth))
+        return Draft([nodes.tokens], [nodes.parents], margins=[nodes.margins])
+
     def observe(
         self,
         batch: Sequence[Scheduled],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
-from ..drafters.base import ChainDrafter, Drafter
+from ..drafters.base import Drafter
 from ..native.interface import DEPTHS, MARGINS, RANKS
 from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
 from .controller import Choice, Controller, Method, Stream, parts_of
@@ -39,7 +40,7 @@ class _Shadow(NamedTuple):
     stream: Stream
     sequence: SequenceState
     base: int
-    tokens: list[int]
+    draft: Draft
 
 
 def methods_of(
@@ -282,10 +283,9 @@ class Adaptive:
         if not names or self._shadows or sequence.finish_reason is not None:
             return
         name = names[self._turn % len(names)]
-        drafter = self._drafters[name]
-        assert isinstance(drafter, ChainDrafter)
-        tokens = drafter.draft(sequence, min(SHADOW_DEPTH, stream.bound))
-        self._shadows.append(_Shadow(name, stream, sequence, len(sequence.tokens), tokens))
+        draft = self._drafters[name].peek(sequence, min(SHADOW_DEPTH, stream.bound))
+        if draft is not None:
+            self._shadows.append(_Shadow(name, stream, sequence, len(sequence.tokens), draft))
 
     def _follow_shadows(self) -> None:
         """Score shadows whose fate is known by now."""
@@ -293,10 +293,9 @@ class Adaptive:
         for shadow in self._shadows:
             asked = min(SHADOW_DEPTH, shadow.stream.bound)
             emitted = shadow.sequence.tokens[shadow.base : shadow.base + asked]
-            pairs = zip(shadow.tokens, emitted, strict=False)
-            accepted = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-            if accepted is None:
-                accepted = min(len(shadow.tokens), len(emitted))
+            tokens = shadow.draft.tokens[0]
+            pairs = zip(tokens, emitted, strict=False)
+            accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             known = accepted < len(emitted) or len(emitted) == asked
             if not known and shadow.sequence.finish_reason is None:
                 left.append(shadow)
@@ -304,7 +303,11 @@ class Adaptive:
             survival, judged = self.controller.survival, min(len(emitted), accepted + 1)
             key = shadow.method, shadow.stream.workload
             survival.observe(*key, shadow.stream.id, asked, accepted, judged)
-            survival.observe_size(*key, len(shadow.tokens), asked)
+            survival.observe_size(*key, len(tokens), asked)
+            margins = shadow.draft.margins[0] if shadow.draft.margins else ()
+            for depth, margin in enumerate(margins[:judged]):
+                bin = bisect_right(MARGINS, margin)
+                survival.observe_node(*key, depth + 1, 0, bin, depth < accepted)
         self._shadows = left
 
     def release(self, id: str) -> None:

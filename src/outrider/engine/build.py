@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import PretrainedConfig
 
 from ..config import PRESETS, EngineConfig
-from ..drafters.base import ChainDrafter, Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
+from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
 from ..drafters.suffix import SuffixSpec
@@ -26,6 +26,7 @@ from .calibrate import find_costs
 from .controller import Controller
 from .costs import CostModel
 from .engine import Engine
+from .speculation import overrides
 from .survival import PRIORS, SECOND_DRAFTER, SIBLINGS, Survival
 
 logger = logging.getLogger("outrider")
@@ -108,7 +109,17 @@ def build_engine(
         key |= {"drafters": files, "drafter": config.drafter_quantization}
         controller = _controller(target, drafters, rule, config, together, key, thorough)
     return Engine(
-        target, drafters, rule, config, budget, length, spec.name, tokenizer, together, controller
+        target,
+        drafters,
+        rule,
+        config,
+        budget,
+        length,
+        spec.name,
+        tokenizer,
+        together,
+        {each.name for each in (*spec.members, SuffixSpec())},
+        controller,
     )
 
 
@@ -159,7 +170,7 @@ def _controller(
         for name, method in methods.items()
         if name not in drafters
     }
-    shadowed = frozenset(n for n, each in drafting.items() if isinstance(each, ChainDrafter))
+    shadowed = frozenset(n for n, each in drafting.items() if overrides(each, "peek"))
     return Controller(CostModel(costs), Survival(priors, wider), methods, shadowed)
 
 

@@ -1,7 +1,7 @@
 """The engine: ``add``, ``abort``, and one ``step`` for plain and speculative decoding alike."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 
 from tokenizers import Tokenizer
@@ -66,7 +66,7 @@ class Engine:
         max_model_len: longest sequence, in tokens.
         drafter: the name of the one that drafts unless a request names another.
         tokenizer: the target's, None for a model without text.
-        together: drafters whose drafts may be merged.
+        together, portfolio: see ``Speculator``.
         controller: chooses drafters and draft lengths that nobody else chose; None if all are.
 
     Raises:
@@ -83,7 +83,8 @@ class Engine:
         max_model_len: int,
         drafter: str,
         tokenizer: Tokenizer | None,
-        together: tuple[tuple[str, ...], ...] = (),
+        together: Sequence[tuple[str, ...]] = (),
+        portfolio: Set[str] = frozenset(),
         controller: Controller | None = None,
     ) -> None:
         shape, device = model.shape, model.device
@@ -111,6 +112,7 @@ class Engine:
             shape.vocab_size,
             config.max_draft_length,
             together,
+            portfolio,
             probes=not rule.needs_logits,  # else a step without drafts has another output
             adaptive=None
             if controller is None

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -91,6 +91,7 @@ class Speculator:
         vocab_size: the target's.
         longest: the longest draft.
         together: drafters whose drafts may be merged.
+        portfolio: drafters that ``auto`` chooses among, beside the prediction of a request.
         probes: whether a step may go without drafts now and then, to measure plain decoding.
         adaptive: chooses where neither the engine's user nor a request did.
     """
@@ -103,6 +104,7 @@ class Speculator:
         vocab_size: int,
         longest: int,
         together: Sequence[tuple[str, ...]] = (),
+        portfolio: Set[str] = frozenset(),
         probes: bool = True,
         adaptive: Adaptive | None = None,
     ) -> None:
@@ -113,6 +115,7 @@ class Speculator:
         self.names = (*drafters, *map(TOGETHER.join, together), *((AUTO,) if adaptive else ()))
         """What a request or the switch may call for."""
         self.adaptive = adaptive
+        self.portfolio = portfolio | {PredictionSpec.name}
         self.spent: dict[str, float] = {}
         """Seconds that each drafter took in the last step."""
         self.switched_off: dict[str, str] = {}
@@ -131,8 +134,8 @@ class Speculator:
         self.target_layers = tuple(
             sorted({i for each in live.values() for i in each.target_layers})
         )
-        self._observing = [n for n, each in live.items() if _overrides(each, "observe")]
-        self._releasing = [n for n, each in live.items() if _overrides(each, "release")]
+        self._observing = [n for n, each in live.items() if overrides(each, "observe")]
+        self._releasing = [n for n, each in live.items() if overrides(each, "release")]
         self._usual = self._choice(DEFAULT_SPECULATION)
         self._freedoms: dict[Speculation, Freedom] = {}
 
@@ -161,16 +164,20 @@ class Speculator:
 
     @contextmanager
     def wrapped(self, wrap: Callable[[Drafter], D]) -> Iterator[D]:
-        """Put ``wrap(drafter)`` in the default drafter's place; no step is a probe meanwhile."""
-        name, probes = self.default.name, self.probes
+        """Put ``wrap(drafter)`` in the default drafter's place, which drafts in every step."""
+        before = self.state, self.probes, self.adaptive
+        name = self.default.name
         inner = self.drafters[name]
         self.drafters[name] = wrapper = wrap(inner)
-        self.probes = False
+        length = self.state.num_speculative_tokens or self.max_length
+        self.state = SpeculationState(self.state.enabled, name, length)
+        self.probes, self.adaptive = False, None
         self._refresh()
         try:
             yield wrapper
         finally:
-            self.drafters[name], self.probes = inner, probes
+            self.drafters[name] = inner
+            self.state, self.probes, self.adaptive = before
             self._refresh()
 
     def check(self, request: Request) -> None:
@@ -236,7 +243,11 @@ class Speculator:
             for each, method in methods.items()
             if not set(method.drafters) & self.switched_off.keys()
             and (PredictionSpec.name not in method.drafters or wishes.prediction)
-            and (name == AUTO or set(method.drafters) == set(_parts(name)))
+            and (
+                {*method.drafters} <= self.portfolio
+                if name == AUTO
+                else [*method.drafters] == _parts(name)
+            )
         ]
         return Freedom(tuple(live), bound)
 
@@ -345,7 +356,7 @@ class Speculator:
                 self._switch_off(name, error)
 
 
-def _overrides(drafter: Drafter, method: str) -> bool:
+def overrides(drafter: Drafter, method: str) -> bool:
     """Return True where a drafter has a method of its own."""
     return getattr(type(drafter), method) is not getattr(Drafter, method)
 

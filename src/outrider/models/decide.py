@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from ..native.interface import DraftLimits
+from ..native.interface import DraftNodes as DraftNodes
 from ..sampling.grammar import Mask
 from ..sampling.pipeline import NEVER
 from ..sampling.shared_noise import Noise
@@ -96,25 +97,6 @@ class DraftInput(NamedTuple):
     sequence: SequenceState
     limits: DraftLimits
     rates: NDArray[np.float32] | None = None
-
-
-class DraftNodes(NamedTuple):
-    """The nodes drafted for one sequence, parents before their children.
-
-    Where they are free: ``logprobs`` are log q of each node, ``margins`` the gap of log q + g to
-    the next candidate, ``survivals`` the chances, by the rates, that a node and all before it are
-    accepted. ``runs`` are the places behind the committed tokens at which nodes of a tree
-    have keys and values, -1 where they have none. ``logits`` are the processed logits that the
-    nodes were drawn from, fp32 [nodes, vocabulary], where they were asked for.
-    """
-
-    tokens: list[int]
-    parents: list[int]
-    logits: torch.Tensor | None = None
-    logprobs: list[float] | None = None
-    margins: list[float] | None = None
-    runs: Sequence[int] = ()
-    survivals: list[float] | None = None
 
 
 @torch.inference_mode()

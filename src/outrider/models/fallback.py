@@ -9,6 +9,7 @@ the model does inside.
 
 import inspect
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ class SequenceStore(Store):
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.kept: dict[str, _Kept] = {}
+        self.kept = defaultdict[str, _Kept](_Kept)
 
     def release(self, key: str) -> None:
         """Free the cache of ``key`` at once."""
@@ -220,11 +221,7 @@ class Fallback(Model):
         """See ``base.Model``; nodes must be chains, and there are no hidden states."""
         assert isinstance(store, SequenceStore)
         assert not hidden
-        logits = []
-        for segment in segments:
-            kept = store.kept.setdefault(segment.key, _Kept())
-            logits.append(self._rows(kept, segment))
-        found = torch.cat(logits)
+        found = torch.cat([self._rows(store.kept[s.key], s) for s in segments])
         return Output(found if len(found) else None)
 
     def _rows(self, kept: _Kept, segment: Segment) -> torch.Tensor:
@@ -283,13 +280,13 @@ def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> Any:
     """The model as transformers has it, from safetensors, without any code of the checkpoint's."""
     Checkpoint(folder)  # says what is wrong with the files, if anything is
     check_model(config, folder)
-    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False, "use_safetensors": True}
     try:
         config._experts_implementation = "eager"  # expert by expert, see ``FixedProducts``
         load: Any = AutoModelForCausalLM.from_pretrained
         model, found = load(
-            folder, config=config, local_files_only=True, output_loading_info=True, **options
-        )
+            folder, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True,
+            local_files_only=True, output_loading_info=True,
+        )  # fmt: skip
     except Exception as error:  # of whatever kind the model's own code raises
         raise ModelError(f"{folder}: transformers cannot load it: {one_line(error)}.") from error
     if missing := sorted(found["missing_keys"]):

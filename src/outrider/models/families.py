@@ -251,10 +251,8 @@ def read_architecture(
     bias = bool(getattr(config, "attention_bias", False))
     kinds = _kinds(config)
     windowed = [family.windowed or kind == "sliding_attention" for kind in kinds]
-    own_window = None
-    if any(windowed) and "sliding_window" in values:
-        own_window = values.whole("sliding_window") or None  # 0 is no window
-    limits = [own_window if w else None for w in windowed]
+    own_window = values.whole("sliding_window", default=0) if any(windowed) else 0  # 0: no window
+    limits = [own_window if w else 0 for w in windowed]
     width, size = values.whole("hidden_size", 1), head_dim(config)
     scalar = values.number("query_pre_attn_scalar", float(size), positive=True)
     return Architecture(
@@ -293,11 +291,12 @@ def _experts(
 ) -> dict[str, Any]:
     """Return the fields of ``Architecture`` about experts."""
     if not family.experts:
-        none: dict[str, Any] = dict.fromkeys(("num_experts", "top_experts", "expert_size"), 0)
-        return none | {"sparse": (False,) * layers, "renormalised": False}
-    values.whole("decoder_sparse_step", 1)
-    values.listed("mlp_only_layers", int)
-    sparse = tuple(_is_sparse(config, i) for i in range(layers))
+        numbers = dict.fromkeys(("num_experts", "top_experts", "expert_size"), 0)
+        return {"sparse": (False,) * layers, "renormalised": False, **numbers}
+    step = values.whole("decoder_sparse_step", 1)
+    dense = values.listed("mlp_only_layers", int)
+    has_experts = config.num_experts > 0
+    sparse = tuple(has_experts and i not in dense and (i + 1) % step == 0 for i in range(layers))
     count = values.whole("num_experts", 1 if any(sparse) else 0, MOST_EXPERTS)
     return {
         "sparse": sparse,
@@ -320,8 +319,7 @@ def _check_heads(config: PretrainedConfig, values: Fields) -> None:
     """
     width, heads = values.whole("hidden_size", 1), values.whole("num_attention_heads", 1)
     size = values.whole("head_dim", 1, default=width // heads)
-    kinds = _kinds(config)
-    if len(kinds) != values.whole("num_hidden_layers", 1):
+    if len(_kinds(config)) != values.whole("num_hidden_layers", 1):
         raise values.refuse("layer_types", "a kind for each of num_hidden_layers")
     if not isinstance(config.rope_parameters, dict):
         raise values.refuse("rope_parameters", "an object")
@@ -334,10 +332,9 @@ def _options_fit(config: PretrainedConfig, family: Family) -> bool:
     if _activation(config) not in ACTIVATIONS:
         return False
     for kind in set(_rope_kinds(config)):
-        parameters = rope_parameters(config, kind)
-        rotated = rotary_dim(config, kind)
-        if parameters.get("rope_type", "default") not in ROPE_TYPES:
+        if rope_parameters(config, kind).get("rope_type", "default") not in ROPE_TYPES:
             return False
+        rotated = rotary_dim(config, kind)
         if rotated != head_dim(config) and (not family.partial or rotated % 2):
             return False
     return head_dim(config) % 2 == 0
@@ -357,11 +354,6 @@ def _kinds(config: PretrainedConfig) -> list[str]:
 def _rope_kinds(config: PretrainedConfig) -> list[str | None]:
     """Return the kind of each layer; None where all layers share one rope."""
     return [kind if kind in config.rope_parameters else None for kind in _kinds(config)]
-
-
-def _is_sparse(config: PretrainedConfig, layer: int) -> bool:
-    dense = layer in config.mlp_only_layers or config.num_experts <= 0
-    return not dense and (layer + 1) % config.decoder_sparse_step == 0
 
 
 def end_token_ids(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> frozenset[int]:

@@ -372,8 +372,8 @@ class NativeTransformer(Model):
             known = [table for table in tables if table is not None]
             rates = np.stack(known) if known and len(known) == len(tables) else None
             drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits, rates)
-            for i, (tokens, parents, runs, *chances) in zip(drafting, drafts, strict=True):
-                nodes[i] = DraftNodes(tokens, parents, None, None, chances[0], runs, chances[1])
+            for i, drafted in zip(drafting, drafts, strict=True):
+                nodes[i] = drafted
         if slow:
             some = [segments[i] for i in slow], store, [inputs[i] for i in slow]
             for i, drafted in zip(slow, super().draft(*some, noise, needs_logits), strict=True):

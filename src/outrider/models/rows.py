@@ -97,9 +97,6 @@ class Rows:
         return found.narrow(0, 0, len(self.lengths))
 
 
-Slots = Sequence[int] | npt.NDArray[np.int64]
-
-
 def padded(count: int, multiple: int) -> int:
     """``count`` rounded up to a multiple."""
     return -(-count // multiple) * multiple
@@ -108,16 +105,10 @@ def padded(count: int, multiple: int) -> int:
 def _paths(parents: Sequence[int]) -> list[list[int]]:
     """Root-to-leaf paths of a tree of draft nodes, as lists of nodes."""
     inner = set(parents)
-    paths = []
-    for leaf in range(len(parents)):
-        if leaf in inner:
-            continue
-        path, node = [], leaf
-        while node >= 0:
-            path.append(node)
-            node = parents[node]
-        paths.append(path[::-1])
-    return paths
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else ()), node])
+    return [path for path in paths if path[-1] not in inner]
 
 
 class _Builder:
@@ -146,15 +137,11 @@ class _Builder:
         pages = segment.pages[: -(-total // size)]
         run = list(pages) == list(range(pages[0], pages[0] + len(pages)))
         base = pages[0] * size if run else None
-        slots: Slots
-        if base is not None:
-            slots = range(base, base + len(pages) * size)
-        else:
-            table = np.asarray(pages, dtype=np.int64)
-            slots = (table[:, None] * size + np.arange(size)).ravel()
+        table = np.asarray(pages, dtype=np.int64)
+        slots = (table[:, None] * size + np.arange(size)).ravel()
         self.tokens += [*segment.tokens, *segment.nodes]
         self.positions += positions
-        self.slots += list(slots[segment.start : total])
+        self.slots += slots[segment.start : total].tolist()
         self.lengths += [max(segment.prompt_length, p + 1) for p in positions]
         rows = range(first, first + committed + len(segment.nodes))
         self.logits += rows[len(rows) - segment.logits :]
@@ -165,9 +152,9 @@ class _Builder:
         # nodes, so that every row is reduced over the very lanes that a chain would give it.
         self._tile(rows[:committed], positions[:committed], slots, None)
         done: set[int] = set()
-        known, every = segment.start + committed, np.asarray(slots)
+        known = segment.start + committed
         for path in _paths(segment.parents):
-            lanes = np.concatenate([every[:known], every[[known + node for node in path]]])
+            lanes = np.concatenate([slots[:known], slots[[known + node for node in path]]])
             fresh = [committed + node for node in path if node not in done]
             done.update(path)
             self._tile([rows[i] for i in fresh], [positions[i] for i in fresh], lanes, None)
@@ -176,7 +163,7 @@ class _Builder:
         self,
         rows: Sequence[int],
         positions: list[int],
-        slots: Slots,
+        slots: npt.NDArray[np.int64],
         run: int | None,
     ) -> None:
         """Add the tiles of ``rows``; ``slots`` are their lanes, a run from ``run`` on if not None.

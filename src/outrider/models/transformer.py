@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-from ..cache.store import KVStore, Store, Writer
+from ..cache.store import KVStore, Store
 from ..config import Recipe
 from .attention import Attention
 from .base import Model, Output
@@ -216,13 +216,12 @@ class Transformer(Model):
             embedded = embedded * torch.tensor(s.embedding_scale, dtype=self.dtype)
         stream = Stream(embedded)
         kept = {-1: stream.x[: rows.count].clone()} if -1 in hidden else {}
-        writer = Writer(store, rows.slots, rows.first_slot, rows.count)
         for index, weights in enumerate(self.weights.layers):
             x = stream.norm(weights.input_norm, s.norm_eps)
             heads = self._heads(x, weights, *turns[s.kinds[index]])
             entries = heads.narrow(1, s.num_heads, 2 * s.num_kv_heads)
             entries = entries.nan_to_num() if clean else entries
-            writer.write(index, entries)
+            store.write(index, entries, rows.slots, rows.first_slot, rows.count)
             out = attention(heads.narrow(1, 0, s.num_heads), index, s.scale)
             out = linear(out, weights.output, weights.output_bias)
             if weights.attention_norm is not None:

@@ -43,6 +43,7 @@ class Node:
 class Tree:
     """The draft of one sequence while it grows, level by level."""
 
+    sequence: SequenceState
     limits: DraftLimits
     rates: NDArray[np.float32] | None
     nodes: list[Node] = field(default_factory=list)
@@ -129,11 +130,11 @@ class Tree:
         """Return which lines of the segment's logits follow the open nodes."""
         return [0 if self.is_chain or n < 0 else 1 + self.nodes[n].run for n in self.open]
 
-    def wish(self, sequence: SequenceState, needs_logits: bool) -> SampleInput:
+    def wish(self, needs_logits: bool) -> SampleInput:
         """Return what is wanted of the segment's rows."""
         drafted = [self.nodes[n].token for n in self.run] if self.is_chain else ()
         keep = Keep.PROCESSED if needs_logits or self.draws > 1 else Keep.NOTHING
-        return SampleInput(sequence, True, keep, drafted)
+        return SampleInput(self.sequence, True, keep, drafted)
 
     def result(self) -> DraftNodes:
         """Return the likeliest nodes, each behind its parent and before its siblings' children."""
@@ -150,10 +151,10 @@ class Tree:
         return DraftNodes(
             [node.token for node in nodes],
             [places.get(node.parent, -1) for node in nodes],
+            [node.run for node in nodes],
+            [node.margin for node in nodes],
+            [float(node.survival) for node in nodes],
             torch.stack(logits) if logits else None,
-            margins=[node.margin for node in nodes],
-            runs=[node.run for node in nodes],
-            survivals=[float(node.survival) for node in nodes],
         )
 
 
@@ -166,13 +167,11 @@ def draft_in_python(
     needs_logits: bool,
 ) -> list[DraftNodes]:
     """See ``Model.draft``. A level of a tree runs the rows of all levels before it once more."""
-    trees = [None if each is None else Tree(each.limits, each.rates) for each in inputs]
+    trees = [None if each is None else Tree(*each) for each in inputs]
     current, running = list(segments), list(range(len(segments)))
     while running:
-        wishes: list[SampleInput | None] = []
-        for i in running:
-            tree, each = trees[i], inputs[i]
-            wishes.append(tree.wish(each.sequence, needs_logits) if tree and each else None)
+        growing = (trees[i] for i in running)
+        wishes = [None if tree is None else tree.wish(needs_logits) for tree in growing]
         samples = model.decide([current[i] for i in running], store, wishes, noise)
         end, left = 0, []
         for number, (i, wish) in enumerate(zip(running, wishes, strict=True)):

@@ -1,6 +1,7 @@
 """The C interface as ctypes knows it: structures, constants and functions of src/*.cpp."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,19 +53,22 @@ class DraftLimits(NamedTuple):
     least: float = 0.0
 
 
-class Drafted(NamedTuple):
-    """The nodes of one draft, parents first.
+class DraftNodes(NamedTuple):
+    """The nodes drafted for one sequence, parents before their children.
 
-    ``runs`` are the places behind the committed tokens at which nodes have keys and values, -1
-    where they have none; ``margins`` are the gaps of log q + g to the next candidate; ``survivals``
-    the chances, by the rates, that a node and all before it are accepted.
+    ``margins`` are the gaps of log q + g of each node to the next candidate, ``survivals`` the
+    chances, by the rates, that a node and all before it are accepted. ``runs`` are the places
+    behind the committed tokens at which nodes of a tree have keys and values, -1 where they have
+    none. ``logits`` are the processed logits that the nodes were drawn from, fp32
+    [nodes, vocabulary], where they were asked for.
     """
 
     tokens: list[int]
     parents: list[int]
-    runs: list[int]
-    margins: list[float]
-    survivals: list[float]
+    runs: Sequence[int] = ()
+    margins: list[float] | None = None
+    survivals: list[float] | None = None
+    logits: torch.Tensor | None = None
 
 
 class Followed(NamedTuple):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
-from .interface import BINS, DEPTHS, RANKS, SUFFIX_DEPTH, Drafted, DraftLimits, Followed, Options
+from .interface import BINS, DEPTHS, RANKS, SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options
 from .packing import PackingCalls
 
 
@@ -224,7 +224,7 @@ class Library(PackingCalls):
         pipelines: Sequence[int],
         limits: Sequence[DraftLimits],
         rates: NDArray[np.float32] | None = None,
-    ) -> list[Drafted]:
+    ) -> list[DraftNodes]:
         """Run the segments in ``words`` and go on from those that want a row of logits.
 
         Args:
@@ -270,7 +270,7 @@ class Library(PackingCalls):
             begin, end = i * most, i * most + nodes
             columns = [whole[begin + k : end + k].tolist() for k in (0, size, 2 * size)]
             floats = [chances[begin + k : end + k].tolist() for k in (0, size)]
-            drafts.append(Drafted(columns[0], columns[1], columns[2], floats[0], floats[1]))
+            drafts.append(DraftNodes(columns[0], columns[1], columns[2], floats[0], floats[1]))
         return drafts
 
     def logprobs(

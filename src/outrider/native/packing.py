@@ -35,7 +35,6 @@ class PackingCalls:
         self.isa = isa
         self._c = loaded = ctypes.CDLL(str(file))
         try:
-            loaded.outrider_abi.restype = ctypes.c_int
             if loaded.outrider_abi() != ABI:
                 raise OSError(f"{file} was built from other sources; install Outrider again")
             for name, (result, arguments) in FUNCTIONS.items():

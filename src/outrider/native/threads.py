@@ -19,9 +19,7 @@ def allowed_threads(groups: Path = GROUPS, own: Path = OWN) -> int:
         groups: where control groups are mounted.
         own: which of them this process is in, as Linux says it.
     """
-    counts = [torch.get_num_threads()]
-    if hasattr(os, "sched_getaffinity"):
-        counts.append(len(os.sched_getaffinity(0)))
+    counts = [torch.get_num_threads(), len(os.sched_getaffinity(0))]
     quota = cpu_quota(groups, own)
     if quota is not None:
         counts.append(int(quota))

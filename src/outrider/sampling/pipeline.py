@@ -137,8 +137,7 @@ class SequencePipeline:
         Raises:
             RequestError: its parser gave up on the committed tokens.
         """
-        if self._grammar is None:
-            return [None] * len(paths)
+        assert self._grammar is not None
         self._grammar.advance(tokens[len(self._prompt) :])
         return self._grammar.masks(paths)
 
@@ -239,8 +238,7 @@ class SequencePipeline:
             RequestError: the grammar's parser gave up on the committed tokens.
         """
         grammar = self._grammar
-        if grammar is None:
-            return nodes, parents
+        assert grammar is not None
         grammar.advance(tokens[len(self._prompt) :])
         if parents == list(range(-1, len(nodes) - 1)):
             kept = nodes[: grammar.accepts(nodes)]

@@ -298,8 +298,9 @@ class ApiCall(Generic[Body]):
 
     def last_chunk(self) -> dict[str, Any]:
         """Return the chunk that ends a stream where the call asks for usage."""
-        head = self.head(self.chunk_kind)
-        return {**head, "choices": [], **self.figures(), "usage": self.usage()}
+        return {
+            **self.head(self.chunk_kind), "choices": [], **self.figures(), "usage": self.usage(),
+        }  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of the call's line in the log and of its span; None where unknown."""

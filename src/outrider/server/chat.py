@@ -30,14 +30,12 @@ class Chat(ApiCall[ChatRequest]):
 
     async def prepare(self) -> None:
         body = self.body
-        more: dict[str, Any] = {}
-        if body.logprobs:
-            more["logprobs"] = body.top_logprobs or 0
-        elif body.top_logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise Refusal("top_logprobs needs logprobs: true.", "top_logprobs")
-        more |= self._constraint()
+        listed = (body.top_logprobs or 0) if body.logprobs else None
+        form = self._constraint()
         self.lease = self.service.admit(body.n)
-        await self.read_options(1, **more)
+        await self.read_options(1, logprobs=listed, **form)
         tools = (body.tools or []) if self.choice != "none" else []
         ids = self.truncated(
             await self.service.texts.chat_ids(body.messages, tools, body, self.long)

@@ -138,11 +138,6 @@ def sentence(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
     same = [p for p, name in zip(problems, field_of, strict=True) if name == field_of[0]]
     first = max(same, key=_depth)
     place = [str(part) for part in first.get("loc", ()) if part != "body"]
-    if first.get("type") == "json_invalid":
-        return (
-            f"the body is no JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}.",
-            None,
-        )
     # For a union pydantic adds every branch to the field's name; users need the field only.
     field = place[0] if place else None
     where = ".".join(part for part in place if part.isidentifier() or part.isdecimal())

@@ -279,13 +279,13 @@ def read_seed(seed: int | str | None) -> int | None:
     Raises:
         Refusal: it is no whole number.
     """
-    if seed in (-1, "-1"):
+    if seed is None or seed in (-1, "-1"):
         return None
-    if isinstance(seed, str):
-        if not (seed.isascii() and seed.isdecimal() and len(seed) <= LONGEST_NUMBER):
-            raise Refusal(f"seed is {shown(seed)}; give a whole number from 0 to 2^64 - 1.", "seed")
-        return int(seed)
-    return seed
+    if isinstance(seed, str) and not (
+        seed.isascii() and seed.isdecimal() and len(seed) <= LONGEST_NUMBER
+    ):
+        raise Refusal(f"seed is {shown(seed)}; give a whole number from 0 to 2^64 - 1.", "seed")
+    return int(seed)
 
 
 class CompletionRequest(Generation, NotInCompletions):  # type: ignore[misc]

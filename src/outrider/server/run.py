@@ -72,7 +72,6 @@ class Server:
     ) -> None:
         self.llm = llm
         self.settings = settings
-        self.host = host
         self.say = say
         self.app = create_app(llm, settings)
         self.service: Service = self.app.state.service

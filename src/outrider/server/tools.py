@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ..errors import shown
 from ..params import LARGEST_GRAMMAR
+from ..text.stop import longest_start
 from .errors import Refusal
 from .protocol import ChatRequest, NamedTool, Tool
 from .shapes import check_schema
@@ -151,18 +152,13 @@ def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[Too
         content, opening, rest = text.partition(OPENING)
         if opening:
             return content.rstrip(), _calls(rest)
-        return (text if whole else _without(text, OPENING).rstrip()), []
+        certain = len(text) - longest_start(text, [OPENING])
+        return (text if whole else text[:certain].rstrip()), []
     start = text.lstrip().removeprefix(PYTHON_TAG).lstrip()
     if start.startswith("{"):
         return "", _calls(start)
     held = not whole and (not start or PYTHON_TAG.startswith(start))
     return ("" if held else text), []
-
-
-def _without(text: str, opening: str) -> str:
-    """Return the text without a tail that may become ``opening``."""
-    sizes = range(min(len(opening), len(text)), 0, -1)
-    return text[: -next((n for n in sizes if text.endswith(opening[:n])), 0) or None]
 
 
 def _calls(text: str) -> list[ToolCall]:

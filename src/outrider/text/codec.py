@@ -33,20 +33,19 @@ class TextCodec:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
-            tokenizer: PreTrainedTokenizerBase = (
+            self.tokenizer: PreTrainedTokenizerBase = (
                 _of_gguf(folder)
                 if is_gguf(folder)
                 else AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             )
-            self.tokenizer = tokenizer
-            backend = getattr(tokenizer, "backend_tokenizer", None)
+            backend = getattr(self.tokenizer, "backend_tokenizer", None)
             if not isinstance(backend, Tokenizer):
                 raise ModelError(
                     f"the tokenizer in {folder} is written in Python and has no tokenizer.json; "
                     "convert it to one."
                 )
             self.backend = backend
-            tokenizer.decode(tokenizer("a tokenizer's try: 1, 2\n")["input_ids"])  # finds damage
+            self.tokenizer.decode(self.encode("a tokenizer's try: 1, 2\n"))  # finds damage
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Return the ids of a text, with the tokenizer's ``special`` tokens around it."""

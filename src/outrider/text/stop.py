@@ -3,6 +3,13 @@
 from collections.abc import Sequence
 
 
+def longest_start(text: str, strings: Sequence[str]) -> int:
+    """Return the length of the longest tail of ``text`` that may become one of ``strings``."""
+    longest = min(len(text), max(map(len, strings)) - 1)
+    sizes = range(longest, 0, -1)
+    return next((n for n in sizes if any(s.startswith(text[-n:]) for s in strings)), 0)
+
+
 class StopFinder:
     """Passes text on up to the first stop string; holds back text that may become one.
 
@@ -33,16 +40,9 @@ class StopFinder:
                 end = len(self._held) - (0 if self._include else len(self.stopped_by))
                 shown, self._held = self._held[:end], ""
                 return shown, True
-        end = len(self._held) - self._longest_start()
+        end = len(self._held) - longest_start(self._held, self._stop)
         shown, self._held = self._held[:end], self._held[end:]
         return shown, False
-
-    def _longest_start(self) -> int:
-        """Return the length of the longest tail of the held text that begins a stop string."""
-        longest = min(len(self._held), max(len(s) for s in self._stop) - 1)
-        sizes = range(longest, 0, -1)
-        tails = (n for n in sizes if any(s.startswith(self._held[-n:]) for s in self._stop))
-        return next(tails, 0)
 
     def flush(self) -> str:
         """Return the text that is held back, at the end of all text."""

@@ -18,11 +18,11 @@ FORMATS: dict[str, Callable[[Mapping[str, Any], Path], Format]] = {
 }
 
 
-def find_format(options: object, where: Path) -> Format | None:
+def find_format(options: Mapping[str, Any] | None, where: Path) -> Format | None:
     """Return the format of the checkpoint in ``where``, or None if it is not quantised.
 
     Args:
-        options: the config's ``quantization_config``.
+        options: the config's ``quantization_config``, see ``check_claims``.
         where: the checkpoint, for messages.
 
     Raises:
@@ -30,8 +30,6 @@ def find_format(options: object, where: Path) -> Format | None:
     """
     if not options:
         return None
-    if not isinstance(options, Mapping):
-        raise ModelError(f"{where}: quantization_config is {shown(options)}; an object is needed.")
     method = str(options.get("quant_method", "an unnamed method"))
     if method not in FORMATS:
         raise ModelError(
