@@ -41,7 +41,7 @@ class Echo(AsyncLLM):
 
     def launch(self) -> None:
         state = SpeculationState(False, "none", 1)
-        self.ready = Ready(("none",), state, "", 4096, self.inputs.max_model_len, 4)
+        self.ready = Ready(("none",), ("none",), state, "", 4096, self.inputs.max_model_len, 4)
         self.speculation = state
 
     def shutdown(self) -> None:

@@ -51,7 +51,7 @@ class Player:
         self.lives.append(self)
 
     def ready(self) -> None:
-        self.take(self, Ready(("ngram", "none"), STATE, "budget", 999, 256, 4))
+        self.take(self, Ready(("ngram", "none"), ("ngram", "none"), STATE, "budget", 999, 256, 4))
 
     def send(self, command: Any, key: object) -> None:
         self.sent.append(command)
