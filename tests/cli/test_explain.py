@@ -29,18 +29,24 @@ K = 4
 @pytest.fixture(scope="module")
 def llm(tiny_llama: Path, tiny_drafter: Path) -> LLM:
     """Target and drafter share little, so most drafts are rejected."""
-    return LLM(tiny_llama, drafter=tiny_drafter, max_num_seqs=1)
+    return LLM(tiny_llama, drafter=tiny_drafter, num_speculative_tokens=4, max_num_seqs=1)
 
 
 @pytest.fixture(scope="module")
 def twins(tiny_llama: Path) -> LLM:
     """The target drafts for itself, so every draft is accepted."""
-    return LLM(tiny_llama, drafter=tiny_llama, drafter_quantization="none", max_num_seqs=1)
+    return LLM(
+        tiny_llama,
+        drafter=tiny_llama,
+        drafter_quantization="none",
+        num_speculative_tokens=4,
+        max_num_seqs=1,
+    )
 
 
 @pytest.fixture(scope="module")
 def ngram(tiny_llama: Path) -> LLM:
-    return LLM(tiny_llama, drafter="ngram", max_num_seqs=1)
+    return LLM(tiny_llama, drafter="ngram", num_speculative_tokens=4, max_num_seqs=1)
 
 
 def outrider(*args: object) -> Result:
@@ -254,7 +260,8 @@ def test_the_search_has_an_end(twins: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def options(tiny_llama: Path, tiny_drafter: Path) -> tuple[object, ...]:
-    return ("--model", tiny_llama, "--drafter", tiny_drafter, "--prompt", PROMPT)
+    length = ("--num-speculative-tokens", 4)
+    return ("--model", tiny_llama, "--drafter", tiny_drafter, "--prompt", PROMPT, *length)
 
 
 def test_json_is_the_explanation(options: tuple[object, ...], llm: LLM) -> None:

@@ -290,7 +290,7 @@ def test_it_drafts_for_a_native_target(
     params = SamplingParams(temperature=0.9, max_tokens=20, seed=1, ignore_eos=True)
     prompts = [ids_of(5), ids_of(12, 1)]
     plain = LLM(tiny_llama, drafter=None, dtype="float32").generate(prompts, params)
-    llm = LLM(tiny_llama, drafter=drafter, dtype="float32")
+    llm = LLM(tiny_llama, drafter=drafter, num_speculative_tokens=4, dtype="float32")
     drafted = llm.generate(prompts, params)
     assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]
     assert llm.engine.counts.accepted > 0

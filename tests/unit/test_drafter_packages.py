@@ -147,7 +147,7 @@ def test_hidden_states_that_a_model_lacks_are_refused(
 @pytest.mark.usefixtures("repeat")
 def test_the_documented_drafter_drafts(tiny_llama: Path) -> None:
     expected = [o.outputs[0].token_ids for o in LLM(tiny_llama, None).generate(PROMPTS, PARAMS)]
-    llm = LLM(tiny_llama, drafter="repeat")
+    llm = LLM(tiny_llama, drafter="repeat", num_speculative_tokens=4)
     assert llm.drafter.name == "repeat"
     assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, PARAMS)] == expected
     assert llm.engine.counts.drafted > 0

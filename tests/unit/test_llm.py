@@ -176,13 +176,13 @@ def test_auto_finds_the_drafter_below_or_beside_the_target(
         assert spec.name == "auto"
         return [(each.name, each.folder) for each in spec.members]
 
-    assert at_hand() == [("ngram", None)]
+    assert at_hand() == [("suffix", None)]
     with pytest.raises(ConfigError, match="drafter 'model' is neither a drafter"):
         find_drafter("model", target)
     sibling = make_checkpoint(tmp_path / "a" / "drafter", "llama", num_hidden_layers=1)
-    assert at_hand() == [("model", sibling), ("ngram", None)]
+    assert at_hand() == [("model", sibling), ("suffix", None)]
     below = make_checkpoint(target / "drafter", "llama", num_hidden_layers=1)
-    assert at_hand() == [("model", below), ("ngram", None)]
+    assert at_hand() == [("model", below), ("suffix", None)]
     assert find_drafter("model", target).folder == below
     assert find_drafter("model+ngram", target).name == "model+ngram"
     with pytest.raises(ConfigError, match="joins none, or a drafter to itself"):

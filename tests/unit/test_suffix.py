@@ -400,11 +400,11 @@ def test_options_reach_the_drafter() -> None:
         assert (needs.fixed_bytes > 0) == (config.suffix_store > 0)
         return SuffixSpec().make(DrafterContext(model, None, config, 64, needs_logits, 0, needs))
 
-    assert (made().max_length, made().max_nodes) == (4, 4)
+    assert (made().max_length, made().max_nodes) == (8, 8)
     assert made(max_draft_nodes=9).max_nodes == 9
     # What cannot verify trees gets chains.
-    assert made(trees=False, max_draft_nodes=9).max_nodes == 4
-    assert made(needs_logits=True, max_draft_nodes=9).max_nodes == 4
+    assert made(trees=False, max_draft_nodes=9).max_nodes == 8
+    assert made(needs_logits=True, max_draft_nodes=9).max_nodes == 8
     tokens = [1, 2, *range(10, 20), 1, 2]
     drafter = made(drafter_window=11)
     assert drafter.draft(sequence("a", tokens), DraftBudget(4, 4)).tokens == []
@@ -418,7 +418,13 @@ def test_llm_drafts_by_suffixes(tiny_llama: Path) -> None:
     expected = [o.outputs[0].token_ids for o in plain.generate(prompts, params)]
     assert find_drafter("suffix", tiny_llama).name == "suffix"
     for nodes in (None, 12):
-        llm = LLM(tiny_llama, drafter="suffix", suffix_store=10**4, max_draft_nodes=nodes)
+        llm = LLM(
+            tiny_llama,
+            drafter="suffix",
+            num_speculative_tokens=4,
+            suffix_store=10**4,
+            max_draft_nodes=nodes,
+        )
         for turn in range(2):
             found = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
             assert found == expected

@@ -118,7 +118,7 @@ def build_engine(
         spec.name,
         tokenizer,
         together,
-        {each.name for each in (*spec.members, SuffixSpec())},
+        [each.name for each in spec.members] or [SuffixSpec.name],
         controller,
     )
 

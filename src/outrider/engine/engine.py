@@ -1,7 +1,7 @@
 """The engine: ``add``, ``abort``, and one ``step`` for plain and speculative decoding alike."""
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from tokenizers import Tokenizer
@@ -84,7 +84,7 @@ class Engine:
         drafter: str,
         tokenizer: Tokenizer | None,
         together: Sequence[tuple[str, ...]] = (),
-        portfolio: Set[str] = frozenset(),
+        portfolio: Sequence[str] = (),
         controller: Controller | None = None,
     ) -> None:
         shape, device = model.shape, model.device

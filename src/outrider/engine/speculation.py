@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -104,7 +104,7 @@ class Speculator:
         vocab_size: int,
         longest: int,
         together: Sequence[tuple[str, ...]] = (),
-        portfolio: Set[str] = frozenset(),
+        portfolio: Sequence[str] = (),
         probes: bool = True,
         adaptive: Adaptive | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class Speculator:
         self.names = (*drafters, *map(TOGETHER.join, together), *((AUTO,) if adaptive else ()))
         """What a request or the switch may call for."""
         self.adaptive = adaptive
-        self.portfolio = portfolio | {PredictionSpec.name}
+        self.portfolio = (*portfolio, PredictionSpec.name)
         self.spent: dict[str, float] = {}
         """Seconds that each drafter took in the last step."""
         self.switched_off: dict[str, str] = {}
@@ -124,6 +124,7 @@ class Speculator:
         """Layers of the target whose hidden states a drafter wants."""
         self._enabled = True  # a default of none is shown as off, and stops no other drafter
         self._paused = False
+        self._in_chains = False
         self._noise = noise
         self._vocab_size = vocab_size
         self._refresh()
@@ -142,7 +143,7 @@ class Speculator:
     @property
     def default(self) -> Drafter:
         """The drafter of requests that name none; under ``auto`` the first that there is."""
-        names = [n for n in (*_parts(self.state.drafter), *self.drafters) if n in self.drafters]
+        names = self.portfolio if self.state.drafter == AUTO else _parts(self.state.drafter)
         return self.drafters[names[0]]
 
     def set(self, state: SpeculationState) -> None:
@@ -172,12 +173,14 @@ class Speculator:
         length = self.state.num_speculative_tokens or self.max_length
         self.state = SpeculationState(self.state.enabled, name, length)
         self.probes, self.adaptive = False, None
+        self._in_chains = before[2] is not None  # else trees were asked for
         self._refresh()
         try:
             yield wrapper
         finally:
             self.drafters[name] = inner
             self.state, self.probes, self.adaptive = before
+            self._in_chains = False
             self._refresh()
 
     def check(self, request: Request) -> None:
@@ -244,7 +247,7 @@ class Speculator:
             if not set(method.drafters) & self.switched_off.keys()
             and (PredictionSpec.name not in method.drafters or wishes.prediction)
             and (
-                {*method.drafters} <= self.portfolio
+                {*method.drafters} <= {*self.portfolio}
                 if name == AUTO
                 else [*method.drafters] == _parts(name)
             )
@@ -270,7 +273,8 @@ class Speculator:
         most = self.state.num_speculative_tokens or self.max_length
         depth = wishes.length(min([most, *(each.max_length for each in drafters)]))
         nodes = depth * len(drafters)
-        if depth and len(drafters) == 1 and drafters[0].max_nodes > drafters[0].max_length:
+        branches = len(drafters) == 1 and drafters[0].max_nodes > drafters[0].max_length
+        if depth and branches and not self._in_chains:
             nodes = drafters[0].max_nodes
         return name, DraftBudget(depth, nodes)
 
