@@ -173,7 +173,13 @@ def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
     from benchmarks.served import Served
 
     with Served(
-        tiny_llama, "--served-model-name", "tiny,other", "--drafter", tiny_drafter
+        tiny_llama,
+        "--served-model-name",
+        "tiny,other",
+        "--drafter",
+        tiny_drafter,
+        "--num-speculative-tokens",
+        "4",
     ) as found:
         yield found
 

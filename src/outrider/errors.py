@@ -68,12 +68,21 @@ class GenerationError(NumericalError):
         self.outputs = outputs
 
 
+MOST_NAMED = 16
+"""Options that a message lists."""
+
+
 def no_option(
     owner: str, name: str, options: Sequence[str], aliases: Sequence[str] = ()
 ) -> ConfigError:
     """Return the error for an option that ``owner`` does not have; its hint may be an alias."""
     near = difflib.get_close_matches(name, [*options, *aliases], 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(options)}."
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    elif len(options) > MOST_NAMED:
+        hint = "docs/server.md lists those that there are."
+    else:
+        hint = f"known are {', '.join(options)}."
     return ConfigError(f"{owner} has no option {name!r}; {hint}")
 
 

@@ -34,6 +34,9 @@ PARAMS = [
 SOON = 30.0
 
 
+FOUR: Any = {"num_speculative_tokens": 4}
+
+
 @asynccontextmanager
 async def opened(model: Path, drafter: Any = "auto", **options: Any) -> AsyncIterator[AsyncLLM]:
     llm = AsyncLLM(model, drafter, **options)
@@ -92,7 +95,7 @@ def test_a_request_chooses_its_drafter_and_its_length(tiny_llama: Path) -> None:
         return [event async for event in llm.stream("ab ab ab ab", params, speculation=how)]
 
     async def work() -> None:
-        async with opened(tiny_llama, tiny_llama, drafter_quantization="none") as llm:
+        async with opened(tiny_llama, tiny_llama, drafter_quantization="none", **FOUR) as llm:
             assert llm.ready is not None
             assert set(llm.ready.drafters) == {"model", "ngram", "suffix", "prediction", "none"}
             events = await drafted(llm, Speculation())
@@ -136,7 +139,7 @@ def test_outputs_tell_what_runs_and_what_was_cached(tiny_llama: Path) -> None:
 
 def test_the_switch(tiny_llama: Path) -> None:
     async def work() -> None:
-        async with opened(tiny_llama, tiny_llama) as llm:
+        async with opened(tiny_llama, tiny_llama, **FOUR) as llm:
             params = SamplingParams(max_tokens=12, temperature=0)
             assert (await last(llm, "ab", params)).metrics.drafted > 0
             await llm.set_speculation(SpeculationState(False, "model", 4))

@@ -52,7 +52,8 @@ def spans() -> Iterator[tuple[str, list[Any]]]:
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path, tiny_drafter: Path, spans: tuple[str, list[Any]]) -> Iterator[Served]:
     with Served(
-        tiny_llama, "--drafter", tiny_drafter, "--log-format", "json", "--log-interval", "0.2",
+        tiny_llama, "--drafter", tiny_drafter, "--num-speculative-tokens", "4",
+        "--log-format", "json", "--log-interval", "0.2",
         "--otlp-traces-endpoint", spans[0], OTEL_BSP_SCHEDULE_DELAY="100",
     ) as found:  # fmt: skip
         yield found

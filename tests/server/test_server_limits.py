@@ -22,7 +22,8 @@ OTHER = {"Authorization": "Bearer first"}
 @pytest.fixture(scope="module")
 def locked(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
     with Served(
-        tiny_llama, "--drafter", tiny_drafter, "--max-body-bytes", "20000",
+        tiny_llama, "--drafter", tiny_drafter, "--num-speculative-tokens", "4",
+        "--max-body-bytes", "20000",
         "--max-queued-requests", "2", "--max-num-seqs", "1", "--slo", "ttft=10s",
         "--per-request-spec-decode-metrics", "detailed", OUTRIDER_API_KEY="first,second",
     ) as server:  # fmt: skip

@@ -31,7 +31,14 @@ SIBLINGS, SECOND_DRAFTER = 0.4, 0.1
 K = TypeVar("K")
 V = TypeVar("V")
 
-PRIORS = {"eagle3": 0.8, "medusa": 0.65, "model": 0.65, "suffix": 0.6, "ngram": 0.5}
+PRIORS = {
+    "eagle3": 0.8,
+    "prediction": 0.8,
+    "medusa": 0.65,
+    "model": 0.65,
+    "suffix": 0.6,
+    "ngram": 0.5,
+}
 """P(accept) by method before anything is seen; of others 0.5."""
 DEFAULT_PRIOR = 0.5
 
