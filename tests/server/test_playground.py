@@ -22,7 +22,14 @@ WAIT_SECONDS = 30
 
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
-    with Served(tiny_llama, "--drafter", tiny_drafter, OUTRIDER_API_KEY="sesame") as found:
+    with Served(
+        tiny_llama,
+        "--drafter",
+        tiny_drafter,
+        "--num-speculative-tokens",
+        "4",
+        OUTRIDER_API_KEY="sesame",
+    ) as found:
         yield found
 
 
