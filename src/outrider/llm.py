@@ -198,7 +198,8 @@ class LLM:
                     shown = state.take(event)
                     if state.broken:
                         self.engine.abort(event.request_id)
-                    if state.broken or (event.finish_reason is not None and state.done):
+                        del left[event.request_id]
+                    elif event.finish_reason is not None and state.done:
                         del left[event.request_id]
                     yield shown
         finally:

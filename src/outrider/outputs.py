@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from .engine.scheduler import unexpected
 from .text.codec import TextCodec
@@ -223,22 +222,21 @@ class RequestState:
 
     def _shown(self, event: Event) -> Event:
         """Return an event with its text, the prompt's index, and the texts of log probabilities."""
-        text = event.text if self._texts is None else self._text(event, self._texts)
+        text, token, reason = event.text, event.token_id, event.finish_reason
+        if self._texts is not None:
+            writer = self._texts[event.sample_index]
+            hidden = reason == "stop" and not self.request.params.include_stop_str_in_output
+            text = "" if token is None or hidden else writer.push(token)[0]
+            if reason is not None:
+                text += writer.flush()
         # Not by _replace, which takes twice as long.
-        values: Any = (*event[:TEXT], text, *event[TEXT + 1 : -1], self.index)
-        event, words = Event(*values), self._outputs.words
+        event = Event._make((*event[:TEXT], text, *event[TEXT + 1 : -1], self.index))
         if (event.logprobs or event.prompt_logprobs) and self._outputs.tokenizer is not None:
+            words = self._outputs.words
             prompt = event.prompt_logprobs and [p and words(p) for p in event.prompt_logprobs]
             own = event.logprobs and words(event.logprobs)
             event = event._replace(logprobs=own, prompt_logprobs=prompt)
         return event
-
-    def _text(self, event: Event, texts: list[Detokenizer]) -> str:
-        """Return the text that may be shown with an event."""
-        text, token, reason = texts[event.sample_index], event.token_id, event.finish_reason
-        hidden = reason == "stop" and not self.request.params.include_stop_str_in_output
-        new = "" if token is None or hidden else text.push(token)[0]
-        return new if reason is None else new + text.flush()
 
     @property
     def done(self) -> bool:

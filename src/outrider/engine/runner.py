@@ -100,7 +100,8 @@ class Runner:
                 verdict.errors[i] = reason
         if samples.kept or samples.scored:
             self._score(plan, verdict, samples)
-        self._compact_tree_cache(plan, verdict)
+        if any(verdict.path):
+            self._compact_tree_cache(plan, verdict)
         return verdict, _states(segments, samples) if layers else None
 
     @torch.inference_mode()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from ..config import Recipe
 from ..errors import ModelError
 from ..native.checks import free_with, within
-from ..native.interface import DTYPES, TABLES, Config, DraftLimits
+from ..native.interface import BINS, DEPTHS, DTYPES, RANKS, TABLES, Config, DraftLimits
 from ..native.library import Library
 from ..native.native_sampling import NativeNoise, NativePipeline
 from ..sampling.shared_noise import Noise
@@ -37,6 +38,8 @@ from .transformer import choose_dtype
 from .weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
 
 LARGEST_HEAD = 256
+CERTAIN = np.ones((DEPTHS, RANKS, BINS), np.float32)
+"""The rates of a draft that goes on whatever its chances."""
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
@@ -348,6 +351,8 @@ class NativeTransformer(Model):
         native = isinstance(noise, NativeNoise) and not needs_logits
         pipelines: list[int] = []
         limits: list[DraftLimits] = []
+        tables: list[NDArray[np.float32] | None] = []
+        rated = False
         drafting: list[int] = []
         fast: list[Segment] = []
         slow: list[int] = []
@@ -361,6 +366,8 @@ class NativeTransformer(Model):
                     self._handle(SampleInput(asked.sequence))
                 pipelines.append(pipeline.native_handle)
                 limits.append(asked.limits)
+                tables.append(asked.rates)
+                rated = rated or asked.rates is not None
                 drafting.append(i)
             fast.append(segments[i])
         most = max([limit.nodes for limit in limits], default=1)
@@ -368,9 +375,9 @@ class NativeTransformer(Model):
         nodes = [DraftNodes([], [])] * len(segments)
         if fast:
             words = _words(fast)
-            tables = [each.rates for each in (inputs[i] for i in drafting) if each is not None]
-            known = [table for table in tables if table is not None]
-            rates = np.stack(known) if known and len(known) == len(tables) else None
+            rates = None
+            if rated:
+                rates = np.stack([CERTAIN if table is None else table for table in tables])
             drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits, rates)
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from array import array
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,9 @@ from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
 from .interface import BINS, DEPTHS, RANKS, SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options
 from .packing import PackingCalls
+
+LIMITS = struct.Struct("=4if")
+"""A ``DraftLimits`` as C++ reads it."""
 
 
 class Library(PackingCalls):
@@ -238,11 +242,11 @@ class Library(PackingCalls):
             What was drafted; less than asked for where a pipeline leaves nothing to draw.
         """
         same_length(pipelines, limits)
-        count, most = len(limits), max([0, *[limit.nodes for limit in limits]])
-        numbers = array("i")
-        for limit in limits:
-            numbers.extend(int32s("limits of drafts", limit[:4]))
-            numbers.frombytes(array("f", limit[4:]).tobytes())
+        count, most = len(limits), max([limit.nodes for limit in limits], default=0)
+        try:
+            numbers = array("i", b"".join([LIMITS.pack(*limit) for limit in limits]))
+        except struct.error as error:
+            raise ModelError(f"limits of drafts are not of 32 bits ({error}).") from None
         if rates is not None:
             if rates.shape != (count, DEPTHS, RANKS, BINS) or rates.dtype != np.float32:
                 raise ModelError(f"rates of {count} drafts have the shape {rates.shape}.")
@@ -265,12 +269,19 @@ class Library(PackingCalls):
             *(tokens, tokens + 4 * size, tokens + 8 * size, margins, margins + 4 * size),
             tokens + 12 * size,
         )
-        drafts = []
-        for i, nodes in enumerate(whole[3 * size :]):
-            begin, end = i * most, i * most + nodes
-            columns = [whole[begin + k : end + k].tolist() for k in (0, size, 2 * size)]
-            floats = [chances[begin + k : end + k].tolist() for k in (0, size)]
-            drafts.append(DraftNodes(columns[0], columns[1], columns[2], floats[0], floats[1]))
+        ints, floats = whole.tolist(), chances.tolist()
+        drafts, first, second, third = [], 0, size, 2 * size
+        for nodes in ints[3 * size :]:
+            drafts.append(
+                DraftNodes(
+                    ints[first : first + nodes],
+                    ints[second : second + nodes],
+                    ints[third : third + nodes],
+                    floats[first : first + nodes],
+                    floats[second : second + nodes],
+                )
+            )
+            first, second, third = first + most, second + most, third + most
         return drafts
 
     def logprobs(
