@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -263,6 +264,33 @@ def test_memory_beyond_what_is_free_is_refused(
     monkeypatch.setattr("outrider.engine.budget.free_memory", lambda: 10**6)
     with pytest.raises(MemoryBudgetError, match=r"only \d+ are free beside \d+ for logits and dr"):
         LLM(tiny_llama, drafter=None, memory=10**8)
+
+
+@pytest.mark.parametrize("free", [3 * 10**5, 5 * 10**5, 8 * 10**5, 2 * 10**6])
+@pytest.mark.parametrize("memory", [None, 10**8])
+def test_what_a_message_says_would_fit_fits(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, free: int, memory: int | None
+) -> None:
+    """Each suggestion is taken until the engine starts."""
+    monkeypatch.setattr("outrider.engine.budget.free_memory", lambda: free)
+    options: dict[str, Any] = {"memory": memory, "max_num_seqs": 64, "num_speculative_tokens": 4}
+
+    def missing() -> str:
+        try:
+            LLM(tiny_llama, drafter="ngram", **options)
+        except MemoryBudgetError as error:
+            return str(error)
+        return ""
+
+    for _ in range(3):
+        said = missing()
+        if not said:
+            return
+        assert "are missing" in said
+        found = re.findall(r"(max_num_seqs|max_num_batched_tokens|memory)=(\d+)", said)
+        assert found, said
+        options |= {name: int(value) for name, value in found}
+    raise AssertionError(options)
 
 
 def test_the_budget_is_told(

@@ -1,13 +1,17 @@
 """Sizes the cache: pages for target and drafters, beside the room that a step needs."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import DEFAULT_SHARE, EngineConfig, free_memory, parse_memory
 from ..drafters.base import Needs
 from ..errors import MemoryBudgetError
 from ..limits import LARGEST_INT
 from ..models.base import Model
+
+BATCHED = "max_num_batched_tokens"
+LEAST_PAGES = 3
+"""Pages that a cache must have."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,21 @@ def working_bytes(
     return 4 * (numbers + rows * len(layers) * model.hidden_size)
 
 
+def _smaller_choice(
+    config: EngineConfig, model: Model, needs: Collection[Needs], together: int, room: int
+) -> str:
+    """Return which smaller choice needs no more than ``room`` bytes beside the cache."""
+    once = sum(each.fixed_bytes for each in needs)
+    sequences, rows = config.max_num_seqs, config.max_num_batched_tokens
+    while sequences > 1 or rows > 1:
+        sequences, rows = max(1, sequences // 2), rows if sequences > 1 else rows // 2
+        smaller = replace(config, max_num_seqs=sequences, max_num_batched_tokens=rows)
+        if working_bytes(smaller, model, needs, together) + once <= room:
+            fewer = "" if rows == config.max_num_batched_tokens else f" and {BATCHED}={rows}"
+            return f"max_num_seqs={sequences}{fewer} would fit."
+    return "free memory, or take a model with a smaller vocabulary."
+
+
 def plan_budget(
     config: EngineConfig,
     max_length: int,
@@ -80,19 +99,33 @@ def plan_budget(
     drafter_bytes = sum(each.page_bytes for each in needs)
     each = target_bytes + drafter_bytes
     fixed = working_bytes(config, model, needs, together) + sum(once.fixed_bytes for once in needs)
-    free = max(0, free_memory() - fixed)
+    available = free_memory()
+    free = max(0, available - fixed)
     given = parse_memory(config.memory)
     if given is None:
+        least = int(LEAST_PAGES * each / DEFAULT_SHARE)
+        if free < least:
+            raise MemoryBudgetError(
+                f"{fixed} bytes for logits and drafters and {least} for a cache are the least that "
+                f"is needed, and {fixed + least - available} of them are missing; "
+                f"{_smaller_choice(config, model, needs, together, available - least)}"
+            )
         given = min(wanted * each, int(free * DEFAULT_SHARE))
     pages = min(given // each, wanted)
-    if pages < 3:
+    if pages < LEAST_PAGES:
         raise MemoryBudgetError(
-            f"memory of {given} bytes holds {given // each} cache pages of {each} bytes, but 3 are "
-            f"the least; give {3 * each} bytes or more ({wanted * each} serve every request)."
+            f"memory of {given} bytes holds {given // each} cache pages of {each} bytes, but "
+            f"{LEAST_PAGES} are the least; give {LEAST_PAGES * each} bytes or more "
+            f"({wanted * each} serve every request)."
         )
     if pages * each > free:
         raise MemoryBudgetError(
             f"memory asks for {pages * each} bytes of cache, but only {free} are free beside "
-            f"{fixed} for logits and drafters; give less, or lower max_num_seqs."
+            f"{fixed} for logits and drafters: {pages * each - free} are missing; "
+            + (
+                f"memory={free // each * each} would fit."
+                if free >= LEAST_PAGES * each
+                else _smaller_choice(config, model, needs, together, available - LEAST_PAGES * each)
+            )
         )
     return Budget(pages, size, config.max_num_seqs, pages * target_bytes, pages * drafter_bytes)
