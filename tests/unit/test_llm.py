@@ -273,11 +273,11 @@ def test_what_a_message_says_would_fit_fits(
 ) -> None:
     """Each suggestion is taken until the engine starts."""
     monkeypatch.setattr("outrider.engine.budget.free_memory", lambda: free)
-    options: dict[str, Any] = {"memory": memory, "max_num_seqs": 64, "num_speculative_tokens": 4}
+    options = {"memory": memory, "max_num_seqs": 64, "num_speculative_tokens": 4}
 
     def missing() -> str:
         try:
-            LLM(tiny_llama, drafter="ngram", **options)
+            LLM(tiny_llama, drafter="ngram", **options)  # type: ignore[arg-type]
         except MemoryBudgetError as error:
             return str(error)
         return ""
