@@ -282,15 +282,13 @@ class SequenceState:
 class DraftBudget(NamedTuple):
     """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes.
 
-    A node whose chance of acceptance is below ``worth`` needs no row of the target, and one below
-    ``least`` none of the drafter; ``rates`` are the chances to reckon with, see
-    ``models.decide.DraftInput``, None if unknown.
+    Behind a node whose chance of acceptance is below ``least`` nothing needs to be drafted;
+    ``rates`` are the chances to reckon with, see ``models.decide.DraftInput``, None if unknown.
     """
 
     depth: int
     nodes: int
     least: float = 0.0
-    worth: float = 0.0
     rates: Any = None
 
 

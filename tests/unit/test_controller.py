@@ -128,15 +128,17 @@ def test_a_tree_starts_from_what_its_chains_do() -> None:
 
 def test_a_row_must_bring_what_it_costs() -> None:
     streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(8)]
-    worth = []
-    for slope in (0.0, 2e-4, 1.0):
+    chances = [0.9, 0.8, 0.7, 0.5, 0.2, 0.05]
+    kept = []
+    for slope in (0.0, 1e-4, 1.0):
         controller = Controller(CostModel(costs(slope)), Survival(), METHODS)
         controller.decide(streams)
-        worth.append(controller.worth(800))
-        least = controller.least("model", 8, 800)
-        assert least >= worth[-1]
-        assert least > 0  # a pass is never free
-    assert worth[0] < 0.05 < worth[1] <= worth[2] <= 0.9
+        worth = controller.worth(chances, 8, 8, 0.0)
+        kept.append(sum(chance >= worth for chance in chances))
+        assert controller.least("model", 8) > 0  # a pass is never free
+    assert kept[0] == 6
+    assert 6 > kept[1] > kept[2] == 0
+    assert Controller(CostModel(costs(0.0)), Survival(), METHODS).worth([], 8, 8, 0.0) > 1
 
 
 def test_a_fixed_choice_is_obeyed_and_a_request_bounds_the_others() -> None:

@@ -120,7 +120,7 @@ class ModelSpec(DrafterSpec):
 
 def _wish(sequence: SequenceState, budget: DraftBudget) -> DraftInput:
     """Return what is wanted behind a sequence: a tree where there may be more nodes than levels."""
-    depth, nodes, least, _, rates = budget
+    depth, nodes, least, rates = budget
     if nodes <= depth:
         return DraftInput(sequence, DraftLimits(depth, depth, 1, 1, least), rates)
     width = max(1, min(MOST_WIDTH, nodes // max(1, depth - 1)))

@@ -11,12 +11,13 @@ from ..drafters.base import Drafter
 from ..native.interface import DEPTHS, MARGINS, RANKS
 from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
 from .controller import Choice, Controller, Method, Stream, parts_of
+from .costs import SPIKE
 from .scheduler import Plan
 
 SAMPLED = 4
 """One step of so many is looked at for what it cost."""
-FIRST, SCORED = 64, 2
-"""Steps whose drafts are all scored, and of how many one is scored after that."""
+FIRST, SCORED, SHADOWED = 64, 2, 4
+"""Steps whose drafts are all scored; after that one of so many is, and one has a shadow."""
 OBSERVED = 12
 """Sequences whose drafts are scored in a step, at most; they take turns."""
 SHADOW_DEPTH = 4
@@ -86,6 +87,7 @@ class Adaptive:
         self._streams: dict[str, Stream] = {}
         self._sequences: list[SequenceState] = []
         self._context = 0
+        self._tries = False
         self._chosen: dict[str, tuple[Choice, DraftBudget]] = {}
         self._budgets: dict[tuple[Choice, str, int], DraftBudget] = {}
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
@@ -102,6 +104,7 @@ class Adaptive:
         ``freedom`` says what a request leaves open.
         """
         if sequences == self._sequences and self.controller.steady(len(sequences)):
+            self._tries = False
             return
         self._sequences = sequences
         streams = [
@@ -114,6 +117,7 @@ class Adaptive:
         if not streams:
             return
         choices = self.controller.decide(streams)
+        self._tries = self.controller.tries
         if self._known_at != self.controller.reviewed:
             self._known_at = self.controller.reviewed
             self._budgets.clear()
@@ -142,33 +146,44 @@ class Adaptive:
             nodes = method.nodes(choice.depth)
             budget = DraftBudget(choice.depth, nodes)
             if self._peeks and stream.fixed is None:
-                least = self.controller.least(choice.method, sequences, self._context)
-                worth = self.controller.worth(self._context)
+                least = self.controller.least(choice.method, sequences)
                 rates = survival.rates(choice.method, stream.workload)
-                budget = DraftBudget(choice.depth, nodes, least, worth, rates)
+                budget = DraftBudget(choice.depth, nodes, least, rates)
             self._budgets[key] = budget
         return budget
 
-    def cut(self, batch: Sequence[Scheduled], draft: Draft) -> Draft:
-        """Return ``draft`` without the nodes that are not worth their rows."""
+    def cut(self, plan: Plan, draft: Draft, spent: float) -> Draft:
+        """Return ``draft`` without the nodes that are not worth their rows.
+
+        Args:
+            plan: the step.
+            draft: its drafts.
+            spent: seconds that they took.
+        """
         self._whole = draft
         if not self._peeks or draft.margins is None:
             return draft
-        cut = draft
-        for i, item in enumerate(batch):
-            worth = item.budget.worth
-            if not worth or not draft.margins[i]:
+        chances: dict[int, list[float]] = {}
+        rows = plan.rows
+        for i, item in enumerate(plan.batch):
+            nodes = draft.tokens[i]
+            if not nodes or item.budget.rates is None or len(draft.margins[i]) != len(nodes):
+                rows += len(nodes)
                 continue
-            survivals = draft.survivals[i] if draft.survivals else None
-            survivals = survivals or self._survivals(draft, i, item.sequence)
-            if min(survivals) >= worth:
-                continue
-            if cut is draft:
-                cut = draft._replace(tokens=[*draft.tokens], parents=[*draft.parents])
-            nodes = [node for node, survival in enumerate(survivals) if survival >= worth]
-            place = {-1: -1} | {node: place for place, node in enumerate(nodes)}
-            cut.tokens[i] = [draft.tokens[i][node] for node in nodes]
-            cut.parents[i] = [place[draft.parents[i][node]] for node in nodes]
+            known = draft.survivals[i] if draft.survivals else None
+            chances[i] = known or self._survivals(draft, i, item.sequence)
+        if not chances:
+            return draft
+        flat = [chance for each in chances.values() for chance in each]
+        worth = self.controller.worth(flat, rows, len(self._sequences), spent)
+        if min(flat) >= worth:
+            return draft
+        cut = draft._replace(tokens=[*draft.tokens], parents=[*draft.parents])
+        for i, survivals in chances.items():
+            kept = [node for node, survival in enumerate(survivals) if survival >= worth]
+            place = {-1: -1} | {node: place for place, node in enumerate(kept)}
+            cut.tokens[i] = [draft.tokens[i][node] for node in kept]
+            cut.parents[i] = [place[draft.parents[i][node]] for node in kept]
         return cut
 
     def _survivals(self, draft: Draft, index: int, sequence: SequenceState) -> list[float]:
@@ -204,8 +219,12 @@ class Adaptive:
         count = len(self._sequences)
         if count and plan.rows == plan.decoding == count:
             drafted = any(draft.tokens)
-            self.controller.observe(count, self._context, emitted, drafted, seconds.step)
-            if self._turn % SAMPLED == 0:
+            nodes = sum([len(tokens) for tokens in draft.tokens])
+            slow = seconds.verify / self.controller.costs.verify(count + nodes, self._context)
+            usual = SPIKE * (seconds.verify / slow + sum(seconds.draft.values()))
+            usual += SPIKE * self.controller.costs.host(count)
+            self.controller.observe(count, emitted, drafted, min(seconds.step, usual), slow)
+            if self._turn % SAMPLED == 0 or self._tries:
                 self._learn_costs(plan, draft, seconds)
         if self._whole is not None and (self._turn < FIRST or self._turn % SCORED == 0):
             self._score(plan.batch, draft)
@@ -250,7 +269,7 @@ class Adaptive:
                 continue
             if item.budget.depth:
                 self._score_one(item, stream, index, len(draft.tokens[index]))
-            if i == items[0]:
+            if i == items[0] and (self._turn < FIRST or self._turn % SHADOWED == 0):
                 self._cast_shadow(item.sequence, stream)
 
     def _score_one(self, item: Scheduled, stream: Stream, index: int, verified: int) -> None:
@@ -262,6 +281,8 @@ class Adaptive:
         emitted = item.sequence.tokens[item.start + item.count :]
         tokens, parents = draft.tokens[index], draft.parents[index]
         margins = draft.margins[index] if draft.margins else []
+        if len(margins) != len(tokens):  # a grammar has cut the draft, or added to it
+            margins = []
         node = -1
         for depth, token in enumerate(emitted if margins else ()):
             below = [i for i, parent in enumerate(parents) if parent == node]

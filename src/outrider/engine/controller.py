@@ -2,16 +2,17 @@
 
 Before drafting, ``decide`` compares ways to draft by what the cost model and the survival table
 expect of the whole batch; drafting nothing is among them (Liu et al., "Optimizing speculative
-decoding for serving large language models using goodput", 2024, choose a depth so). What a row of
-the target and a pass of the drafter must bring at the speed that is expected is the price of every
-single node: ``worth`` and ``least``. They are compared with what is known of the node itself, which
-the coupled rule allows and the ratio rules do not.
+decoding for serving large language models using goodput", 2024, choose a depth so). A drafter goes
+on behind a node only where that is worth another pass (``least``), and of what was drafted those
+nodes are verified that are worth their rows (``worth``). Both look at what is known of the nodes
+themselves, which the coupled rule allows and the ratio rules do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import log2
 from typing import Any, NamedTuple
 
@@ -38,7 +39,10 @@ LOST = 4.0
 FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
 WORST = 0.9
-"""Chance of acceptance from which a node is drafted and verified whatever that costs."""
+"""Chance of acceptance from which a node is drafted whatever that costs."""
+CUTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128,
+        160, 192, 224, 256, 320, 384, 448, 512)  # fmt: skip
+"""Nodes of a step that are compared."""
 
 
 class Method(NamedTuple):
@@ -261,8 +265,10 @@ class Controller:
     plain_per_second: float = 0.0
     """The same without drafts."""
     reviewed: int = 0
+    tries: bool = False
+    """Whether the last decision tries a method that nobody uses."""
     _size: int = 0
-    _rows: int = 1
+    _context: int = 0
     _steady: bool = False
     _assigned: dict[str, Choice] = field(default_factory=dict)
     _guards: dict[int, _Guard] = field(default_factory=dict)
@@ -271,7 +277,7 @@ class Controller:
     def decide(self, streams: Sequence[Stream]) -> list[Choice]:
         """Return the choice for each decoding sequence of the next step."""
         self.step += 1
-        self._steady = True
+        self._steady, self.tries = True, False
         if self._pauses(len(streams)):
             return [stream.fixed or PLAIN for stream in streams]
         due = self._due(len(streams))
@@ -314,6 +320,7 @@ class Controller:
     def _review(self, streams: Sequence[Stream]) -> None:
         """Choose anew for every group."""
         self.reviewed, self._size = self.step, len(streams)
+        self._context = sum([stream.context for stream in streams])
         self.survival.count()
         groups = [
             Group(s.workload, 0 if s.fixed else self.level(s), s.methods, s.bound, s.fixed)
@@ -322,8 +329,7 @@ class Controller:
         counts: dict[Group, int] = {}
         for group in groups:
             counts[group] = counts.get(group, 0) + 1
-        context = sum([stream.context for stream in streams])
-        outlook = _Outlook(counts, self.methods, self.costs, self.survival, context)
+        outlook = _Outlook(counts, self.methods, self.costs, self.survival, self._context)
         speed, choices = outlook.best()
         present = outlook.known(self.choices)
         now, plain = outlook.speed(present), outlook.plain()
@@ -333,25 +339,37 @@ class Controller:
         if speed < WORTHWHILE * self.plain_per_second:
             speed, choices = self.plain_per_second, plain
         self.tokens_per_second = speed
-        self._rows = round(sum(choices[group].rows * n for group, n in counts.items()))
         self.choices = {group: option.choice for group, option in choices.items()}
         self._assigned = {s.id: self.choices[g] for s, g in zip(streams, groups, strict=True)}
 
-    def worth(self, context: int) -> float:
-        """Return the chance of acceptance from which a node is worth its row in the target."""
-        rows, more = self._rows, max(4, self._rows)
-        seconds = self.costs.verify(rows + more, context) - self.costs.verify(rows, context)
-        return min(WORST, max(0.0, seconds) / more * self.tokens_per_second)
-
-    def least(self, name: str, sequences: int, context: int) -> float:
+    def least(self, name: str, sequences: int) -> float:
         """Return the chance of acceptance from which a node is worth a drafter's pass behind it.
 
-        The node that follows must bring what the batch emits while the pass and its row run.
+        The node that follows must bring what the batch emits while the pass runs.
         """
         method = self.methods[name]
         two = draft_cost(self.costs, method, [sequences] * 2)
         passed = (two - draft_cost(self.costs, method, [sequences])) / sequences
-        return min(WORST, passed * self.tokens_per_second + self.worth(context))
+        return min(WORST, passed * self.tokens_per_second)
+
+    def worth(self, survivals: Sequence[float], rows: int, sequences: int, spent: float) -> float:
+        """Return the chance of acceptance from which a node is worth its row in the target.
+
+        Args:
+            survivals: P(accepted with all before) of the nodes of a step.
+            rows: those of the step beside the nodes.
+            sequences: those that decode.
+            spent: seconds that drafting took.
+        """
+        order = sorted(survivals, reverse=True)
+        context, fixed = self._context, spent + self.costs.host(sequences)
+        tokens = [*accumulate(order, initial=float(sequences))]
+        best, most = 0.0, 0
+        for count in (*(n for n in CUTS if n < len(order)), len(order)):
+            speed = tokens[count] / (self.costs.verify(rows + count, context) + fixed)
+            if speed >= best:
+                best, most = speed, count
+        return order[most - 1] if most else 1.1
 
     def _explored(self, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
         """Let one sequence try a method that nobody uses, as far as the time for that goes."""
@@ -373,7 +391,7 @@ class Controller:
         if price > budget:
             return choices
         self._tried[name] = self.step
-        self._steady = False
+        self._steady, self.tries = False, True
         self.explored += price
         return [*choices[:place], Choice(name, depth), *choices[place + 1 :]]
 
@@ -382,12 +400,22 @@ class Controller:
         self._assigned.pop(id, None)
         self.survival.release(id, self.methods)
 
-    def observe(self, streams: int, context: int, emitted: int, drafted: bool, took: float) -> None:
-        """Take in a step: its decoding sequences, their context, emitted tokens, seconds."""
+    def observe(
+        self, streams: int, emitted: int, drafted: bool, took: float, slow: float = 1.0
+    ) -> None:
+        """Take in a step.
+
+        Args:
+            streams: decoding sequences.
+            emitted: tokens.
+            drafted: whether any sequence had a draft.
+            took: seconds.
+            slow: how many times longer than expected the target took for the same rows.
+        """
         self.seconds += took
         if drafted:
-            plain = self.costs.verify(streams, context) + self.costs.host(streams)
-            lost = took / plain - emitted / streams
+            plain = self.costs.verify(streams, self._context) + self.costs.host(streams)
+            lost = took / (plain * max(1.0, slow)) - emitted / streams
             guard = self._guards.setdefault(streams.bit_length(), _Guard())
             guard.observe(self.step, lost)
             if self.step < guard.until:

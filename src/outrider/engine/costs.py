@@ -209,7 +209,11 @@ class _Correction:
 
 
 class CostModel:
-    """The costs of one engine: a prior, corrected by what its steps take."""
+    """The costs of one engine: a prior, corrected by what its steps take.
+
+    What the target takes more or less than expected is taken for the machine's speed of late, so
+    that a drafter that was last used while the machine was busy does not stay dear.
+    """
 
     def __init__(self, prior: Costs) -> None:
         self.prior = prior
@@ -241,7 +245,8 @@ class CostModel:
         """Return the seconds of a drafter, see ``DraftCosts.at``."""
         if not counts or not counts[0]:
             return 0.0
-        return self.prior.drafters[name].at(counts) * self._drafters[name].at(counts[0])
+        own = self._drafters[name].at(counts[0])
+        return self.prior.drafters[name].at(counts) * own * self._target.overall.value
 
     def observe_verify(self, rows: int, context: int, seconds: float) -> None:
         """Take in what a forward took."""
@@ -249,6 +254,6 @@ class CostModel:
 
     def observe_draft(self, name: str, counts: Sequence[int], seconds: float) -> None:
         """Take in what a drafter took."""
-        prior = self.prior.drafters[name].at(counts)
+        prior = self.prior.drafters[name].at(counts) * self._target.overall.value
         if prior > 0:
             self._drafters[name].observe(counts[0], seconds / prior)

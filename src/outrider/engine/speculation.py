@@ -332,7 +332,7 @@ class Speculator:
         """Return ``draft`` without the nodes that are not worth verifying."""
         if self.adaptive is None:
             return draft
-        return self.adaptive.cut(plan.batch, draft)
+        return self.adaptive.cut(plan, draft, sum(self.spent.values()))
 
     def _switch_off(self, name: str, error: Exception) -> None:
         self.switched_off[name] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]

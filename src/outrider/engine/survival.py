@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..drafters.model import RATES
 from ..native.interface import DEPTHS, RANKS
 
-DECAY = 1 - 1 / 256
+DECAY = 1 - 1 / 128
 """What an observation keeps of its weight with each newer one of its kind."""
 PRIOR_WEIGHT = 8.0
 """Observations that a method's prior counts for."""
