@@ -86,9 +86,9 @@ def test_survival_follows_what_happens_and_knows_workloads_and_sequences_apart()
     assert survival.curve("model", "code", 1)[0] < 0.2
     for _ in range(30):
         survival.observe("model", "prose", "lucky", 1, 1)
-    assert survival.odds("model", "lucky") > 2 > 1.5 > survival.odds("model", "b")
+    assert survival.odds("model", "prose", "lucky") > 2 > 1.5 > survival.odds("model", "prose", "b")
     survival.release("lucky", METHODS)
-    assert survival.odds("model", "lucky") == 1
+    assert survival.odds("model", "prose", "lucky") == 1
 
 
 def test_survival_by_depth_counts_what_was_not_drafted_as_refused() -> None:

@@ -16,7 +16,7 @@ from .scheduler import Plan
 
 SAMPLED = 4
 """One step of so many is looked at for what it cost."""
-FIRST, SCORED, SHADOWED = 64, 2, 4
+FIRST, SCORED, SHADOWED = 64, 3, 6
 """Steps whose drafts are all scored; after that one of so many is, and one has a shadow."""
 OBSERVED = 12
 """Sequences whose drafts are scored in a step, at most; they take turns."""
@@ -283,19 +283,24 @@ class Adaptive:
         margins = draft.margins[index] if draft.margins else []
         if len(margins) != len(tokens):  # a grammar has cut the draft, or added to it
             margins = []
-        node = -1
-        for depth, token in enumerate(emitted if margins else ()):
+        node, straight = -1, 0
+        for depth, token in enumerate(emitted):
             below = [i for i, parent in enumerate(parents) if parent == node]
             node = next((i for i in below if tokens[i] == token), -1)
-            for rank, i in enumerate(below):
+            for rank, i in enumerate(below if margins else ()):
                 bin = bisect_right(MARGINS, margins[i])
                 survival.observe_node(choice.method, workload, depth + 1, rank, bin, i == node)
             if node < 0:
                 break
+            straight += straight == depth and node == below[0]
         asked, accepted = item.budget.depth, len(emitted) - 1
         survival.observe(choice.method, workload, stream.id, asked, accepted)
-        nodes = self.controller.methods[choice.method].nodes(asked)
-        survival.observe_size(choice.method, workload, verified, nodes)
+        method = self.controller.methods[choice.method]
+        survival.observe_size(choice.method, workload, verified, method.nodes(asked))
+        narrow = method.drafters[0]
+        if narrow != choice.method:  # whose chain is what the first children are
+            judged = min(asked, len(emitted), straight + 1)
+            survival.observe(narrow, workload, stream.id, asked, straight, judged)
 
     def _cast_shadow(self, sequence: SequenceState, stream: Stream) -> None:
         """Let a method that costs next to nothing draft behind a sequence, to be scored later."""

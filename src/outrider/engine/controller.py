@@ -31,6 +31,8 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Depths that are compared, and the longest of each method."""
 MOST_LEVELS = 2
 """Sequences are told apart by up to this power of two of their odds."""
+MOST_GROUPS = 12
+"""Groups beyond which sequences of a workload are not told apart."""
 EXPLORED_ALONE, EXPLORED = 0.01, 0.005
 """Share of the time of one stream, and of several, that may go into trying unused methods."""
 PROBE_DEPTH = 3
@@ -87,10 +89,14 @@ class Stream(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Sequences that are expected to fare alike: of one workload, level of odds and freedom."""
+    """Sequences that are expected to fare alike: of one workload and freedom.
+
+    ``levels`` say of each method how these sequences differ from the workload: the power of two of
+    their odds; none where they do not differ.
+    """
 
     workload: str
-    level: int
+    levels: tuple[int, ...]
     methods: tuple[str, ...]
     bound: int
     fixed: Choice | None
@@ -181,10 +187,11 @@ class _Outlook:
         if group.fixed is not None and not group.fixed.depth:
             return [NOTHING]
         options = [NOTHING] if group.fixed is None else []
+        levels = dict(zip(group.methods, group.levels, strict=False))
         for name in (group.fixed.method,) if group.fixed else group.methods:
-            method = self._methods[name]
+            method, odds = self._methods[name], 2.0 ** levels.get(name, 0)
             most = group.fixed.depth if group.fixed else min(group.bound, method.longest)
-            curve = self._survival.curve(name, group.workload, most, 2.0**group.level)
+            curve = self._survival.curve(name, group.workload, most, odds)
             fill = self._survival.fill(name, group.workload) * method.nodes(1)
             depths = (most,) if group.fixed else (*(d for d in DEPTHS if d < most), most)
             options += [_Option(Choice(name, d), 1 + sum(curve[:d]), 1 + d * fill) for d in depths]
@@ -259,7 +266,7 @@ class Controller:
     seconds: float = 0.0
     """Seconds of all steps."""
     explored: float = 0.0
-    """Seconds that went into trying methods."""
+    """Seconds that trying methods has cost."""
     tokens_per_second: float = 0.0
     """What the last review expects of the batch."""
     plain_per_second: float = 0.0
@@ -269,6 +276,7 @@ class Controller:
     """Whether the last decision tries a method that nobody uses."""
     _size: int = 0
     _context: int = 0
+    _plain_seconds: float = 1.0
     _steady: bool = False
     _assigned: dict[str, Choice] = field(default_factory=dict)
     _guards: dict[int, _Guard] = field(default_factory=dict)
@@ -302,14 +310,15 @@ class Controller:
         changed = abs(streams - self._size) > self._size // 4
         return changed or self.step - self.reviewed >= every
 
-    def level(self, stream: Stream) -> int:
-        """Return how a sequence differs from its workload: a power of two of the odds."""
-        odds = max([self.survival.odds(name, stream.id) for name in stream.methods], default=1.0)
-        return 0 if odds == 1 else max(-MOST_LEVELS, min(MOST_LEVELS, round(log2(odds))))
+    def levels(self, stream: Stream) -> tuple[int, ...]:
+        """Return how a sequence differs from its workload, see ``Group``."""
+        odds = [self.survival.odds(name, stream.workload, stream.id) for name in stream.methods]
+        levels = tuple([max(-MOST_LEVELS, min(MOST_LEVELS, round(log2(each)))) for each in odds])
+        return levels if any(levels) else ()
 
     def _joined(self, stream: Stream) -> Choice:
         """Return the choice for a sequence that came after the last review."""
-        group = Group(stream.workload, 0, stream.methods, stream.bound, None)
+        group = Group(stream.workload, (), stream.methods, stream.bound, None)
         choice = self.choices.get(group)
         if choice is None:
             choice = next((c for g, c in self.choices.items() if g.methods == group.methods), PLAIN)
@@ -323,9 +332,11 @@ class Controller:
         self._context = sum([stream.context for stream in streams])
         self.survival.count()
         groups = [
-            Group(s.workload, 0 if s.fixed else self.level(s), s.methods, s.bound, s.fixed)
+            Group(s.workload, () if s.fixed else self.levels(s), s.methods, s.bound, s.fixed)
             for s in streams
         ]
+        if len(set(groups)) > MOST_GROUPS:
+            groups = [group._replace(levels=()) for group in groups]
         counts: dict[Group, int] = {}
         for group in groups:
             counts[group] = counts.get(group, 0) + 1
@@ -334,6 +345,8 @@ class Controller:
         present = outlook.known(self.choices)
         now, plain = outlook.speed(present), outlook.plain()
         self.plain_per_second = outlook.speed(plain)
+        self._plain_seconds = self.costs.verify(len(streams), self._context)
+        self._plain_seconds += self.costs.host(len(streams))
         if speed < BETTER * now:
             speed, choices = now, present
         if speed < WORTHWHILE * self.plain_per_second:
@@ -372,7 +385,10 @@ class Controller:
         return order[most - 1] if most else 1.1
 
     def _explored(self, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
-        """Let one sequence try a method that nobody uses, as far as the time for that goes."""
+        """Let one sequence try a method that nobody uses, as far as the time for that goes.
+
+        A trial costs the seconds that it takes without those that its tokens would take otherwise.
+        """
         budget = (EXPLORED_ALONE if len(streams) == 1 else EXPLORED) * self.seconds - self.explored
         if budget < 0:
             return choices
@@ -387,13 +403,18 @@ class Controller:
         context = sum([stream.context for stream in streams])
         more = self.costs.verify(rows + method.nodes(depth), context)
         more -= self.costs.verify(rows, context)
-        price = draft_cost(self.costs, method, [1] * depth) + more
+        took = draft_cost(self.costs, method, [1] * depth) + more
+        price = max(took - self._gain(stream, name, depth) / self.tokens_per_second, took / 4)
         if price > budget:
             return choices
         self._tried[name] = self.step
         self._steady, self.tries = False, True
         self.explored += price
         return [*choices[:place], Choice(name, depth), *choices[place + 1 :]]
+
+    def _gain(self, stream: Stream, name: str, depth: int) -> float:
+        """Return the tokens that a draft is expected to bring."""
+        return sum(self.survival.curve(name, stream.workload, depth))
 
     def release(self, id: str) -> None:
         """Forget a sequence that ended."""
@@ -414,8 +435,7 @@ class Controller:
         """
         self.seconds += took
         if drafted:
-            plain = self.costs.verify(streams, self._context) + self.costs.host(streams)
-            lost = took / (plain * max(1.0, slow)) - emitted / streams
+            lost = took / (self._plain_seconds * max(1.0, slow)) - emitted / streams
             guard = self._guards.setdefault(streams.bit_length(), _Guard())
             guard.observe(self.step, lost)
             if self.step < guard.until:
@@ -426,7 +446,12 @@ class Controller:
         rows = (1, 2, 4, 8, 16, 32, 64)
         return {
             "choices": [
-                {"methods": list(g.methods), "level": g.level, "method": c.method, "depth": c.depth}
+                {
+                    "methods": list(g.methods),
+                    "levels": list(g.levels),
+                    "method": c.method,
+                    "depth": c.depth,
+                }
                 for g, c in self.choices.items()
             ],
             "tokens_per_second": round(self.tokens_per_second, 1),

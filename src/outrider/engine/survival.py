@@ -23,8 +23,8 @@ SHRINKAGE = 6.0
 """Observations of its own that outweigh what an estimate takes from the more general one."""
 MOST_WORKLOADS = 64
 MOST_SEQUENCES = 4096
-MEMORY = 256
-"""Judged tokens of a sequence after which older ones count half."""
+MEMORY = 128
+"""Drafts of a sequence after which older ones count half."""
 SIBLINGS, SECOND_DRAFTER = 0.4, 0.1
 """Share of refused tokens for which a tree's siblings, or another drafter, have the right one."""
 
@@ -74,8 +74,6 @@ class _Beliefs:
     depths: list[_Tally] = field(default_factory=lambda: [_Tally() for _ in range(DEPTHS)])
     nodes: dict[tuple[int, int, int], _Tally] = field(default_factory=dict)
     filled: _Tally = field(default_factory=_Tally)
-    expected: list[float] = field(default_factory=list)
-    """Expected accepted tokens among the first so many judged ones, as of the last ``curve``."""
     outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
     seen: dict[tuple[int, int, int, bool], int] = field(default_factory=dict)
     drafted: int = 0
@@ -108,11 +106,10 @@ class _Beliefs:
 
 @dataclass(slots=True)
 class _Own:
-    """Accepted and refused tokens of one sequence, beside the expected numbers."""
+    """Accepted tokens of one sequence, and judged ones by depth."""
 
     accepted: float = 0.0
-    expected: float = 0.0
-    judged: float = 0.0
+    judged: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
 
 
 class Survival:
@@ -160,16 +157,8 @@ class Survival:
 
         ``odds`` are those of ``odds``: the factor by which a sequence differs from its workload.
         """
-        general = self._general(method)
-        beliefs = self._workloads.get((method, workload))
-        if beliefs is None:
-            rates = [general] * depth
-        else:
-            general = beliefs.overall.shrunk(general, SHRINKAGE)
-            rates = [tally.shrunk(general, SHRINKAGE) for tally in beliefs.depths[:depth]]
-            rates += rates[-1:] * (depth - len(rates))
-            if len(rates) >= len(beliefs.expected) - 1:
-                beliefs.expected = [0.0, *accumulate(rates)]
+        rates = self._rates(method, workload)[:depth]
+        rates += rates[-1:] * (depth - len(rates))
         if odds != 1.0:
             rates = [rate * odds / (rate * odds + 1 - rate) for rate in rates]
         return [*accumulate(rates, mul)]
@@ -197,14 +186,24 @@ class Survival:
                 table[place] = tally.shrunk(float(table[place]), SHRINKAGE)
         return table
 
-    def odds(self, method: str, sequence: str) -> float:
+    def odds(self, method: str, workload: str, sequence: str) -> float:
         """Return the factor on odds by which a sequence differs from its workload."""
         own = self._own.get((method, sequence))
         if own is None:
             return 1.0
-        more = (own.accepted + SHRINKAGE) / (own.expected + SHRINKAGE)
-        fewer = own.judged - own.accepted + SHRINKAGE
-        return more / (fewer / (own.judged - own.expected + SHRINKAGE))
+        expected: float = sum(map(mul, own.judged, self._rates(method, workload)))
+        judged: float = sum(own.judged)
+        more: float = (own.accepted + SHRINKAGE) / (expected + SHRINKAGE)
+        return more / ((judged - own.accepted + SHRINKAGE) / (judged - expected + SHRINKAGE))
+
+    def _rates(self, method: str, workload: str) -> list[float]:
+        """Return P(drafted and accepted | the one before was) at each depth."""
+        general = self._general(method)
+        beliefs = self._workloads.get((method, workload))
+        if beliefs is None:
+            return [general] * DEPTHS
+        general = beliefs.overall.shrunk(general, SHRINKAGE)
+        return [tally.shrunk(general, SHRINKAGE) for tally in beliefs.depths]
 
     def observe(
         self,
@@ -230,16 +229,13 @@ class Survival:
         beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
         outcome = min(accepted, judged), judged
         beliefs.outcomes[outcome] = beliefs.outcomes.get(outcome, 0) + 1
-        if len(beliefs.expected) <= judged:
-            self.curve(method, workload, judged)
         own = _entry(self._own, (method, sequence), _Own, MOST_SEQUENCES)
-        if own.judged > MEMORY:
-            own.accepted, own.expected, own.judged = (
-                own.accepted / 2, own.expected / 2, own.judged / 2,
-            )  # fmt: skip
+        if own.judged[0] > MEMORY:
+            own.accepted /= 2
+            own.judged = [count / 2 for count in own.judged]
         own.accepted += outcome[0]
-        own.expected += beliefs.expected[judged]
-        own.judged += judged
+        for i in range(judged):
+            own.judged[min(i, DEPTHS - 1)] += 1
 
     def observe_size(self, method: str, workload: str, drafted: int, asked: int) -> None:
         """Take in how many nodes were drafted of those that might have been."""
