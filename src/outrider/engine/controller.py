@@ -387,7 +387,8 @@ class Controller:
     def _explored(self, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
         """Let one sequence try a method that nobody uses, as far as the time for that goes.
 
-        A trial costs the seconds that it takes without those that its tokens would take otherwise.
+        A trial costs the seconds that it takes beyond the usual draft's, and those that the batch
+        needs for the tokens that it brings less.
         """
         budget = (EXPLORED_ALONE if len(streams) == 1 else EXPLORED) * self.seconds - self.explored
         if budget < 0:
@@ -398,23 +399,27 @@ class Controller:
         if not unused or stream.fixed:
             return choices
         name = min(sorted(unused), key=lambda each: self._tried.get(each, 0))
-        method = self.methods[name]
-        depth, rows = min(PROBE_DEPTH, method.longest, stream.bound), len(streams)
-        context = sum([stream.context for stream in streams])
-        more = self.costs.verify(rows + method.nodes(depth), context)
-        more -= self.costs.verify(rows, context)
-        took = draft_cost(self.costs, method, [1] * depth) + more
-        price = max(took - self._gain(stream, name, depth) / self.tokens_per_second, took / 4)
+        trial = Choice(name, min(PROBE_DEPTH, self.methods[name].longest, stream.bound))
+        (took, gain), (usual, lost) = (
+            self._drafting(stream, each, len(streams)) for each in (trial, choices[place])
+        )
+        price = max(took - usual + (lost - gain) / self.tokens_per_second, took / 4)
         if price > budget:
             return choices
         self._tried[name] = self.step
         self._steady, self.tries = False, True
         self.explored += price
-        return [*choices[:place], Choice(name, depth), *choices[place + 1 :]]
+        return [*choices[:place], trial, *choices[place + 1 :]]
 
-    def _gain(self, stream: Stream, name: str, depth: int) -> float:
-        """Return the tokens that a draft is expected to bring."""
-        return sum(self.survival.curve(name, stream.workload, depth))
+    def _drafting(self, stream: Stream, choice: Choice, streams: int) -> tuple[float, float]:
+        """Return the seconds that a sequence's draft adds to a step, and the tokens it brings."""
+        if not choice.depth:
+            return 0.0, 0.0
+        method, context = self.methods[choice.method], self._context
+        more = self.costs.verify(streams + method.nodes(choice.depth), context)
+        more -= self.costs.verify(streams, context)
+        tokens = sum(self.survival.curve(choice.method, stream.workload, choice.depth))
+        return draft_cost(self.costs, method, [1] * choice.depth) + more, tokens
 
     def release(self, id: str) -> None:
         """Forget a sequence that ended."""
