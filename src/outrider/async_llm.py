@@ -14,6 +14,7 @@ from .engine.deaths import Deaths
 from .engine.messages import (
     Abort,
     Beat,
+    Beliefs,
     Gauges,
     Left,
     Logged,
@@ -73,6 +74,8 @@ class AsyncLLM:
         )
         self.ready: Ready | None = None
         self.gauges = Gauges()
+        self.beliefs: dict[str, Any] | None = None
+        """What the engine's controller believes, see ``engine/beliefs.py``; None without one."""
         self.speculation: SpeculationState | None = None
         self.restarts = 0
         self.failure: OutriderError | None = None
@@ -334,6 +337,8 @@ class AsyncLLM:
                     if not queue.running:
                         self._engaged.pop(id, None)
                 self._observe(message, grouped)
+            case Beliefs(summary):
+                self.beliefs = summary
             case Beat():
                 self._watch.hear(message)
             case Left(id, gauges, error):
@@ -371,7 +376,7 @@ class AsyncLLM:
             return
         bodies = {b for i, b in self._engaged.items() if not worker.withdraw(("add", i))}
         ready, hung = self.ready is not None, self._watch.hung
-        self.ready, self.gauges, self._worker = None, Gauges(), None
+        self.ready, self.gauges, self.beliefs, self._worker = None, Gauges(), None, None
         self._engaged.clear()
         if self._closing or self.failure is not None:
             return

@@ -22,7 +22,7 @@ from outrider.bench import report as reporting
 from outrider.bench.offline import Bench, Options, drafter_names
 from outrider.bench.repeats import Step, fresh_acceptance_length, repeats, steps
 from outrider.bench.workload import Workload
-from outrider.cli import app
+from outrider.cli import app, beliefs
 from outrider.errors import ConfigError, ModelError
 from outrider.models.base import Output, Store
 from outrider.models.rows import Segment
@@ -133,6 +133,43 @@ def test_json_on_stdout_is_alone_there(tiny_llama: Path, tiny_drafter: Path) -> 
     ]
     assert all(r["outputs_identical"] for r in runs)
     assert "speedup" in done.stderr
+
+
+@pytest.mark.usefixtures("_prompts")
+def test_explain_says_what_the_engine_believes(tiny_llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    args = ("--drafter", "auto,ngram", "--temperature", "0,1", "--json", file)
+    done = bench(tiny_llama, *args, "--explain")
+    assert done.exit_code == 0, done.output
+    runs = json.loads(file.read_text())["runs"]
+    assert [r["drafter"] for r in runs if r["controller"] is not None] == ["auto", "auto"]
+    said = " ".join(done.stdout.split())
+    for run in (run for run in runs if run["controller"] is not None):
+        known, temperature = run["controller"], f"{run['temperature']:g}"
+        expected = f"{known['tokens_per_second']:.0f} tokens/s expected, plain decoding"
+        assert f"auto, T = {temperature}, batch 1, K up to 4: {expected}" in said
+        assert all(name in said for name in known["draft_ms"])
+        assert f"1: {known['verify_ms']['1']:.2f}, 2: {known['verify_ms']['2']:.2f}" in said
+    assert said.count("chosen: ") >= said.count("pauses: ") == 2
+    done = bench(tiny_llama, "--drafter", "ngram", "--temperature", "0", "--explain")
+    assert "no drafter left its choices to the engine; --drafter auto does." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"method": "none", "depth": 0, "sequences": 1}, "plain decoding, for 1 sequence"),
+        ({"method": "suffix", "depth": 1, "sequences": 2}, "suffix, 1 token deep, for 2 sequences"),
+    ],
+)
+def test_a_choice_is_said_in_words(found: dict[str, Any], said: str) -> None:
+    assert beliefs.choice(found) == said
+
+
+def test_pauses_are_said_in_words() -> None:
+    assert beliefs.pauses({"pauses": {}}) == "none"
+    said = beliefs.pauses({"pauses": {"1": 192, "4": 7}})
+    assert said.endswith("for 192 steps from 1 sequence on, 7 steps from 4 sequences on")
 
 
 @pytest.mark.usefixtures("_prompts")

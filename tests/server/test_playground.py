@@ -34,6 +34,13 @@ def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
+def chooses(tiny_llama: Path) -> Iterator[Served]:
+    """A server whose engine chooses how to draft."""
+    with Served(tiny_llama) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Chrome"]:
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
@@ -107,6 +114,67 @@ def test_the_race_proves_that_texts_are_equal(page, mode: str) -> None:
     assert len(texts) == 2
     assert texts[0] == texts[1] != ""
     assert not page.find_elements("css selector", ".lane:first-child .accepted")
+
+
+def test_a_panel_shows_what_the_engine_believes(browser, chooses) -> None:
+    browser.set_window_size(1200, 900)
+    browser.get(chooses.url)
+    until(browser, lambda: at(browser, "#beliefs").is_displayed())
+    assert at(browser, "#drafter").get_attribute("value") == "auto"
+    assert at(browser, "#length").get_attribute("value") == ""
+    fill(browser, "#max_tokens", "120")
+    at(browser, "#run").click()
+    until(browser, lambda: "tokens in" in at(browser, "#message").text)
+    until(browser, lambda: all_at(browser, "#survival li"))
+    assert at(browser, "#choices").text.startswith(("Chosen: ", "Drafting pauses"))
+    for name in ("chosen", "plain"):
+        assert int(at(browser, f"#expected-{name}").text) > 0
+    for row in all_at(browser, "#survival li"):
+        bars = row.find_element("css selector", ".bars")
+        label = bars.get_attribute("aria-label")
+        assert label.startswith(row.find_element("css selector", ".name").text.strip("✓ "))
+        assert label.count("%") == len(bars.find_elements("css selector", "i")) == 8
+    browser.set_window_size(360, 740)
+    wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.execute_script(wide) <= 0
+
+
+def test_without_choices_there_is_no_panel(page) -> None:
+    assert not at(page, "#beliefs").is_displayed()
+    assert at(page, "#length").get_attribute("value") == "4"
+
+
+@pytest.mark.parametrize(
+    ("choices", "paused", "said"),
+    [
+        ([], False, "Chosen: nothing yet"),
+        ([("model tree", 6, 2), ("none", 0, 1)], False,
+         "Chosen: model tree, 6 deep (2) · plain decoding (1)"),
+        ([("suffix", 3, 1), ("suffix", 3, 4)], False, "Chosen: suffix, 3 deep"),
+        ([("suffix", 3, 1)], True, "Drafting pauses, since it lost time."),
+    ],
+)  # fmt: skip
+def test_the_panel_says_who_drafts(page, choices, paused: bool, said: str) -> None:
+    """From an answer that is made up, as the page reads it after a run."""
+    known = {
+        "choices": [{"method": m, "depth": d, "sequences": n} for m, d, n in choices],
+        "paused": paused, "tokens_per_second": 12.4, "plain_tokens_per_second": 6.0,
+        "survival": {"suffix": {"survival": [0.5, 0.25]}},
+    }  # fmt: skip
+    page.execute_script(
+        "const [known, real] = [arguments[0], window.fetch];"
+        "window.fetch = async (path, ...rest) => path === '/v1/speculation'"
+        " ? new Response(JSON.stringify({ controller: known })) : real(path, ...rest);",
+        known,
+    )
+    fill(page, "#max_tokens", "4")
+    at(page, "#run").click()
+    until(page, lambda: at(page, "#choices").text == said)
+    assert at(page, "#expected-chosen").text == "12"
+    drafts = not paused and any(method == "suffix" for method, _, _ in choices)
+    assert len(all_at(page, "#survival .chosen")) == drafts
+    bars = all_at(page, "#survival .bars i")
+    assert [bar.get_attribute("title") for bar in bars] == ["depth 1: 50 %", "depth 2: 25 %"]
 
 
 def test_escape_stops(page) -> None:

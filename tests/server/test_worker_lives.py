@@ -16,7 +16,7 @@ from outrider import SamplingParams, async_llm
 from outrider.async_llm import AsyncLLM
 from outrider.engine import pulse, suspects
 from outrider.engine.deaths import LONGEST_PAUSE, Deaths
-from outrider.engine.messages import Abort, Beat, Gauges, Left, Ready, Stepped
+from outrider.engine.messages import Abort, Beat, Beliefs, Gauges, Left, Ready, Stepped
 from outrider.engine.process import Outbox
 from outrider.engine.pulse import Watch
 from outrider.engine.speculation import SpeculationState
@@ -143,6 +143,23 @@ def test_deaths_under_requests_do_not_end_it(tiny_llama: Path, lives: list[Playe
             await llm.start()
         assert llm.trouble is llm.failure is not None
         assert len(lives) == 9
+
+    run(work())
+
+
+def test_beliefs_are_those_of_the_worker_that_lives(tiny_llama: Path, lives: list[Player]) -> None:
+    async def work() -> None:
+        llm = await opened(tiny_llama, lives)
+        assert llm.beliefs is None
+        dead = lives[-1]
+        dead.take(dead, Beliefs({"paused": False}))
+        await settle()
+        assert llm.beliefs == {"paused": False}
+        dead.die()
+        await settle()
+        dead.take(dead, Beliefs({"paused": True}))
+        await settle()
+        assert llm.beliefs is None
 
     run(work())
 

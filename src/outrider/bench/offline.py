@@ -167,6 +167,8 @@ class Bench:
             self.replay = Replay(options.replay, folder, self.prompts, answers)
         self.engines = {name: self._open(drafter) for name, drafter in names.items()}
         self.plain = self.engines[PLAIN]
+        self.beliefs: dict[Cell, dict[str, Any] | None] = {}
+        """What the engine believed at the end of each cell's last run."""
         variants = [(n, k) for n in names for k in (options.lengths if n != PLAIN else (0,))]
         self.conditions = [(t, b) for t in options.temperatures for b in options.batch_sizes]
         self.cells = [Cell(n, k, t, b) for t, b in self.conditions for n, k in variants]
@@ -238,6 +240,7 @@ class Bench:
                 gc.collect()
                 params = self.params(cell.temperature)
                 timings[cell].append(run_all(llm, self.prompts, params, cell.batch_size))
+                self.beliefs[cell] = llm.engine.beliefs
                 progress(done, len(schedule))
         finally:
             gc.unfreeze()

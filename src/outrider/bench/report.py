@@ -60,6 +60,8 @@ def figures(bench: Bench, cell: Cell, runs: list[Pass], plain: list[Pass]) -> di
     comparison ends; ``outputs_identical`` is false only for a difference that is none.
     ``structured_outputs`` is true where outputs were held to JSON schemas, and ``replay`` says what
     a replay target is, null for a real one.
+    ``controller`` is what the engine believed at the end of the last round, null where it was told
+    how to draft: see ``engine/beliefs.py``.
     ``acceptance_length_without_repeats`` and ``repeated_share`` (of output tokens): see
     ``bench/repeats.py``.
     """
@@ -101,6 +103,7 @@ def figures(bench: Bench, cell: Cell, runs: list[Pass], plain: list[Pass]) -> di
         "speedup_by_round": speedups,
         "acceptance_length_without_repeats": fresh_acceptance_length(texts) if drafts else None,
         "repeated_share": sum(again) / len(again),
+        "controller": bench.beliefs[cell],
         "differences": [
             # No number of JSON is infinite: the gap to a token that is never drawn is null.
             {"sample": i, **asdict(d), "gap": d.gap if math.isfinite(d.gap) else None}

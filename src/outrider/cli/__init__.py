@@ -8,7 +8,7 @@ import typer
 
 from .. import __version__
 from ..engine.stderr import guard
-from . import bench, demo, explain, generate, quality, quantize, serve, verify
+from . import bench, demo, drafters, explain, generate, quality, quantize, serve, verify
 from .common import Commands
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     generate.generate, serve.serve, serve.config, quantize.quantize, demo.demo, verify.verify,
-    explain.explain,
+    explain.explain, drafters.drafters,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ..bench.intervals import shown
 from ..errors import OutriderError
+from . import beliefs
 from .common import (
     LEAST_ROUNDS,
     WIDE,
@@ -136,12 +137,14 @@ def greedy_line(runs: Sequence[dict[str, Any]]) -> str | None:
     )
 
 
-def show(report: dict[str, Any], on_stderr: bool) -> None:
-    """Print the table, on stderr where the JSON has stdout."""
+def show(report: dict[str, Any], on_stderr: bool, explain: bool) -> None:
+    """Print the table and what engines believe, on stderr where the JSON has stdout."""
     console = report_console(on_stderr)
     console.print(table(report, console.width))
     if line := greedy_line(report["runs"]):
         console.print(line)
+    if explain:
+        beliefs.explain(console, report["runs"])
 
 
 def refuse_options(ctx: typer.Context) -> None:
@@ -170,11 +173,11 @@ def bench(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="ngram, suffix or a checkpoint's folder; may be given again, or with commas. "
-            "The model's own drafter, if it has one, and ngram unless given. With --replay: ngram, "
-            "suffix or planted:AGREEMENT[:SIZE], which says the target's most likely token that "
-            "often (a share from 0 to 1) and costs a model of SIZE, or nothing; planted:0.8 and "
-            "ngram unless given.",
+            help="auto, ngram, suffix or a checkpoint's folder; may be given again, or with "
+            "commas. The model's own drafter, if it has one, ngram and auto unless given. With "
+            "--replay: ngram, suffix or planted:AGREEMENT[:SIZE], which says the target's most "
+            "likely token that often (a share from 0 to 1) and costs a model of SIZE, or nothing; "
+            "planted:0.8 and ngram unless given.",
         ),
     ] = None,
     num_speculative_tokens: Annotated[
@@ -201,6 +204,14 @@ def bench(
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
     rounds: Rounds = LEAST_ROUNDS,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Say also what the engine believes, and so why it drafts as it does, where the "
+            "choices are its own, as with drafter auto.",
+        ),
+    ] = False,
     json_: JsonFile = None,
     plot: Annotated[
         str | None,
@@ -240,7 +251,7 @@ def bench(
     with status("comparing outputs"):
         report = make_report(engines, runs)
     write_json(report, json_)
-    show(report, on_stderr=json_ == "-")
+    show(report, on_stderr=json_ == "-", explain=explain)
     if plot:
         draw(report, Path(plot))
     if not all(run["outputs_identical"] for run in report["runs"]):

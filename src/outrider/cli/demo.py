@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import OutriderError
 from ..types import Origin, SamplingParams
+from .beliefs import choice
 from .common import SIGNS, Model, bars, model_folder, open_llm, program, shares, status
 
 if TYPE_CHECKING:
@@ -28,8 +30,9 @@ NARROWEST_COLUMNS = 100
 BAR = 40
 STYLES = {Origin.ACCEPTED: "green", Origin.BONUS: "cyan", Origin.PLAIN: ""}
 TEACHING = (
-    "A small drafter proposes, the target checks several tokens at once. [green]accepted draft "
-    "tokens[/green] · [cyan]the target's own token after a draft[/cyan] · plain"
+    "Drafters propose, the target checks several tokens at once, and the engine chooses at each "
+    "step who drafts and how far. [green]accepted draft tokens[/green] · [cyan]the target's own "
+    "token after a draft[/cyan] · plain"
 )
 
 
@@ -110,8 +113,11 @@ def show(console: Console, title: str, pair: Pair) -> None:
     console.print(f"identical: [{style}]{answer}[/{style}] · {pair.speedup:.2f}x")
 
 
-def summary(console: Console, pairs: list[Pair]) -> None:
-    """Print the result of all prompts: speeds as bars, the answer, and where to go from here."""
+def summary(console: Console, pairs: list[Pair], believed: Mapping[str, Any] | None) -> None:
+    """Print the result of all prompts: speeds as bars, the answer, and where to go from here.
+
+    ``believed`` is what the engine believes in the end, None where it does not choose.
+    """
     from ..bench.record import total
 
     plain = median(speed(pair.plain) for pair in pairs)
@@ -133,12 +139,15 @@ def summary(console: Console, pairs: list[Pair]) -> None:
             f"acceptance length: [bold]{counts.acceptance_length:.2f}[/bold] [dim](1 + accepted / "
             f"drafts), accepted up to each position:[/dim] {bars(survival)} {shares(survival)}"
         )
+    if believed is not None:
+        chosen = "; ".join(map(choice, believed["choices"]))
+        console.print(f"the engine's choice in the end: [bold]{escape(chosen)}[/bold]")
     call = program()
     console.print("\nTry next:")
     for command, what in (
         (f'{call} generate "def fibonacci(n):" --stats', "your own prompt, with figures"),
-        (f'{call} generate "class Stack:" --seed 7 --drafter none', "with ngram: the same text"),
-        (f"{call} bench", "every drafter at T = 0, 0.7 and 1, in a few minutes"),
+        (f'{call} generate "class Stack:" --seed 7 --drafter ngram', "with ngram: the same text"),
+        (f"{call} bench --explain", "every drafter, and what the engine believes of them"),
     ):
         console.print(f"  [bold]{command}[/bold]  [dim]{what}[/dim]")
 
@@ -160,6 +169,6 @@ def demo(model: Model = None) -> None:
             pair = decode(engines, prompt, FIRST_SEED + i)
         pairs.append(pair)
         show(console, f"prompt {i + 1} of {len(prompts)}", pair)
-    summary(console, pairs)
+    summary(console, pairs, engines[1].engine.beliefs)
     if not all(d.is_tie for p in pairs for d in p.differences):
         raise OutriderError("the outputs differ by more than numerical ties.")

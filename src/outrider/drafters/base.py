@@ -148,6 +148,12 @@ class DrafterSpec(ABC):
 
     name: ClassVar[str]
     """The name by which requests choose the drafter."""
+    wants: ClassVar[str] = ""
+    """What it needs, in a line for ``outrider drafters``."""
+    costs: ClassVar[str] = ""
+    """What a draft costs, in a few words."""
+    suits: ClassVar[str] = ""
+    """What it is good for, in a line."""
     auto: bool = False
     """True if it stands for whatever is at hand, which may be nothing."""
     members: tuple["DrafterSpec", ...] = ()
@@ -181,6 +187,9 @@ class NoSpec(DrafterSpec):
     """Plain decoding."""
 
     name = "none"
+    wants = "nothing"
+    costs = "nothing"
+    suits = "batches so large that every row costs time, and comparisons"
 
     def make(self, context: DrafterContext) -> Drafter:
         return NoDrafter(0)

@@ -72,6 +72,9 @@ class ModelSpec(DrafterSpec):
     """A checkpoint in ``folder`` that is smaller than the target and has its tokenizer."""
 
     name = "model"
+    wants = "a smaller checkpoint with the target's tokenizer; memory for its weights and cache"
+    costs = "a small model: a forward for each token of depth"
+    suits = "any text, where the checkpoint is far smaller than the target and agrees with it"
     folder: Path
 
     @classmethod

@@ -77,6 +77,9 @@ class NgramSpec(DrafterSpec):
     """
 
     name = "ngram"
+    wants = "nothing"
+    costs = "a lookup, microseconds"
+    suits = "text that repeats its prompt or itself: edits, summaries, answers from documents"
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
 

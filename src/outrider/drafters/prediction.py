@@ -31,6 +31,9 @@ class PredictionSpec(DrafterSpec):
     """The output that a request expects."""
 
     name = "prediction"
+    wants = "a request that says what output it expects"
+    costs = "a lookup, microseconds"
+    suits = "outputs that are mostly known: a file with a few changes"
 
     def make(self, context: DrafterContext) -> PredictionDrafter:
         return PredictionDrafter(context.config.max_draft_length)

@@ -74,6 +74,9 @@ class SuffixSpec(DrafterSpec):
     """Suffix decoding; trees where ``max_draft_nodes`` asks for them and they can be verified."""
 
     name = "suffix"
+    wants = "nothing; suffix_store takes memory for past outputs"
+    costs = "a lookup, microseconds"
+    suits = "text that repeats its prompt, itself or past outputs: edits, agents, forms"
 
     def needs(self, context: DrafterContext) -> Needs:
         config = context.config

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import log2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .costs import CostModel
 from .survival import Survival
@@ -262,6 +262,8 @@ class Controller:
     methods: Mapping[str, Method]
     shadowed: frozenset[str] = frozenset()
     choices: dict[Group, Choice] = field(default_factory=dict)
+    counts: dict[Group, int] = field(default_factory=dict)
+    """The sequences of each group, as of the last review."""
     step: int = 0
     seconds: float = 0.0
     """Seconds of all steps."""
@@ -274,6 +276,8 @@ class Controller:
     reviewed: int = 0
     tries: bool = False
     """Whether the last decision tries a method that nobody uses."""
+    paused: bool = False
+    """Whether drafting paused at the last step."""
     _size: int = 0
     _context: int = 0
     _plain_seconds: float = 1.0
@@ -286,7 +290,8 @@ class Controller:
         """Return the choice for each decoding sequence of the next step."""
         self.step += 1
         self._steady, self.tries = True, False
-        if self._pauses(len(streams)):
+        self.paused = self._pauses(len(streams))
+        if self.paused:
             return [stream.fixed or PLAIN for stream in streams]
         due = self._due(len(streams))
         if due:
@@ -340,6 +345,7 @@ class Controller:
         counts: dict[Group, int] = {}
         for group in groups:
             counts[group] = counts.get(group, 0) + 1
+        self.counts = counts
         outlook = _Outlook(counts, self.methods, self.costs, self.survival, self._context)
         speed, choices = outlook.best()
         present = outlook.known(self.choices)
@@ -446,31 +452,11 @@ class Controller:
             if self.step < guard.until:
                 self._steady = False
 
-    def summary(self) -> dict[str, Any]:
-        """Return what the controller believes, for people to look at."""
-        rows = (1, 2, 4, 8, 16, 32, 64)
+    @property
+    def pauses(self) -> dict[int, int]:
+        """The steps for which drafting still pauses, by the least batch size that they are for."""
         return {
-            "choices": [
-                {
-                    "methods": list(g.methods),
-                    "levels": list(g.levels),
-                    "method": c.method,
-                    "depth": c.depth,
-                }
-                for g, c in self.choices.items()
-            ],
-            "tokens_per_second": round(self.tokens_per_second, 1),
-            "plain_tokens_per_second": round(self.plain_per_second, 1),
-            "survival": self.survival.summary(),
-            "verify_ms": {n: round(1e3 * self.costs.verify(n, 0), 3) for n in rows},
-            "draft_ms": {
-                name: round(1e3 * draft_cost(self.costs, method, [1] * min(4, method.longest)), 3)
-                for name, method in self.methods.items()
-            },
-            "explored": round(self.explored / self.seconds, 4) if self.seconds else 0.0,
-            "pauses": {
-                2**size >> 1: guard.until - self.step
-                for size, guard in self._guards.items()
-                if guard.until > self.step
-            },
+            2**size >> 1: guard.until - self.step
+            for size, guard in self._guards.items()
+            if guard.until > self.step
         }

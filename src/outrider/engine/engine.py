@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -18,6 +19,7 @@ from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
 from ..types import Counts, Draft, Event, Request, SequenceState
 from .adaptive import Adaptive, Seconds
+from .beliefs import summary
 from .budget import Budget
 from .controller import Controller
 from .costs import StepCosts
@@ -222,6 +224,12 @@ class Engine:
     def drafter(self) -> Drafter:
         """The drafter of requests that name none."""
         return self.speculator.default
+
+    @property
+    def beliefs(self) -> dict[str, Any] | None:
+        """What the controller believes, see ``beliefs.summary``; None without one."""
+        adaptive = self.speculator.adaptive
+        return None if adaptive is None else summary(adaptive.controller)
 
     @property
     def has_work(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 
@@ -86,6 +86,12 @@ class Stepped(NamedTuple):
     gauges: Gauges
 
 
+class Beliefs(NamedTuple):
+    """What the engine's controller believes: ``beliefs.summary``."""
+
+    summary: dict[str, Any]
+
+
 class Left(NamedTuple):
     """A request is gone: the frontend dropped it, or ``error`` says why it cannot be served."""
 
@@ -101,5 +107,5 @@ class Logged(NamedTuple):
     text: str
 
 
-Message = Ready | OutriderError | Stepped | Left | Beat | Logged
+Message = Ready | OutriderError | Stepped | Beliefs | Left | Beat | Logged
 """From the worker to the frontend; an ``OutriderError`` says why the engine cannot be loaded."""

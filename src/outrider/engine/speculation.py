@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-from ..drafters.base import Drafter, NoSpec
+from ..drafters.base import Drafter, NoDrafter, NoSpec
 from ..drafters.combine import merged, part_of
 from ..drafters.prediction import PredictionSpec
 from ..drafters.registry import AUTO, TOGETHER
@@ -286,7 +286,8 @@ class Speculator:
         """
         names = [item.drafter for item in plan.batch]
         self.spent = {}
-        if names.count(NoSpec.name) == len(names):
+        nobody = names.count(NoSpec.name) == len(names)
+        if nobody and type(self.drafters[NoSpec.name]) is NoDrafter:  # else one that watches
             return Draft.chains([[] for _ in names])._replace(drafters=names)
         if names.count(names[0]) == len(names):
             return self._made(names[0], plan.batch)._replace(drafters=names)

@@ -24,9 +24,21 @@ from weakref import WeakValueDictionary
 from ..errors import OutriderError, RequestError
 from ..text.codec import TextCodec, has_tokenizer
 from ..types import Request, SamplingParams, SequenceState
+from .beliefs import summary
 from .build import build_engine
 from .engine import Engine
-from .messages import Abort, Command, Gauges, Left, Logged, Message, Ready, Stepped, WorkerSpec
+from .messages import (
+    Abort,
+    Beliefs,
+    Command,
+    Gauges,
+    Left,
+    Logged,
+    Message,
+    Ready,
+    Stepped,
+    WorkerSpec,
+)  # fmt: skip
 from .pulse import Pulse
 from .speculation import SpeculationState
 from .stderr import guard
@@ -38,6 +50,8 @@ WARM_TOKENS = 4
 """Tokens that are decoded before the worker says that it is ready."""
 COMPILERS = 2
 """Threads that compile grammars, so that a slow one holds up neither steps nor other requests."""
+TOLD_SECONDS = 1.0
+"""Between two messages on the controller's beliefs, at least, while the engine has work."""
 MAX_REASON = 300
 """Characters of an unforeseen error that its message quotes."""
 
@@ -137,12 +151,15 @@ class Worker:
         self.generation = generation
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the stepping thread
         self.preparing: WeakValueDictionary[str, _Adding] = WeakValueDictionary()
+        self._told = 0.0  # when, and at which step of the controller
+        self._told_step = -1
 
     def serve(self) -> None:
         """Decode a few tokens, send ``Ready``, and step until the frontend is gone."""
         self._warm_up()
         engine, pulse = self.engine, self.pulse
         speculator, budget = engine.speculator, engine.budget
+        self._tell()
         self.outlet.send(
             Ready(
                 tuple(speculator.drafters), speculator.names, speculator.state, str(budget),
@@ -159,6 +176,7 @@ class Worker:
                 call()
             if engine.has_work:
                 self._step()
+            self._tell()
 
     def _warm_up(self) -> None:
         """Decode a few tokens, so that the first request meets warm caches."""
@@ -174,6 +192,17 @@ class Worker:
         events = self.engine.step()
         self.pulse.longest = max(self.pulse.longest, time.perf_counter() - begin)
         self.outlet.send(Stepped(events, self._gauges()))
+
+    def _tell(self) -> None:
+        """Send what the controller believes: once a second, and when the engine falls idle."""
+        adaptive = self.engine.speculator.adaptive
+        if adaptive is None:
+            return
+        controller, now = adaptive.controller, time.monotonic()
+        due = now - self._told >= TOLD_SECONDS or not self.engine.has_work
+        if due and controller.step != self._told_step:
+            self._told, self._told_step = now, controller.step
+            self.outlet.send(Beliefs(summary(controller)))
 
     def _gauges(self) -> Gauges:
         engine, scheduler = self.engine, self.engine.scheduler

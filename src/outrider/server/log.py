@@ -7,7 +7,9 @@ import re
 import time
 from typing import Any, Literal
 
+from ..drafters.registry import TOGETHER
 from ..types import Counts
+from . import beliefs
 from .metrics import Metrics
 from .shown import plain, short
 
@@ -83,16 +85,35 @@ def words(fields: dict[str, Any]) -> str:
     ]
     if fields["reason"]:
         parts.append(f"SPECULATION IS OFF: {fields['reason'].replace('_', ' ')}")
+    elif fields["chosen"] == [] and fields["acceptance_length"] is None:
+        parts.append(f"{fields['drafter']} chose plain decoding")
     elif fields["acceptance_length"] is None:
         parts.append(f"NOTHING WAS DRAFTED by {fields['drafter']}")
     else:
         gain = fields["speedup"]
         parts.append(
-            f"K={fields['draft_length']} {fields['drafter']}, acceptance "
+            f"{_choice(fields)}, acceptance "
             f"{fields['acceptance_rate']:.2f}, length {fields['acceptance_length']:.2f}"
             + (f", {gain:.2f}x" if gain else "")
         )
     return " · ".join(parts)
+
+
+def _choice(fields: dict[str, Any]) -> str:
+    """Return who drafts, and how far; where the engine chooses, what it has chosen by now."""
+    if fields["chosen"] is None:
+        return f"K={fields['draft_length']} {fields['drafter']}"
+    return f"{fields['drafter']} ({', '.join(fields['chosen']) or 'now plain'})"
+
+
+def _chosen(metrics: Metrics, drafter: str) -> dict[str, Any]:
+    """Return what the engine has chosen, null where it does not choose, and the speedup so far."""
+    chosen = None
+    if metrics.chosen is not None:
+        choices = beliefs.in_use(metrics.chosen)
+        chosen = list(dict.fromkeys(f"K={c['depth']} {c['method']}" for c in choices))
+        drafter = TOGETHER.join(choices[0]["drafters"]) if choices else drafter
+    return {"chosen": chosen, "speedup": metrics.llm.gauges.speedups.get(drafter)}
 
 
 async def log_intervals(metrics: Metrics, seconds: float) -> None:
@@ -121,7 +142,7 @@ async def log_intervals(metrics: Metrics, seconds: float) -> None:
             "reason": metrics.off,
             "acceptance_rate": new.acceptance_rate,
             "acceptance_length": new.acceptance_length,
-            "speedup": gauges.speedups.get(state.drafter),
+            **_chosen(metrics, state.drafter),
         }
         level = logging.WARNING if fields["reason"] else logging.INFO
         logger.log(level, words(fields), extra={"fields": fields})

@@ -11,8 +11,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
+from ..drafters.registry import AUTO
 from ..engine.messages import Gauges, Stepped
 from ..types import SAMPLE, Counts, Event, Origin, Request, grouped_by
+from . import beliefs
 from .tally import Rate
 
 ENGINE = "0"
@@ -229,12 +231,21 @@ class Metrics(Collector):
         return None if now.enabled else "switched_off"
 
     @property
+    def chosen(self) -> beliefs.Beliefs | None:
+        """What the engine believes where it chooses drafter or draft length itself; else None."""
+        now = self.llm.speculation
+        chooses = now is not None and (now.drafter == AUTO or now.num_speculative_tokens is None)
+        return self.llm.beliefs if chooses and not self.off else None
+
+    @property
     def draft_length(self) -> int:
         """The longest draft K in use, 0 while nothing is drafted."""
         now = self.llm.speculation
         ready = self.llm.ready
         if now is None or ready is None or self.off:
             return 0
+        if self.chosen is not None:
+            return beliefs.longest(self.chosen)
         return now.num_speculative_tokens or ready.max_draft
 
     def collect(self) -> Iterator[Metric]:
@@ -282,6 +293,25 @@ class Metrics(Collector):
              {(drafter,): counts.nodes for drafter, counts in self.by_drafter.items()}),
             (counter, "outrider_engine_restarts", "Starts of the engine after a death.", (),
              {(): self.llm.restarts}),
+            *self._believed(),
+        )  # fmt: skip
+
+    def _believed(self) -> tuple[Family, ...]:
+        """Return the families on what the engine's controller believes; none without one."""
+        known, gauge = self.llm.beliefs, GaugeMetricFamily
+        if known is None:
+            return ()
+        return (
+            (gauge, "outrider_expected_tokens_per_second",
+             "What the engine expects of its choices, and of plain decoding.", ("kind",),
+             {("chosen",): known["tokens_per_second"],
+              ("plain",): known["plain_tokens_per_second"]}),
+            (gauge, "outrider_survival", "Expected share of drafts accepted up to a position.",
+             ("method", "position"), beliefs.survival(known)),
+            (gauge, "outrider_choice_depth", "Mean draft length that is chosen, 0 for none.",
+             ("method",), {(name,): depth for name, depth in beliefs.depths(known).items()}),
+            (gauge, "outrider_speculation_paused", "1 while drafting pauses because it lost time.",
+             (), {(): float(known["paused"])}),
         )  # fmt: skip
 
     def _by_position(self, field: str) -> Values:

@@ -175,7 +175,9 @@ class Server:
         inputs, ready, now = self.llm.inputs, self.llm.ready, self.llm.speculation
         assert ready is not None
         assert now is not None
-        drafts = f"{now.drafter}, up to {now.num_speculative_tokens} tokens a step"
+        most = now.num_speculative_tokens or ready.max_draft
+        drafts = f"{now.drafter}, up to {most} tokens a step"
+        drafts += ", chosen by the engine" if self.service.metrics.chosen is not None else ""
         sampling = ", ".join(f"{name} {value}" for name, value in self.settings.defaults.items())
         body = '{"prompt": "def add(a, b):", "max_tokens": 32}'
         return [

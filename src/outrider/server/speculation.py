@@ -2,19 +2,24 @@
 
 from typing import Any
 
+from ..drafters.registry import TOGETHER
 from ..engine.speculation import SpeculationState
 from ..errors import ConfigError
 from ..types import Counts
+from . import beliefs
 from .errors import Refusal
 from .protocol import SpeculationChange, to_refusal
 from .service import Service
 
 NOT_CHOSEN = "not_chosen"
-"""The reason of a drafter that drafts only for requests that name it."""
+"""The reason of a drafter that neither the switch nor the engine has chosen."""
 
 
 def state(service: Service) -> dict[str, Any]:
-    """Return the switch and the figures since the server's start, null where there are none."""
+    """Return the switch and the figures since the server's start, null where there are none.
+
+    ``controller`` is what the engine believes where it chooses how to draft.
+    """
     llm, metrics = service.llm, service.metrics
     now, ready = llm.speculation, llm.ready
     return {
@@ -23,13 +28,13 @@ def state(service: Service) -> dict[str, Any]:
         "num_speculative_tokens": now.num_speculative_tokens if now else None,
         "max_num_speculative_tokens": ready.max_draft if ready else None,
         "draft_length": metrics.draft_length,
-        "reason": metrics.off,
+        "reason": metrics.off or _why_not(metrics.draft_length, metrics.chosen),
         "drafters": {
             name: _drafter(service, name)
             for name in (ready.drafters if ready else ())
             if name != "none"
         },
-        "controller": None,
+        "controller": llm.beliefs,
     }
 
 
@@ -37,10 +42,14 @@ def _drafter(service: Service, name: str) -> dict[str, Any]:
     """Return one drafter's draft length K, or why that is 0, and its counts."""
     llm, metrics = service.llm, service.metrics
     counts = metrics.by_drafter.get(name, Counts())
-    chosen = llm.speculation is not None and llm.speculation.drafter == name
+    if metrics.chosen is not None:
+        length = beliefs.longest(metrics.chosen, name)
+    else:
+        named = llm.speculation is not None and name in llm.speculation.drafter.split(TOGETHER)
+        length = metrics.draft_length if named else 0
     return {
-        "draft_length": metrics.draft_length if chosen else 0,
-        "reason": metrics.off or (None if chosen else NOT_CHOSEN),
+        "draft_length": length,
+        "reason": metrics.off or (None if length else NOT_CHOSEN),
         "speedup": llm.gauges.speedups.get(name),
         "drafts": counts.drafts,
         "drafted": counts.drafted,
@@ -49,6 +58,10 @@ def _drafter(service: Service, name: str) -> dict[str, Any]:
         "acceptance_length": counts.acceptance_length,
         "acceptance_by_position": counts.acceptance_by_position,
     }
+
+
+def _why_not(length: int, chosen: beliefs.Beliefs | None) -> str | None:
+    return None if length or chosen is None else beliefs.why_not(chosen)
 
 
 async def change(service: Service, body: SpeculationChange) -> None:

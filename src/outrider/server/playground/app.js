@@ -2,6 +2,7 @@
 
 const byId = (id) => document.getElementById(id);
 const STEPS_SHOWN = 400;
+const REFRESH_MS = 1000; // the engine says no oftener what it believes
 let running = null; // aborts what is under way
 
 function headers() {
@@ -31,15 +32,65 @@ async function connect() {
     byId("model").textContent = `${model.id} · context ${model.max_model_len} tokens`;
     const select = byId("drafter");
     select.replaceChildren();
-    for (const name of Object.keys(speculation.drafters).filter((n) => n !== "prediction")) {
+    const drafters = Object.keys(speculation.drafters).filter((n) => n !== "prediction");
+    for (const name of [...(speculation.controller ? ["auto"] : []), ...drafters]) {
       select.add(new Option(name, name, false, name === speculation.drafter));
     }
     byId("length").max = speculation.max_num_speculative_tokens;
-    byId("length").value = speculation.num_speculative_tokens;
+    byId("length").value = speculation.num_speculative_tokens ?? "";
+    showBeliefs(speculation.controller);
     say(speculation.enabled ? "" : "Speculation is switched off on this server.");
   } catch (error) {
     byId("model").textContent = "not connected";
     say(error.message, true);
+  }
+}
+
+// One line for all sequences that are drafted for alike.
+function choicesOf({ choices, paused }) {
+  if (paused) return "Drafting pauses, since it lost time.";
+  const counts = new Map();
+  for (const { method, depth, sequences } of choices) {
+    const how = depth ? `${method}, ${depth} deep` : "plain decoding";
+    counts.set(how, (counts.get(how) ?? 0) + sequences);
+  }
+  const parts = [...counts].map(([how, count]) => (counts.size > 1 ? `${how} (${count})` : how));
+  return `Chosen: ${parts.join(" · ") || "nothing yet"}`;
+}
+
+// What the engine's controller believes; hidden where the engine is told how to draft.
+function showBeliefs(beliefs) {
+  byId("beliefs").hidden = !beliefs;
+  if (!beliefs) return;
+  byId("choices").textContent = choicesOf(beliefs);
+  byId("expected-chosen").textContent = beliefs.tokens_per_second.toFixed(0);
+  byId("expected-plain").textContent = beliefs.plain_tokens_per_second.toFixed(0);
+  const drafting = beliefs.choices.filter((c) => c.depth && !beliefs.paused);
+  const chosen = new Set(drafting.map((c) => c.method));
+  const rows = Object.entries(beliefs.survival).map(([method, { survival }]) => {
+    const row = byId("method").content.cloneNode(true);
+    row.querySelector("li").classList.toggle("chosen", chosen.has(method));
+    row.querySelector(".name").textContent = method;
+    const bars = row.querySelector(".bars");
+    const shares = survival.map((share) => `${(100 * share).toFixed(0)} %`);
+    bars.setAttribute("aria-label", `${method}: ${shares.join(", ")}`);
+    row.querySelector(".share").textContent = shares[0];
+    survival.forEach((share, i) => {
+      const bar = document.createElement("i");
+      bar.style.height = `${100 * share}%`;
+      bar.title = `depth ${i + 1}: ${shares[i]}`;
+      bars.append(bar);
+    });
+    return row;
+  });
+  byId("survival").replaceChildren(...rows);
+}
+
+async function refresh() {
+  try {
+    showBeliefs((await ask("/v1/speculation")).controller);
+  } catch {
+    // what is under way says what is wrong
   }
 }
 
@@ -56,7 +107,7 @@ function body(enabled) {
     speculation: {
       enabled,
       drafter: byId("drafter").value || null,
-      num_speculative_tokens: Number(byId("length").value),
+      num_speculative_tokens: byId("length").value ? Number(byId("length").value) : null,
     },
   };
   if (byId("seed").value) asked.seed = byId("seed").value;
@@ -160,6 +211,7 @@ async function under(work) {
   byId("lanes").replaceChildren();
   byId("stop").disabled = false;
   say("running …");
+  const clock = setInterval(refresh, REFRESH_MS);
   try {
     await work(mine.signal);
   } catch (error) {
@@ -167,6 +219,8 @@ async function under(work) {
     if (error.name === "AbortError") say("stopped");
     else say(error.message, true);
   } finally {
+    clearInterval(clock);
+    refresh();
     if (running === mine) {
       running = null;
       byId("stop").disabled = true;

@@ -1,0 +1,188 @@
+"""``outrider drafters``: every drafter that is known, and what it needs, costs and suits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..errors import OutriderError
+from .common import report_console, status, write
+
+if TYPE_CHECKING:
+    from ..drafters.base import DrafterContext, DrafterSpec
+    from ..input_processor import InputProcessor
+
+UNSAID = "not said"
+HOW = (
+    "--drafter NAME takes one, NAME+NAME merges the drafts of several into trees, and auto chooses "
+    "at each step among the checkpoint beside the model, suffix, a request's prediction and what "
+    "is named behind it (auto+NAME)."
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One drafter, and what a model has of it: null where no model is given.
+
+    ``why`` says why it is not at hand. ``page_bytes`` are those of its own cache for each page of
+    the target's, and ``fixed_bytes`` come once. ``auto`` is true if auto chooses among it.
+    """
+
+    name: str
+    wants: str
+    costs: str
+    suits: str
+    at_hand: bool | None = None
+    why: str | None = None
+    checkpoint: str | None = None
+    page_bytes: int | None = None
+    fixed_bytes: int | None = None
+    auto: bool | None = None
+
+    @property
+    def memory(self) -> str:
+        """What it takes of the memory, in words."""
+        if not self.at_hand:
+            return f"not at hand: {self.why}"
+        parts = [f"{_bytes(self.page_bytes)} a page"] if self.page_bytes else []
+        parts += [f"{_bytes(self.fixed_bytes)} once"] if self.fixed_bytes else []
+        return ", ".join(parts) or "none"
+
+
+def _bytes(count: int | None) -> str:
+    size = float(count or 0)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
+
+
+def known() -> list[Facts]:
+    """Return every drafter, those of other packages among them.
+
+    Raises:
+        ConfigError: one of another package cannot be loaded.
+    """
+    from ..drafters.registry import known_specs
+
+    return [Facts(name, spec.wants, spec.costs, spec.suits) for name, spec in known_specs().items()]
+
+
+def at_hand(model: str) -> tuple[list[Facts], int]:
+    """Return every drafter with what a model has of it, and the tokens of a page.
+
+    Raises:
+        OutriderError: the model cannot be loaded.
+    """
+    from ..drafters.base import DrafterContext
+    from ..drafters.prediction import PredictionSpec
+    from ..drafters.registry import AUTO, find_drafter
+    from ..engine.build import load_target
+    from ..input_processor import InputProcessor
+
+    inputs = InputProcessor(model, None, {})
+    target = load_target(inputs.folder, inputs.config, inputs.model_config)
+    context = DrafterContext(target, inputs.backend, inputs.config, inputs.max_model_len)
+    auto = {each.name for each in find_drafter(AUTO, inputs.folder).members}
+    auto |= {PredictionSpec.name}
+    found = [_with_model(facts, inputs, context, facts.name in auto) for facts in known()]
+    return found, inputs.config.page_size
+
+
+def _with_model(facts: Facts, inputs: InputProcessor, context: DrafterContext, auto: bool) -> Facts:
+    """Return a drafter's facts with what it takes of this model's engine, or why it cannot."""
+    from dataclasses import replace
+
+    try:
+        spec = _spec(facts.name, inputs, context)
+        needs = spec.needs(context)
+    except OutriderError as error:
+        return replace(facts, at_hand=False, why=str(error), auto=False)
+    return replace(
+        facts,
+        at_hand=True,
+        checkpoint=None if spec.folder is None else str(spec.folder),
+        page_bytes=needs.page_bytes,
+        fixed_bytes=needs.fixed_bytes,
+        auto=auto,
+    )
+
+
+def _spec(name: str, inputs: InputProcessor, context: DrafterContext) -> DrafterSpec:
+    """Return the drafter of that name for a model.
+
+    Raises:
+        ConfigError, ModelError: there is none, or it is not for this model.
+    """
+    from ..drafters.base import NoSpec
+    from ..drafters.model import ModelSpec
+    from ..drafters.registry import known_specs, sibling
+    from ..errors import ConfigError
+    from ..input_processor import InputProcessor
+    from ..models.load import cannot_go_back
+
+    if name != NoSpec.name and not context.model.truncates:
+        raise ConfigError(f"{cannot_go_back(inputs.folder, context.model)}.")
+    if name == ModelSpec.name and sibling(inputs.folder) is None:
+        raise ConfigError("no checkpoint in the model's sub-folder or sibling drafter.")
+    if name != ModelSpec.name and known_specs()[name].recognise(name) is None:
+        raise ConfigError("its name alone does not choose it; its package says what does.")
+    return InputProcessor(inputs.folder, name, {}).spec
+
+
+def table(found: list[Facts], page_size: int | None) -> Table:
+    """Return the drafters as a table; the memory they take where a model is given."""
+    grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    grid.add_column("drafter", no_wrap=True)
+    for name in ("needs", "costs", "suits"):
+        grid.add_column(name, overflow="fold")
+    if page_size is not None:
+        grid.add_column(f"memory (pages of {page_size} tokens)", overflow="fold")
+        grid.add_column("auto", no_wrap=True)
+    for facts in found:
+        cells = [facts.wants, facts.costs, facts.suits]
+        row = [facts.name, *(cell or UNSAID for cell in cells)]
+        if page_size is not None:
+            row += [facts.memory, "yes" if facts.auto else ""]
+        grid.add_row(*map(escape, row), style="dim" if facts.at_hand is False else None)
+    return grid
+
+
+def show(console: Console, found: list[Facts], page_size: int | None) -> None:
+    """Print the table, and how drafters are named."""
+    console.print(table(found, page_size))
+    console.print(HOW)
+
+
+def drafters(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="PATH",
+            help="Say also which drafters this target has at hand, and the memory that each takes: "
+            "a checkpoint's folder, .gguf file or hub name.",
+        ),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """List all drafters: what each needs, costs and suits."""
+    page_size = None
+    if model is None:
+        found = known()
+    else:
+        with status("loading the model"):
+            found, page_size = at_hand(model)
+    if json_:
+        report = {"model": model, "page_size": page_size, "drafters": [asdict(f) for f in found]}
+        write(json.dumps(report) + "\n")
+    else:
+        show(report_console(on_stderr=False), found, page_size)

@@ -1,0 +1,46 @@
+"""What the engine's controller believes (``engine/beliefs.py``), as figures of the server."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Beliefs = Mapping[str, Any]
+
+
+def in_use(beliefs: Beliefs) -> list[Mapping[str, Any]]:
+    """Return the choices that draft now, those for most sequences first.
+
+    While drafting pauses there are those of requests only.
+    """
+    paused = beliefs["paused"]
+    found = [c for c in beliefs["choices"] if c["depth"] and (c["fixed"] or not paused)]
+    return sorted(found, key=lambda choice: -choice["sequences"])
+
+
+def longest(beliefs: Beliefs, drafter: str | None = None) -> int:
+    """Return the longest draft in use, of one drafter or of any; 0 for none."""
+    depths = (c["depth"] for c in in_use(beliefs) if drafter in (None, *c["drafters"]))
+    return max(depths, default=0)
+
+
+def depths(beliefs: Beliefs) -> dict[str, float]:
+    """Return by method the mean depth over the sequences that draft by it, 0 without any."""
+    found = dict.fromkeys(beliefs["draft_ms"], 0.0)
+    for name in {choice["method"] for choice in in_use(beliefs)}:
+        mine = [c for c in in_use(beliefs) if c["method"] == name]
+        total = sum(c["sequences"] for c in mine)
+        found[name] = sum(c["depth"] * c["sequences"] for c in mine) / max(1, total)
+    return found
+
+
+def survival(beliefs: Beliefs) -> dict[tuple[str, ...], float]:
+    """Return by method and position the expected share of drafts that are accepted up to there."""
+    return {
+        (name, str(position)): share
+        for name, found in beliefs["survival"].items()
+        for position, share in enumerate(found["survival"])
+    }
+
+
+def why_not(beliefs: Beliefs) -> str:
+    """Return why the engine chooses to draft nothing."""
+    return "paused" if beliefs["paused"] else "plain_is_faster"

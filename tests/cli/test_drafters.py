@@ -1,0 +1,134 @@
+"""``outrider drafters``: what each drafter needs, costs and suits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outrider import LLM
+from outrider.cli import app
+from outrider.drafters import registry
+from outrider.drafters.base import DrafterSpec, Needs, NoDrafter
+from outrider.drafters.registry import known_specs
+from outrider.errors import ConfigError
+
+BUILT_IN = {"none", "ngram", "suffix", "prediction", "model"}
+
+
+class Entry:
+    """An entry point of a specification."""
+
+    def __init__(self, spec: type[DrafterSpec]) -> None:
+        self.name, self.value, self.load = spec.name, "other:Spec", lambda: spec
+
+
+@dataclass(frozen=True)
+class Told(DrafterSpec):
+    name = "told"
+    wants, costs, suits = "a [bold] wish", "a coin", "all that loops"
+
+    def needs(self, context: Any) -> Needs:
+        return Needs(page_bytes=3 << 10, fixed_bytes=5 << 20)
+
+    def make(self, context: Any) -> NoDrafter:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Untold(Told):
+    name = "untold"
+    wants = costs = suits = ""
+
+    def needs(self, context: Any) -> Needs:
+        raise ConfigError("untold wants another target.")
+
+
+@dataclass(frozen=True)
+class ByFile(Told):
+    name = "by-file"
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> None:
+        return None
+
+
+@pytest.fixture
+def _others(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    points = [Entry(spec) for spec in (Told, Untold, ByFile)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    known_specs.cache_clear()
+    yield
+    known_specs.cache_clear()
+
+
+def drafters(*args: object) -> Result:
+    return CliRunner().invoke(app, ["drafters", *map(str, args)])
+
+
+def listed(*args: object) -> dict[str, dict[str, Any]]:
+    done = drafters("--json", *args)
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    return {each["name"]: each for each in report["drafters"]}
+
+
+def test_every_drafter_says_what_it_needs_costs_and_suits() -> None:
+    found = listed()
+    assert found.keys() >= BUILT_IN
+    for name in BUILT_IN:
+        assert all(found[name][fact] for fact in ("wants", "costs", "suits"))
+        assert found[name]["at_hand"] is None is found[name]["page_bytes"]
+    shown = drafters().stdout
+    assert all(found[name]["costs"].split(",")[0] in shown for name in BUILT_IN)
+    assert "memory" not in shown.splitlines()[0]
+
+
+@pytest.mark.usefixtures("_others")
+def test_drafters_of_other_packages_are_listed(tiny_llama: Path) -> None:
+    shown = drafters().stdout
+    assert "a [bold] wish" in shown
+    assert "not said" in shown
+    found = listed("--model", tiny_llama)
+    assert found["told"]["at_hand"]
+    assert (found["told"]["page_bytes"], found["told"]["fixed_bytes"]) == (3 << 10, 5 << 20)
+    assert not found["told"]["auto"]
+    assert found["untold"]["why"] == "untold wants another target."
+    assert "its name alone does not choose it" in found["by-file"]["why"]
+    text = drafters("--model", tiny_llama).stdout
+    assert "3 KiB a page, 5 MiB once" in " ".join(text.split())
+
+
+def test_a_model_has_a_checkpoint_at_hand_or_not(tiny_llama: Path, tmp_path: Path) -> None:
+    found = listed("--model", tiny_llama)
+    assert not found["model"]["at_hand"]
+    assert "no checkpoint in the model's sub-folder" in found["model"]["why"]
+    assert {name for name, each in found.items() if each["auto"]} == {"suffix", "prediction"}
+    target = tmp_path / "target"
+    for folder in (target, tmp_path / "drafter"):
+        shutil.copytree(tiny_llama, folder)
+    found = listed("--model", target)
+    model = found["model"]
+    assert model["at_hand"]
+    assert model["auto"]
+    assert Path(model["checkpoint"]).name == "drafter"
+    budget = LLM(target, "model", num_speculative_tokens=2).engine.budget
+    assert model["page_bytes"] * budget.pages == budget.drafter_bytes
+    assert "a page" in drafters("--model", target).stdout
+
+
+def test_what_nothing_can_draft_for_says_so(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    found = listed("--model", make_checkpoint(tmp_path / "mamba", "mamba"))
+    assert {name for name, each in found.items() if each["at_hand"]} == {"none"}
+    assert "cannot go back" in found["suffix"]["why"]
+    done = drafters("--model", tmp_path / "absent")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: model ")
