@@ -18,8 +18,8 @@ from outrider.config import EngineConfig
 from outrider.drafters.base import DrafterSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
-from outrider.engine.controller import PLAIN, Choice, Stream
 from outrider.engine.engine import Engine
+from outrider.engine.outlook import PLAIN, Choice, Stream
 from outrider.types import Event, Request, SamplingParams
 
 VOCABULARY = 211

@@ -3,8 +3,9 @@
 import json
 
 from outrider.engine.beliefs import summary
-from outrider.engine.controller import PLAIN, Choice, Controller, Method, Stream
+from outrider.engine.controller import Controller
 from outrider.engine.costs import CostModel, Costs, Curve, DraftCosts
+from outrider.engine.outlook import PLAIN, Choice, Method, Stream
 from outrider.engine.survival import Survival
 
 SECRET = "salt-of-a-tenant"

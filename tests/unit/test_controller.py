@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.controller import PLAIN, Choice, Controller, Method, Stream
+from outrider.engine.controller import Controller
 from outrider.engine.costs import CostModel, Costs, Curve, DraftCosts
+from outrider.engine.outlook import PLAIN, Choice, Method, Stream
 from outrider.engine.simulate import Step, simulate
 from outrider.engine.survival import PRIORS, Survival
 

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from ..drafters.base import Drafter
 from ..native.interface import DEPTHS, MARGINS, RANKS
 from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
-from .controller import Choice, Controller, Method, Stream, parts_of
+from .controller import Controller
 from .costs import SPIKE
+from .outlook import Choice, Method, Stream, parts_of
 from .scheduler import Plan
 
 SAMPLED = 4

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .controller import Controller, draft_cost
+from .controller import Controller
+from .outlook import draft_cost
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows whose cost is told."""

@@ -10,13 +10,13 @@ themselves, which the coupled rule allows and the ratio rules do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import log2
-from typing import NamedTuple
 
 from .costs import CostModel
+from .outlook import PLAIN, Choice, Group, Method, Outlook, Stream, draft_cost
 from .survival import Survival
 
 REVIEW_STEPS = 16
@@ -27,8 +27,6 @@ WORTHWHILE = 1.02
 """Expected speed over plain decoding from which on anything is drafted."""
 BETTER = 1.01
 """Expected speed over that of the present choices from which on others take their place."""
-DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Depths that are compared, and the longest of each method."""
 MOST_LEVELS = 2
 """Sequences are told apart by up to this power of two of their odds."""
 MOST_GROUPS = 12
@@ -45,72 +43,6 @@ WORST = 0.9
 CUTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128,
         160, 192, 224, 256, 320, 384, 448, 512)  # fmt: skip
 """Nodes of a step that are compared."""
-
-
-class Method(NamedTuple):
-    """A way to draft: one drafter or several together, in chains or in trees.
-
-    ``width`` is the number of nodes that a drafter may propose at each depth, ``longest`` the
-    depth of a draft.
-    """
-
-    drafters: tuple[str, ...]
-    longest: int
-    width: int = 1
-
-    def nodes(self, depth: int) -> int:
-        """Return the nodes that a draft of that depth may have."""
-        return depth * self.width * len(self.drafters)
-
-
-class Choice(NamedTuple):
-    """The name of a method, and how many tokens deep it drafts."""
-
-    method: str
-    depth: int
-
-
-PLAIN = Choice("none", 0)
-
-
-class Stream(NamedTuple):
-    """A decoding sequence as the controller sees it.
-
-    ``methods`` are those that may draft for it, up to ``bound`` tokens; ``fixed`` is the choice
-    that its request made.
-    """
-
-    id: str
-    workload: str
-    context: int
-    methods: tuple[str, ...] = ()
-    bound: int = DEPTHS[-1]
-    fixed: Choice | None = None
-
-
-class Group(NamedTuple):
-    """Sequences that are expected to fare alike: of one workload and freedom.
-
-    ``levels`` say of each method how these sequences differ from the workload: the power of two of
-    their odds; none where they do not differ.
-    """
-
-    workload: str
-    levels: tuple[int, ...]
-    methods: tuple[str, ...]
-    bound: int
-    fixed: Choice | None
-
-
-class _Option(NamedTuple):
-    """A choice, and what a sequence expects of it: emitted tokens and rows."""
-
-    choice: Choice
-    tokens: float = 1.0
-    rows: float = 1.0
-
-
-NOTHING = _Option(PLAIN)
 
 
 @dataclass
@@ -130,120 +62,6 @@ class _Guard:
             self.deficit = LOST / 2  # half open: the next trial loses sooner
         elif self.deficit == -LOST:
             self.pause = FIRST_PAUSE
-
-
-def sequences_by_depth(choices: Iterable[tuple[Choice, int]]) -> dict[str, list[int]]:
-    """Return for each method how many sequences draft a token at each depth.
-
-    Args:
-        choices: each with the number of sequences that it is made for.
-    """
-    drafting: dict[str, list[int]] = {}
-    for (name, depth), count in choices:
-        if depth:
-            by_depth = drafting.setdefault(name, [])
-            by_depth += [0] * (depth - len(by_depth))
-            for i in range(depth):
-                by_depth[i] += count
-    return drafting
-
-
-def draft_cost(costs: CostModel, method: Method, by_depth: Sequence[int]) -> float:
-    """Return the seconds of a method where ``by_depth[i]`` sequences draft at depth i + 1."""
-    rows = by_depth if method.width == 1 else [count * method.width for count in by_depth]
-    return sum([costs.draft(name, rows) for name in parts_of(method)])
-
-
-def parts_of(method: Method) -> tuple[str, ...]:
-    """Return what a method's time is spent on: its drafters, and merging if they are several."""
-    drafters = method.drafters
-    return drafters if len(drafters) == 1 else (*drafters, "+".join(drafters))
-
-
-class _Outlook:
-    """The expected speed of a batch of groups under any choices."""
-
-    def __init__(
-        self,
-        counts: Mapping[Group, int],
-        methods: Mapping[str, Method],
-        costs: CostModel,
-        survival: Survival,
-        context: int,
-    ) -> None:
-        self.counts = counts
-        self._methods, self._costs, self._survival = methods, costs, survival
-        self._context = context
-        self._host = costs.host(sum(counts.values()))
-        self._verify: dict[int, float] = {}
-        self.options = {group: self._options(group) for group in counts}
-        self._by_choice = {
-            group: {option.choice: option for option in options}
-            for group, options in self.options.items()
-        }
-
-    def _options(self, group: Group) -> list[_Option]:
-        """Return every choice for a group."""
-        if group.fixed is not None and not group.fixed.depth:
-            return [NOTHING]
-        options = [NOTHING] if group.fixed is None else []
-        levels = dict(zip(group.methods, group.levels, strict=False))
-        for name in (group.fixed.method,) if group.fixed else group.methods:
-            method, odds = self._methods[name], 2.0 ** levels.get(name, 0)
-            most = group.fixed.depth if group.fixed else min(group.bound, method.longest)
-            curve = self._survival.curve(name, group.workload, most, odds)
-            fill = self._survival.fill(name, group.workload) * method.nodes(1)
-            depths = (most,) if group.fixed else (*(d for d in DEPTHS if d < most), most)
-            options += [_Option(Choice(name, d), 1 + sum(curve[:d]), 1 + d * fill) for d in depths]
-        return options
-
-    def speed(self, choices: Mapping[Group, _Option]) -> float:
-        """Return the expected tokens per second."""
-        tokens = rows = 0.0
-        for group, count in self.counts.items():
-            option = choices[group]
-            tokens += count * option.tokens
-            rows += count * option.rows
-        return tokens / self._seconds(choices, round(rows))
-
-    def _seconds(self, choices: Mapping[Group, _Option], rows: int) -> float:
-        seconds = self._verify.get(rows)
-        if seconds is None:
-            seconds = self._verify[rows] = self._costs.verify(rows, self._context)
-        drafting = sequences_by_depth((choices[g].choice, n) for g, n in self.counts.items())
-        for name, by_depth in drafting.items():
-            seconds += draft_cost(self._costs, self._methods[name], by_depth)
-        return seconds + self._host
-
-    def plain(self) -> dict[Group, _Option]:
-        """Return the choices of plain decoding, as far as requests leave them open."""
-        return {group: options[0] for group, options in self.options.items()}
-
-    def known(self, choices: Mapping[Group, Choice]) -> dict[Group, _Option]:
-        """Return the options of given choices; plain where there is none."""
-        by_choice = self._by_choice
-        return {
-            group: by_choice[group].get(choices.get(group, PLAIN), options[0])
-            for group, options in self.options.items()
-        }
-
-    def best(self) -> tuple[float, dict[Group, _Option]]:
-        """Return the best choices that were found: one for all, then group by group."""
-        groups = list(self.options)
-        widest = max(groups, key=lambda group: len(self.options[group]))
-        speed, choices = 0.0, self.plain()
-        for option in self.options[widest]:
-            trial = self.known(dict.fromkeys(groups, option.choice))
-            other = self.speed(trial)
-            if other > speed:
-                speed, choices = other, trial
-        for group in groups if len(groups) > 1 else ():
-            for option in self.options[group]:
-                trial = {**choices, group: option}
-                other = self.speed(trial)
-                if other > speed:
-                    speed, choices = other, trial
-        return speed, choices
 
 
 @dataclass
@@ -346,7 +164,7 @@ class Controller:
         for group in groups:
             counts[group] = counts.get(group, 0) + 1
         self.counts = counts
-        outlook = _Outlook(counts, self.methods, self.costs, self.survival, self._context)
+        outlook = Outlook(counts, self.methods, self.costs, self.survival, self._context)
         speed, choices = outlook.best()
         present = outlook.known(self.choices)
         now, plain = outlook.speed(present), outlook.plain()

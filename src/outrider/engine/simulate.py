@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .controller import PLAIN, Choice, Controller, Stream, sequences_by_depth
+from .controller import Controller
 from .costs import Costs
+from .outlook import PLAIN, Choice, Stream, sequences_by_depth
 
 Truth = Callable[[int, str, int], float]
 """P(accepted | parent accepted) at a step, of a method, at a depth; methods are single drafters."""

@@ -28,7 +28,7 @@ from ..types import (
     depths,
 )
 from .adaptive import Adaptive, Freedom
-from .controller import PLAIN, Choice
+from .outlook import PLAIN, Choice
 from .scheduler import Plan
 
 D = TypeVar("D", bound=Drafter)
