@@ -168,9 +168,11 @@ def test_costs_learn_and_spikes_count_little() -> None:
     before = model.verify(8, 100)
     for _ in range(50):
         model.observe_verify(8, 100, 2 * before)
+    model.count()
     assert model.verify(8, 100) == pytest.approx(2 * before, rel=0.05)
     assert model.verify(64, 100) > 1.5 * CostModel(costs(2e-4)).verify(64, 100)
     model.observe_verify(8, 100, 100 * before)
+    model.count()
     assert model.verify(8, 100) < 2.2 * before
     assert model.draft("model", []) == model.draft("ngram", [0]) == 0
     assert model.draft("model", [2, 1]) > model.draft("model", [1, 1])

@@ -10,6 +10,7 @@ themselves, which the coupled rule allows and the ratio rules do not.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -154,6 +155,7 @@ class Controller:
         self.reviewed, self._size = self.step, len(streams)
         self._context = sum([stream.context for stream in streams])
         self.survival.count()
+        self.costs.count()
         groups = [
             Group(s.workload, () if s.fixed else self.levels(s), s.methods, s.bound, s.fixed)
             for s in streams
@@ -202,7 +204,7 @@ class Controller:
         context, fixed = self._context, spent + self.costs.host(sequences)
         tokens = [*accumulate(order, initial=float(sequences))]
         best, most = 0.0, 0
-        for count in (*(n for n in CUTS if n < len(order)), len(order)):
+        for count in (*CUTS[: bisect_left(CUTS, len(order))], len(order)):
             speed = tokens[count] / (self.costs.verify(rows + count, context) + fixed)
             if speed >= best:
                 best, most = speed, count

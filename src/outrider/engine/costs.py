@@ -30,7 +30,6 @@ SPIKE = 1.5
 """A measurement counts as this many times what was expected at most, and at least its inverse."""
 HOST, HOST_PER_SEQUENCE = 1e-4, 2e-5
 """Seconds of a step beside its forwards, before they are measured."""
-MOST_SIZES = 1024
 TRUSTED = 4
 """Measurements before spikes are cut."""
 
@@ -188,8 +187,6 @@ class _Correction:
         """Return the ratio at a size: straight between powers of two, so that it makes no steps."""
         value = self._known.get(size)
         if value is None:
-            if len(self._known) > MOST_SIZES:
-                self._known.clear()
             power = log2(max(size, 1))
             below = floor(power)
             left, right = self._near(below), self._near(below + 1)
@@ -202,8 +199,10 @@ class _Correction:
             return self.overall.value
         return (own.seen * own.value + PULL * self.overall.value) / (own.seen + PULL)
 
-    def observe(self, size: int, ratio: float) -> None:
+    def count(self) -> None:
         self._known.clear()
+
+    def observe(self, size: int, ratio: float) -> None:
         self.overall.observe(ratio)
         self.sizes.setdefault(round(log2(max(size, 1))), _Ratio()).observe(ratio)
 
@@ -220,17 +219,22 @@ class CostModel:
         self._target = _Correction()
         self._drafters = {name: _Correction() for name in prior.drafters}
         self._host = _Correction()
-        self._rows: dict[int, float] = {}
+        self._rows: dict[int, tuple[float, float]] = {}
+        self._drafts: dict[tuple[str, int, int], float] = {}
 
-    def _forward(self, rows: int, context: int) -> float:
-        seconds = self._rows.get(rows)
-        if seconds is None:
-            seconds = self._rows[rows] = self.prior.target.at(rows)
-        return seconds + self.prior.per_context * context
+    def count(self) -> None:
+        """Let what was observed since the last time count."""
+        for each in (self._target, self._host, *self._drafters.values()):
+            each.count()
+        self._rows.clear()
+        self._drafts.clear()
 
     def verify(self, rows: int, context: int) -> float:
         """Return the seconds of a forward of ``rows`` rows over ``context`` tokens in all."""
-        return self._forward(rows, context) * self._target.at(rows)
+        known = self._rows.get(rows)
+        if known is None:
+            known = self._rows[rows] = self.prior.target.at(rows), self._target.at(rows)
+        return (known[0] + self.prior.per_context * context) * known[1]
 
     def host(self, sequences: int) -> float:
         """Return the seconds of a step beside its forward and its drafting."""
@@ -245,12 +249,22 @@ class CostModel:
         """Return the seconds of a drafter, see ``DraftCosts.at``."""
         if not counts or not counts[0]:
             return 0.0
+        if counts[-1] != counts[0]:
+            return self._draft(name, counts)
+        key = name, counts[0], len(counts)
+        seconds = self._drafts.get(key)
+        if seconds is None:
+            seconds = self._drafts[key] = self._draft(name, counts)
+        return seconds
+
+    def _draft(self, name: str, counts: Sequence[int]) -> float:
         own = self._drafters[name].at(counts[0])
         return self.prior.drafters[name].at(counts) * own * self._target.overall.value
 
     def observe_verify(self, rows: int, context: int, seconds: float) -> None:
         """Take in what a forward took."""
-        self._target.observe(rows, seconds / self._forward(rows, context))
+        prior = self.prior.target.at(rows) + self.prior.per_context * context
+        self._target.observe(rows, seconds / prior)
 
     def observe_draft(self, name: str, counts: Sequence[int], seconds: float) -> None:
         """Take in what a drafter took."""
