@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
+from math import inf
 from typing import NamedTuple
 
 from ..drafters.base import Drafter
@@ -15,10 +17,8 @@ from .costs import SPIKE
 from .outlook import Choice, Method, Stream, parts_of
 from .scheduler import Plan
 
-SAMPLED = 4
-"""One step of so many is looked at for what it cost."""
-FIRST, SCORED, SHADOWED = 64, 3, 6
-"""Steps whose drafts are all scored; after that one of so many is, and one has a shadow."""
+FIRST, LOOKED, SHADOWED = 64, 3, 6
+"""Steps that are all looked at; after that one of so many is, and one has a shadow."""
 OBSERVED = 12
 """Sequences whose drafts are scored in a step, at most; they take turns."""
 SHADOW_DEPTH = 4
@@ -33,6 +33,19 @@ class Freedom(NamedTuple):
     methods: tuple[str, ...]
     bound: int
     fixed: Choice | None = None
+
+
+@dataclass
+class _Window:
+    """Steps since the last one that was looked at.
+
+    ``emitted`` tokens and ``took`` seconds are those of steps with drafts, ``all`` all seconds.
+    """
+
+    streams: int
+    emitted: int = 0
+    took: float = 0.0
+    all: float = 0.0
 
 
 class _Shadow(NamedTuple):
@@ -89,6 +102,8 @@ class Adaptive:
         self._sequences: list[SequenceState] = []
         self._context = 0
         self._tries = False
+        self._window = _Window(0)
+        self._longest = inf
         self._chosen: dict[str, tuple[Choice, DraftBudget]] = {}
         self._budgets: dict[tuple[Choice, str, int], DraftBudget] = {}
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
@@ -217,26 +232,33 @@ class Adaptive:
             seconds: what its parts took.
         """
         self._turn += 1
-        count = len(self._sequences)
-        if count and plan.rows == plan.decoding == count:
-            drafted = any(draft.tokens)
-            nodes = sum([len(tokens) for tokens in draft.tokens])
-            slow = seconds.verify / self.controller.costs.verify(count + nodes, self._context)
-            usual = SPIKE * (seconds.verify / slow + sum(seconds.draft.values()))
-            usual += SPIKE * self.controller.costs.host(count)
-            self.controller.observe(count, emitted, drafted, min(seconds.step, usual), slow)
-            if self._turn % SAMPLED == 0 or self._tries:
+        looks = self._tries or self._turn < FIRST or self._turn % LOOKED == 0
+        count, window = len(self._sequences), self._window
+        if count and plan.rows == plan.decoding == count:  # else prompts ran beside
+            if window.streams != count:
+                window = self._window = _Window(count)
+            if any(draft.tokens):
+                window.emitted += emitted
+                window.took += min(seconds.step, self._longest)
+            window.all += seconds.step
+            if looks:
                 self._learn_costs(plan, draft, seconds)
-        if self._whole is not None and (self._turn < FIRST or self._turn % SCORED == 0):
-            self._score(plan.batch, draft)
+        if looks:
+            if self._whole is not None:
+                self._score(plan.batch, draft)
+            if self._shadows:
+                self._follow_shadows()
         self._whole = None
-        if self._shadows:
-            self._follow_shadows()
 
     def _learn_costs(self, plan: Plan, draft: Draft, seconds: Seconds) -> None:
         controller = self.controller
         context = self._context = sum([len(s.tokens) for s in self._sequences])
         nodes = sum([len(tokens) for tokens in draft.tokens])
+        slow = seconds.verify / controller.costs.verify(plan.decoding + nodes, context)
+        window, self._window = self._window, _Window(plan.decoding)
+        controller.observe(window.streams, window.emitted, window.took, window.all, slow)
+        longest = SPIKE * seconds.step
+        self._longest = min(self._longest, 2 * longest) * 0.8 + 0.2 * longest
         controller.costs.observe_verify(plan.decoding + nodes, context, seconds.verify)
         rest = seconds.step - seconds.verify - sum(seconds.draft.values())
         controller.costs.observe_host(plan.decoding, rest)

@@ -253,20 +253,20 @@ class Controller:
         self.survival.release(id, self.methods)
 
     def observe(
-        self, streams: int, emitted: int, drafted: bool, took: float, slow: float = 1.0
+        self, streams: int, emitted: int, drafting: float, took: float, slow: float = 1.0
     ) -> None:
-        """Take in a step.
+        """Take in some steps of the same sequences.
 
         Args:
-            streams: decoding sequences.
-            emitted: tokens.
-            drafted: whether any sequence had a draft.
-            took: seconds.
+            streams: sequences.
+            emitted: tokens of the steps with drafts.
+            drafting: seconds of the steps with drafts.
+            took: seconds of all.
             slow: how many times longer than expected the target took for the same rows.
         """
         self.seconds += took
-        if drafted:
-            lost = took / (self._plain_seconds * max(1.0, slow)) - emitted / streams
+        if drafting:
+            lost = drafting / (self._plain_seconds * max(1.0, slow)) - emitted / streams
             guard = self._guards.setdefault(streams.bit_length(), _Guard())
             guard.observe(self.step, lost)
             if self.step < guard.until:

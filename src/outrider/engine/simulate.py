@@ -81,7 +81,7 @@ def simulate(
         controller.costs.observe_host(batch, 0.0)
         controller.costs.observe_verify(rows, context, verify)
         drafted = any(depth for _, depth in choices)
-        controller.observe(batch, emitted, drafted, took + verify)
+        controller.observe(batch, emitted, (took + verify) * drafted, took + verify)
         plain = expected(truth, rates, [PLAIN] * batch, context)
         best = max(
             t / s

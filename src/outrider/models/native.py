@@ -377,7 +377,8 @@ class NativeTransformer(Model):
             words = _words(fast)
             rates = None
             if rated:
-                rates = np.stack([CERTAIN if table is None else table for table in tables])
+                known = [CERTAIN if table is None else table for table in tables]
+                rates = np.stack(known) if len(known) > 1 else known[0][None]
             drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits, rates)
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted
