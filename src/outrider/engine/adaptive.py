@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,12 @@ from .costs import SPIKE
 from .outlook import Choice, Method, Stream, parts_of
 from .scheduler import Plan
 
-FIRST, LOOKED, SHADOWED = 64, 3, 6
-"""Steps that are all looked at; after that one of so many is, and one has a shadow."""
+OWN = 0.01
+"""Share of the time that looking at steps may take, and that choosing may take."""
+SELDOMLY, REVIEWED = 8, (16, 64)
+"""Steps of which at least one is looked at, and after which choices are compared again."""
+FIRST, SHADOWED = 64, 2
+"""Steps that are all looked at, and looks of which one casts a shadow after that."""
 OBSERVED = 12
 """Sequences whose drafts are scored in a step, at most; they take turns."""
 SHADOW_DEPTH = 4
@@ -33,6 +38,10 @@ class Freedom(NamedTuple):
     methods: tuple[str, ...]
     bound: int
     fixed: Choice | None = None
+
+
+def _smoothed(before: float, value: float) -> float:
+    return value if not before else before + 0.1 * (value - before)
 
 
 @dataclass
@@ -104,6 +113,9 @@ class Adaptive:
         self._tries = False
         self._window = _Window(0)
         self._longest = inf
+        self._every = 1
+        self._looks = 0
+        self._step = self._own_look = self._own_choice = 0.0
         self._chosen: dict[str, tuple[Choice, DraftBudget]] = {}
         self._budgets: dict[tuple[Choice, str, int], DraftBudget] = {}
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
@@ -132,7 +144,11 @@ class Adaptive:
         self._chosen = {}
         if not streams:
             return
+        before, begin = self.controller.reviewed, time.perf_counter()
         choices = self.controller.decide(streams)
+        if self.controller.reviewed != before and self._step:
+            self._own_choice = _smoothed(self._own_choice, time.perf_counter() - begin)
+            self.controller.review_steps = self._within(self._own_choice, *REVIEWED)
         self._tries = self.controller.tries
         if self._known_at != self.controller.reviewed:
             self._known_at = self.controller.reviewed
@@ -231,8 +247,10 @@ class Adaptive:
             emitted: tokens.
             seconds: what its parts took.
         """
+        begin = time.perf_counter()
+        self._step = _smoothed(self._step, seconds.step)
         self._turn += 1
-        looks = self._tries or self._turn < FIRST or self._turn % LOOKED == 0
+        looks = self._tries or self._turn < FIRST or self._turn % self._every == 0
         count, window = len(self._sequences), self._window
         if count and plan.rows == plan.decoding == count:  # else prompts ran beside
             if window.streams != count:
@@ -244,11 +262,18 @@ class Adaptive:
             if looks:
                 self._learn_costs(plan, draft, seconds)
         if looks:
+            self._looks += 1
             if self._whole is not None:
                 self._score(plan.batch, draft)
             if self._shadows:
                 self._follow_shadows()
+            self._own_look = _smoothed(self._own_look, time.perf_counter() - begin)
+            self._every = self._within(self._own_look, 1, SELDOMLY)
         self._whole = None
+
+    def _within(self, own: float, least: int, most: int) -> int:
+        """Return after how many steps something that takes ``own`` seconds may be done again."""
+        return max(least, min(most, round(own / (OWN * self._step))))
 
     def _learn_costs(self, plan: Plan, draft: Draft, seconds: Seconds) -> None:
         controller = self.controller
@@ -292,7 +317,7 @@ class Adaptive:
                 continue
             if item.budget.depth:
                 self._score_one(item, stream, index, len(draft.tokens[index]))
-            if i == items[0] and (self._turn < FIRST or self._turn % SHADOWED == 0):
+            if i == items[0] and (self._turn < FIRST or self._looks % SHADOWED == 0):
                 self._cast_shadow(item.sequence, stream)
 
     def _score_one(self, item: Scheduled, stream: Stream, index: int, verified: int) -> None:

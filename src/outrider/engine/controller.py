@@ -72,6 +72,7 @@ class Controller:
     Args:
         costs, survival: what is expected of steps and drafts; both are told what came of them.
         methods: by name.
+        review_steps: steps after which choices are compared again, if the batch stays alike.
         shadowed: methods whose drafts are scored without being verified, so that none needs to be
             tried.
     """
@@ -80,6 +81,7 @@ class Controller:
     survival: Survival
     methods: Mapping[str, Method]
     shadowed: frozenset[str] = frozenset()
+    review_steps: int = REVIEW_STEPS
     choices: dict[Group, Choice] = field(default_factory=dict)
     counts: dict[Group, int] = field(default_factory=dict)
     """The sequences of each group, as of the last review."""
@@ -130,7 +132,7 @@ class Controller:
         return guard is not None and self.step < guard.until
 
     def _due(self, streams: int) -> bool:
-        every = 1 if self.step < FIRST_REVIEWS else REVIEW_STEPS
+        every = 1 if self.step < FIRST_REVIEWS else self.review_steps
         changed = abs(streams - self._size) > self._size // 4
         return changed or self.step - self.reviewed >= every
 
