@@ -164,7 +164,8 @@ def test_a_drafter_follows_nothing(tmp_path: Path) -> None:
     params = SamplingParams(temperature=1.0, seed=0, max_tokens=60, ignore_eos=True)
 
     def drafted(**options: Any) -> tuple[int, list[int]]:
-        llm = LLM(tmp_path, dtype="float32", quantization="int8", **options)
+        fixed = {"drafter": "model", "num_speculative_tokens": 4}
+        llm = LLM(tmp_path, dtype="float32", quantization="int8", **fixed, **options)
         said = llm.generate([[5, 9, 5]], params)[0].outputs[0].token_ids
         return llm.engine.counts.accepted, said
 

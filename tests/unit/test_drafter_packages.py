@@ -101,8 +101,8 @@ def test_a_drafter_of_trees_sees_hidden_states(dtype: str, tiny_llama: Path) -> 
 @pytest.mark.usefixtures("branches")
 def test_a_drafter_of_trees_is_budgeted_and_chosen(tiny_llama: Path) -> None:
     memory = 2 << 20
-    alone = LLM(tiny_llama, "ngram", memory=memory).engine.budget
-    llm = LLM(tiny_llama, "branches", memory=memory)
+    alone = LLM(tiny_llama, "ngram", num_speculative_tokens=4, memory=memory).engine.budget
+    llm = LLM(tiny_llama, "branches", num_speculative_tokens=4, memory=memory)
     budget = llm.engine.budget
     assert budget.drafter_bytes == 64 * budget.page_size * budget.pages
     assert budget.pages < alone.pages

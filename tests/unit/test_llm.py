@@ -363,7 +363,8 @@ def test_a_drafter_with_another_tokenizer_is_refused_by_entry(
 def test_a_padded_vocabulary_is_no_difference(tiny_llama: Path, tmp_path: Path) -> None:
     wide = build_checkpoint(tmp_path / "wide", "llama", vocab_size=384, num_hidden_layers=1)
     save_tokenizer(wide)
-    drafted = LLM(tiny_llama, drafter=wide, dtype="float32", memory=2**24).generate("fox", SAMPLED)
+    llm = LLM(tiny_llama, drafter=wide, num_speculative_tokens=4, dtype="float32", memory=2**24)
+    drafted = llm.generate("fox", SAMPLED)
     plain = LLM(tiny_llama, drafter=None, dtype="float32", memory=2**24).generate("fox", SAMPLED)
     assert drafted[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
     assert drafted[0].metrics.drafted > 0

@@ -18,7 +18,7 @@ from .costs import SPIKE
 from .outlook import Choice, Method, Stream, parts_of
 from .scheduler import Plan
 
-OWN = 0.01
+OWN = 0.007
 """Share of the time that looking at steps may take, and that choosing may take."""
 SELDOMLY, REVIEWED = 8, (16, 64)
 """Steps of which at least one is looked at, and after which choices are compared again."""
@@ -114,6 +114,7 @@ class Adaptive:
         self._window = _Window(0)
         self._longest = inf
         self._every = 1
+        self._worth = 0.0
         self._looks = 0
         self._step = self._own_look = self._own_choice = 0.0
         self._chosen: dict[str, tuple[Choice, DraftBudget]] = {}
@@ -207,7 +208,9 @@ class Adaptive:
         if not chances:
             return draft
         flat = [chance for each in chances.values() for chance in each]
-        worth = self.controller.worth(flat, rows, len(self._sequences), spent)
+        if self._looks_on():  # between looks the last price of a row holds
+            self._worth = self.controller.worth(flat, rows, len(self._sequences), spent)
+        worth = self._worth
         if min(flat) >= worth:
             return draft
         cut = draft._replace(tokens=[*draft.tokens], parents=[*draft.parents])
@@ -249,8 +252,7 @@ class Adaptive:
         """
         begin = time.perf_counter()
         self._step = _smoothed(self._step, seconds.step)
-        self._turn += 1
-        looks = self._tries or self._turn < FIRST or self._turn % self._every == 0
+        looks = self._looks_on()
         count, window = len(self._sequences), self._window
         if count and plan.rows == plan.decoding == count:  # else prompts ran beside
             if window.streams != count:
@@ -270,6 +272,11 @@ class Adaptive:
             self._own_look = _smoothed(self._own_look, time.perf_counter() - begin)
             self._every = self._within(self._own_look, 1, SELDOMLY)
         self._whole = None
+        self._turn += 1
+
+    def _looks_on(self) -> bool:
+        """Return True where the step that runs is looked at."""
+        return self._tries or self._turn < FIRST or self._turn % self._every == 0
 
     def _within(self, own: float, least: int, most: int) -> int:
         """Return after how many steps something that takes ``own`` seconds may be done again."""
