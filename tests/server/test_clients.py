@@ -27,7 +27,7 @@ SECONDS = 3600
 
 @pytest.fixture
 def server() -> Iterator[Served]:
-    with Served("--request-timeout", "2") as found:
+    with Served("--request-timeout", "2", "--num-speculative-tokens", "4") as found:
         yield found
         # Of a stream that fails on the way the log alone tells.
         assert not [s for s in found.lines if re.search(r"Traceback|status=5|error=5", s)]
