@@ -75,7 +75,7 @@ class AsyncLLM:
         self.ready: Ready | None = None
         self.gauges = Gauges()
         self.beliefs: dict[str, Any] | None = None
-        """What the engine's controller believes, see ``engine/beliefs.py``; None without one."""
+        """The beliefs of the engine's controller, see ``engine/beliefs.py``; None without one."""
         self.speculation: SpeculationState | None = None
         self.restarts = 0
         self.failure: OutriderError | None = None

@@ -21,7 +21,7 @@ LARGEST_MEMORY = 2**50
 
 @dataclass(frozen=True)
 class Preset:
-    """What is known of a use: the longest draft, and P(accept) before anything is seen.
+    """A use: the longest draft for it, and P(accept) before anything is seen.
 
     ``windows`` are the last tokens that each kind of drafter sees; docs/performance.md measures
     them.

@@ -1,4 +1,4 @@
-"""What an engine's controller believes (``engine/beliefs.py``), printed for people."""
+"""Prints the beliefs of an engine's controller (``engine/beliefs.py``)."""
 
 from __future__ import annotations
 

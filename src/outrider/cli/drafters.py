@@ -48,7 +48,7 @@ class Facts:
 
     @property
     def memory(self) -> str:
-        """What it takes of the memory, in words."""
+        """The memory that it takes, in words."""
         if not self.at_hand:
             return f"not at hand: {self.why}"
         parts = [f"{_bytes(self.page_bytes)} a page"] if self.page_bytes else []

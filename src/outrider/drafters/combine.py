@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from ..types import Draft, DraftBudget
 
+TOGETHER = "+"
+"""Joins the names of drafters whose drafts are merged."""
+
 
 def part_of(budgets: Sequence[DraftBudget], parts: int) -> list[DraftBudget]:
     """Return each of ``parts`` drafters' share of the budgets: all depths, a part of the nodes."""
@@ -23,28 +26,26 @@ def merged(names: Sequence[str], drafts: Sequence[Draft], budgets: Sequence[Draf
         drafts: theirs, for the same sequences.
         budgets: nodes beyond them are left out.
     """
-    whole = Draft([], [], margins=[], sources=[])
-    assert whole.margins is not None
-    assert whole.sources is not None
-    for index, budget in enumerate(budgets):
-        tree = _Tree([], [], [], [])
+    trees = [_Tree() for _ in budgets]
+    for index, (tree, budget) in enumerate(zip(trees, budgets, strict=True)):
         for name, draft in zip(names, drafts, strict=True):
             tree.add(name, draft, index, budget.nodes)
-        whole.tokens.append(tree.tokens)
-        whole.parents.append(tree.parents)
-        whole.margins.append(tree.margins)
-        whole.sources.append(tree.sources)
-    return whole
+    return Draft(
+        [tree.tokens for tree in trees],
+        [tree.parents for tree in trees],
+        margins=[tree.margins for tree in trees],
+        sources=[tree.sources for tree in trees],
+    )
 
 
 class _Tree:
     """The nodes of one sequence."""
 
-    def __init__(
-        self, tokens: list[int], parents: list[int], margins: list[float], sources: list[str]
-    ) -> None:
-        self.tokens, self.parents = tokens, parents
-        self.margins, self.sources = margins, sources
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.margins: list[float] = []
+        self.sources: list[str] = []
         self._known: dict[tuple[int, int], int] = {}
 
     def add(self, name: str, draft: Draft, index: int, most: int) -> None:

@@ -50,8 +50,7 @@ class _State:
 
     The first ``num_computed`` entries are the sequence's tokens. Behind the first ``base`` of them
     lie those nodes of the last draft that were run, on ``pages``, the first of which holds the
-    entry at ``base``. The first ``noted`` pages are
-    noted as whole.
+    entry at ``base``. The first ``noted`` pages are noted as whole.
     """
 
     num_computed: int = 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import ConfigError, shown
 from ..models.families import Folder
 from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
+from .combine import TOGETHER
 from .model import ModelSpec
 from .ngram import NgramSpec
 from .prediction import PredictionSpec
@@ -15,7 +16,7 @@ from .suffix import SuffixSpec
 
 GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
-AUTO, TOGETHER = "auto", "+"
+AUTO = "auto"
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
     NoSpec, NgramSpec, SuffixSpec, PredictionSpec, ModelSpec,
 )  # fmt: skip

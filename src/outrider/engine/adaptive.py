@@ -6,16 +6,17 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
 from ..drafters.base import Drafter
+from ..drafters.combine import TOGETHER
+from ..drafters.model import num_alike
 from ..native.interface import DEPTHS, MARGINS, RANKS
 from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
 from .controller import Controller
-from .costs import SPIKE
-from .outlook import Choice, Method, Stream, parts_of
+from .costs import SPIKE, smoothed
+from .outlook import Choice, Method, Stream, counts_by_depth, parts_of
 from .scheduler import Plan
 
 OWN = 0.007
@@ -33,15 +34,11 @@ TREE = " tree"
 
 
 class Freedom(NamedTuple):
-    """What a request leaves to the controller, see ``Stream``."""
+    """The choices that a request leaves to the controller, see ``Stream``."""
 
     methods: tuple[str, ...]
     bound: int
     fixed: Choice | None = None
-
-
-def _smoothed(before: float, value: float) -> float:
-    return value if not before else before + 0.1 * (value - before)
 
 
 @dataclass
@@ -88,7 +85,7 @@ def methods_of(
             methods[name + TREE] = Method((name,), longest, -(-drafter.max_nodes // longest))
     for names in together if trees else ():
         longest = min(methods[name].longest for name in names)
-        methods["+".join(names)] = Method(names, longest)
+        methods[TOGETHER.join(names)] = Method(names, longest)
     return methods
 
 
@@ -120,7 +117,6 @@ class Adaptive:
         self._chosen: dict[str, tuple[Choice, DraftBudget]] = {}
         self._budgets: dict[tuple[Choice, str, int], DraftBudget] = {}
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
-        self._known_at = -1
         self._whole: Draft | None = None
         self._shadows: list[_Shadow] = []
         self._turn = 0
@@ -147,14 +143,13 @@ class Adaptive:
             return
         before, begin = self.controller.reviewed, time.perf_counter()
         choices = self.controller.decide(streams)
-        if self.controller.reviewed != before and self._step:
-            self._own_choice = _smoothed(self._own_choice, time.perf_counter() - begin)
-            self.controller.review_steps = self._within(self._own_choice, *REVIEWED)
         self._tries = self.controller.tries
-        if self._known_at != self.controller.reviewed:
-            self._known_at = self.controller.reviewed
+        if self.controller.reviewed != before:
             self._budgets.clear()
             self._tables.clear()
+            if self._step:
+                self._own_choice = smoothed(self._own_choice or None, time.perf_counter() - begin)
+                self.controller.review_steps = self._within(self._own_choice, *REVIEWED)
         for stream, choice in zip(streams, choices, strict=True):
             budget = self._budget(choice, stream, len(streams)) if choice.depth else NO_DRAFT
             self._chosen[stream.id] = choice, budget
@@ -169,7 +164,7 @@ class Adaptive:
         if found is None:
             return None
         method = self.controller.methods.get(found[0].method)
-        return ("none" if method is None else "+".join(method.drafters)), found[1]
+        return ("none" if method is None else TOGETHER.join(method.drafters)), found[1]
 
     def _budget(self, choice: Choice, stream: Stream, sequences: int) -> DraftBudget:
         key = choice, stream.workload, sequences
@@ -251,7 +246,7 @@ class Adaptive:
             seconds: what its parts took.
         """
         begin = time.perf_counter()
-        self._step = _smoothed(self._step, seconds.step)
+        self._step = smoothed(self._step or None, seconds.step)
         looks = self._looks_on()
         count, window = len(self._sequences), self._window
         if count and plan.rows == plan.decoding == count:  # else prompts ran beside
@@ -269,7 +264,7 @@ class Adaptive:
                 self._score(plan.batch, draft)
             if self._shadows:
                 self._follow_shadows()
-            self._own_look = _smoothed(self._own_look, time.perf_counter() - begin)
+            self._own_look = smoothed(self._own_look or None, time.perf_counter() - begin)
             self._every = self._within(self._own_look, 1, SELDOMLY)
         self._whole = None
         self._turn += 1
@@ -294,17 +289,14 @@ class Adaptive:
         controller.costs.observe_verify(plan.decoding + nodes, context, seconds.verify)
         rest = seconds.step - seconds.verify - sum(seconds.draft.values())
         controller.costs.observe_host(plan.decoding, rest)
-        rows: dict[str, list[int]] = {}
-        for item in plan.batch:
-            depth = item.budget.depth
-            if not depth:
-                continue
-            method = controller.methods[self._chosen[item.sequence.id][0].method]
-            for name in parts_of(method):
-                by_depth = rows.setdefault(name, [])
-                by_depth += [0] * (depth - len(by_depth))
-                for i in range(depth):
-                    by_depth[i] += method.width
+        drafting = [
+            (controller.methods[self._chosen[item.sequence.id][0].method], item.budget.depth)
+            for item in plan.batch
+            if item.budget.depth
+        ]
+        rows = counts_by_depth(
+            (name, depth, method.width) for method, depth in drafting for name in parts_of(method)
+        )
         for name, by_depth in rows.items():
             drafter = self._drafters.get(name)
             if name in seconds.draft and not (drafter and drafter.catching_up):
@@ -375,8 +367,7 @@ class Adaptive:
             asked = min(SHADOW_DEPTH, shadow.stream.bound)
             emitted = shadow.sequence.tokens[shadow.base : shadow.base + asked]
             tokens = shadow.draft.tokens[0]
-            pairs = zip(tokens, emitted, strict=False)
-            accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            accepted = num_alike(tokens, emitted)
             known = accepted < len(emitted) or len(emitted) == asked
             if not known and shadow.sequence.finish_reason is None:
                 left.append(shadow)
@@ -398,7 +389,7 @@ class Adaptive:
 
 
 class Seconds(NamedTuple):
-    """What a step took, its verifying, and its drafting by drafter."""
+    """The seconds of a step, of its verifying, and of its drafting by drafter."""
 
     step: float
     verify: float

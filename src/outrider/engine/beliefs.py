@@ -1,4 +1,4 @@
-"""What a controller believes, for people to look at."""
+"""A summary of a controller's beliefs, for people to look at."""
 
 from typing import Any
 

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 
 from ..config import PRESETS, EngineConfig
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
+from ..drafters.combine import TOGETHER
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
 from ..drafters.suffix import SuffixSpec
@@ -160,7 +161,7 @@ def _controller(
     longest = max([each.longest * each.width for each in methods.values()], default=0)
     drafting = {name: each for name, each in drafters.items() if name in methods}
     rows = config.max_num_seqs * (1 + longest)
-    merging = ["+".join(names) for names in together]
+    merging = [*map(TOGETHER.join, together)]
     costs = find_costs(model, drafting, merging, config.page_size, rows, key, thorough)
     priors = dict(PRIORS)
     if config.preset is not None:

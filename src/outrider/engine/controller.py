@@ -55,7 +55,7 @@ class _Guard:
     until: int = 0
 
     def observe(self, step: int, lost: float) -> None:
-        """Take in the plain steps that one drafted step lost; negative ones were won."""
+        """Take in the plain steps that drafted steps lost; negative ones were won."""
         self.deficit = max(-LOST, self.deficit + lost)
         if self.deficit > LOST:
             self.until = step + self.pause

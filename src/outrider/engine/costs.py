@@ -34,7 +34,8 @@ TRUSTED = 4
 """Measurements before spikes are cut."""
 
 
-def _smoothed(before: float | None, value: float) -> float:
+def smoothed(before: float | None, value: float) -> float:
+    """Return a running mean with a new value; ``before`` is None where there was none."""
     return value if before is None else before + SMOOTHING * (value - before)
 
 
@@ -91,11 +92,11 @@ class StepCosts:
         self.verify_seconds += verify_seconds
         if rows != decoding:
             if rows - decoding >= COUNTED_ROWS:
-                self.seconds_per_row = _smoothed(self.seconds_per_row, seconds / rows)
+                self.seconds_per_row = smoothed(self.seconds_per_row, seconds / rows)
             return
-        self.decode_seconds = _smoothed(self.decode_seconds, seconds)
+        self.decode_seconds = smoothed(self.decode_seconds, seconds)
         if not drafters:
-            self._plain[decoding] = _smoothed(self._plain.get(decoding), seconds)
+            self._plain[decoding] = smoothed(self._plain.get(decoding), seconds)
             self._since_probe[decoding] = 0
         elif len(drafters) == 1:
             (drafter,) = drafters
@@ -103,7 +104,7 @@ class StepCosts:
             plain = self._plain.get(decoding)
             if plain is not None:
                 speedup = emitted / decoding * plain / seconds
-                self.speedups[drafter] = _smoothed(self.speedups.get(drafter), speedup)
+                self.speedups[drafter] = smoothed(self.speedups.get(drafter), speedup)
 
 
 class Curve(NamedTuple):

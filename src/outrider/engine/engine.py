@@ -227,7 +227,7 @@ class Engine:
 
     @property
     def beliefs(self) -> dict[str, Any] | None:
-        """What the controller believes, see ``beliefs.summary``; None without one."""
+        """The controller's beliefs, see ``beliefs.summary``; None without a controller."""
         adaptive = self.speculator.adaptive
         return None if adaptive is None else summary(adaptive.controller)
 
@@ -240,9 +240,10 @@ class Engine:
         """Schedule, draft, verify, commit; return what was emitted."""
         begin = time.perf_counter()
         scheduler, speculator = self.scheduler, self.speculator
-        decoding = scheduler.num_decoding
+        sequences = scheduler.decoding
+        decoding = len(sequences)
         speculator.pause(speculator.probes and self.costs.probe_due(decoding))
-        speculator.plan(scheduler.running)
+        speculator.plan(sequences)
         chunk = self.costs.max_chunk(self.config.max_num_batched_tokens)
         plan = scheduler.schedule(speculator.budget, chunk, decoding)
         for sequence in plan.preempted:

@@ -87,7 +87,7 @@ class Stepped(NamedTuple):
 
 
 class Beliefs(NamedTuple):
-    """What the engine's controller believes: ``beliefs.summary``."""
+    """The beliefs of the engine's controller, see ``beliefs.summary``."""
 
     summary: dict[str, Any]
 

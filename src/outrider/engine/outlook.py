@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ..drafters.combine import TOGETHER
 from .costs import CostModel
 from .survival import Survival
 
@@ -78,14 +79,14 @@ class Option(NamedTuple):
 NOTHING = Option(PLAIN)
 
 
-def sequences_by_depth(choices: Iterable[tuple[Choice, int]]) -> dict[str, list[int]]:
-    """Return for each method how many sequences draft a token at each depth.
+def counts_by_depth(drafts: Iterable[tuple[str, int, int]]) -> dict[str, list[int]]:
+    """Return by name how much is drafted at each depth.
 
     Args:
-        choices: each with the number of sequences that it is made for.
+        drafts: name, depth, and what counts at each of its depths: sequences, or rows.
     """
     drafting: dict[str, list[int]] = {}
-    for (name, depth), count in choices:
+    for name, depth, count in drafts:
         if depth:
             by_depth = drafting.setdefault(name, [])
             by_depth += [0] * (depth - len(by_depth))
@@ -103,7 +104,7 @@ def draft_cost(costs: CostModel, method: Method, by_depth: Sequence[int]) -> flo
 def parts_of(method: Method) -> tuple[str, ...]:
     """Return what a method's time is spent on: its drafters, and merging if they are several."""
     drafters = method.drafters
-    return drafters if len(drafters) == 1 else (*drafters, "+".join(drafters))
+    return drafters if len(drafters) == 1 else (*drafters, TOGETHER.join(drafters))
 
 
 class Outlook:
@@ -121,7 +122,6 @@ class Outlook:
         self._methods, self._costs, self._survival = methods, costs, survival
         self._context = context
         self._host = costs.host(sum(counts.values()))
-        self._verify: dict[int, float] = {}
         self.options = {group: self._options(group) for group in counts}
         self._by_choice = {
             group: {option.choice: option for option in options}
@@ -153,10 +153,8 @@ class Outlook:
         return tokens / self._seconds(choices, round(rows))
 
     def _seconds(self, choices: Mapping[Group, Option], rows: int) -> float:
-        seconds = self._verify.get(rows)
-        if seconds is None:
-            seconds = self._verify[rows] = self._costs.verify(rows, self._context)
-        drafting = sequences_by_depth((choices[g].choice, n) for g, n in self.counts.items())
+        seconds = self._costs.verify(rows, self._context)
+        drafting = counts_by_depth((*choices[g].choice, n) for g, n in self.counts.items())
         for name, by_depth in drafting.items():
             seconds += draft_cost(self._costs, self._methods[name], by_depth)
         return seconds + self._host

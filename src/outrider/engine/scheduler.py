@@ -100,9 +100,9 @@ class Scheduler:
         self.waiting.insert(place, sequence)
 
     @property
-    def num_decoding(self) -> int:
-        """The number of running sequences that only have their last token to compute."""
-        return sum([s.num_computed == len(s.tokens) - 1 for s in self.running])
+    def decoding(self) -> list[SequenceState]:
+        """The running sequences that only have their last token to compute."""
+        return [s for s in self.running if s.num_computed == len(s.tokens) - 1]
 
     def schedule(self, choose: Choose, max_chunk: int | None = None, decoding: int = 0) -> Plan:
         """Choose the rows of the next step and give their sequences pages.
@@ -114,7 +114,7 @@ class Scheduler:
             choose: who drafts for a sequence, and how far.
             max_chunk: rows of prompts that may go beside sequences that decode; None for no limit
                 but that of all rows.
-            decoding: ``num_decoding``.
+            decoding: the number of sequences in ``decoding``.
         """
         chosen: list[tuple[SequenceState, int]] = []
         preempted: list[SequenceState] = []

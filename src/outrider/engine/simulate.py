@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .controller import Controller
 from .costs import Costs
-from .outlook import PLAIN, Choice, Stream, sequences_by_depth
+from .outlook import PLAIN, Choice, Stream, counts_by_depth
 
 Truth = Callable[[int, str, int], float]
 """P(accepted | parent accepted) at a step, of a method, at a depth; methods are single drafters."""
@@ -35,7 +35,7 @@ def expected(
             survival *= rates[name][i]
             tokens += survival
     seconds = costs.target.at(rows) + costs.per_context * context
-    drafting = sequences_by_depth((choice, 1) for choice in choices)
+    drafting = counts_by_depth((*choice, 1) for choice in choices)
     seconds += sum(costs.drafters[name].at(by_depth) for name, by_depth in drafting.items())
     return tokens, seconds
 
@@ -73,7 +73,7 @@ def simulate(
         noise = rng.uniform(1 - jitter, 1 + jitter) * (2.0 if rng.random() < spikes else 1.0)
         rows = batch + sum(depth for _, depth in choices)
         took = 0.0
-        for name, by_depth in sequences_by_depth((choice, 1) for choice in choices).items():
+        for name, by_depth in counts_by_depth((*choice, 1) for choice in choices).items():
             spent = truth.drafters[name].at(by_depth) * noise
             controller.costs.observe_draft(name, by_depth, spent)
             took += spent

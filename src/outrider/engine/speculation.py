@@ -9,9 +9,9 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from ..drafters.base import Drafter, NoDrafter, NoSpec
-from ..drafters.combine import merged, part_of
+from ..drafters.combine import TOGETHER, merged, part_of
 from ..drafters.prediction import PredictionSpec
-from ..drafters.registry import AUTO, TOGETHER
+from ..drafters.registry import AUTO
 from ..errors import ConfigError, RequestError, shown
 from ..sampling.shared_noise import Noise
 from ..types import (
@@ -210,14 +210,13 @@ class Speculator:
         predicts = wishes.prediction and PredictionSpec.name in self.drafters
         return PredictionSpec.name if predicts and default != AUTO else default
 
-    def plan(self, running: Sequence[SequenceState]) -> None:
+    def plan(self, decoding: list[SequenceState]) -> None:
         """Choose how to draft for the sequences that decode in the next step."""
         if self.adaptive is None:
             return
         if self._paused or not self._enabled:
             self.adaptive.rest()
             return
-        decoding = [s for s in running if s.num_computed == len(s.tokens) - 1]
         self.adaptive.plan(decoding, self._freedom)
 
     def _freedom(self, wishes: Speculation) -> Freedom:

@@ -113,7 +113,7 @@ class _Own:
 
 
 class Survival:
-    """What comes of drafts, by method (a drafter, or one of its shapes), workload and depth.
+    """Counts accepted and refused tokens by method (see ``outlook.Method``), workload and depth.
 
     Estimates with few observations lean on more general ones: a depth on its method in this
     workload, that on the method in all, that on the method's prior. Observations lose weight, so

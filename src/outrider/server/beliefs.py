@@ -1,4 +1,4 @@
-"""What the engine's controller believes (``engine/beliefs.py``), as figures of the server."""
+"""Figures of the server from the beliefs of the engine's controller (``engine/beliefs.py``)."""
 
 from collections.abc import Mapping
 from typing import Any

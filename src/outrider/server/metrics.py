@@ -232,7 +232,7 @@ class Metrics(Collector):
 
     @property
     def chosen(self) -> beliefs.Beliefs | None:
-        """What the engine believes where it chooses drafter or draft length itself; else None."""
+        """The engine's beliefs where it chooses drafter or draft length itself, else None."""
         now = self.llm.speculation
         chooses = now is not None and (now.drafter == AUTO or now.num_speculative_tokens is None)
         return self.llm.beliefs if chooses and not self.off else None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..drafters.registry import TOGETHER
+from ..drafters.combine import TOGETHER
 from ..engine.speculation import SpeculationState
 from ..errors import ConfigError
 from ..types import Counts
