@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, TypeVar, Unpack, cast
 
 from tqdm import tqdm
@@ -106,8 +107,11 @@ class LLM:
         states = self.start(prompts, sampling_params, speculation=speculation)
         hidden = len(states) < 2 or None  # None: where stderr is no terminal
         with tqdm(total=len(states), desc="generating", leave=False, disable=hidden) as bar:
-            for event in self.run(states):
-                bar.update(event.finish_reason is not None and states[event.prompt_index].done)
+            for state, event in self._steps(states):
+                state.collect(event)
+                if event.finish_reason is not None and state.done:
+                    state.write()
+                    bar.update()
         outputs = [state.output() for state in states]
         failed = [(state.index, state.error) for state in states if state.error]
         if failed:
@@ -187,21 +191,27 @@ class LLM:
 
         Leaving the iterator aborts what is not finished.
         """
-        by_id = {state.request.id: state for state in states}
-        left = dict.fromkeys(by_id)
+        with closing(self._steps(states)) as events:
+            for state, event in events:
+                yield state.take(event)
+
+    def _steps(
+        self, states: Sequence[RequestState]
+    ) -> Generator[tuple[RequestState, Event], None, None]:
+        """Step until all requests are done; yield each event with the state that is to take it."""
+        left = {state.request.id: state for state in states}
         try:
             while left:
                 for event in self.engine.step():
-                    state = by_id[event.request_id]
-                    if event.request_id not in left:  # broken by an earlier event of this step
+                    state = left.get(event.request_id)
+                    if state is None:  # broken by an earlier event of this step
                         continue
-                    shown = state.take(event)
+                    yield state, event
                     if state.broken:
                         self.engine.abort(event.request_id)
                         del left[event.request_id]
                     elif event.finish_reason is not None and state.done:
                         del left[event.request_id]
-                    yield shown
         finally:
             for id in left:
                 self.engine.abort(id)

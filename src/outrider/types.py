@@ -7,7 +7,7 @@ every sequence or token of a step avoid frozen dataclasses, which take three tim
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -41,6 +41,8 @@ class Start(NamedTuple):
 
 class Detokenizing(Protocol):
     """The text of a sequence: its deltas, and the stop string that ends it."""
+
+    writes: bool
 
     def push(self, token: int, may_stop: bool) -> tuple[str, bool]: ...
     def flush(self) -> str: ...
@@ -319,6 +321,15 @@ def depths(parents: Iterable[int]) -> list[int]:
     return found
 
 
+CHAINS = [list(range(-1, length - 1)) for length in range(64)]
+"""The parents of short chains, by length."""
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Return True if each node is the child of the one before; some long chains are not known."""
+    return len(parents) < len(CHAINS) and parents == CHAINS[len(parents)]
+
+
 class Row(NamedTuple):
     """The token that a row of logits decides: the key of its noise.
 
@@ -363,7 +374,8 @@ class Draft(NamedTuple):
 
     def depth(self, index: int) -> int:
         """Return the depth of the draft of sequence ``index``."""
-        return max(depths(self.parents[index]), default=0)
+        parents = self.parents[index]
+        return len(parents) if is_chain(parents) else max(depths(parents))
 
 
 class Drafted(NamedTuple):

@@ -22,6 +22,8 @@ from ..types import (
 )
 
 logger = logging.getLogger("outrider")
+ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN
+new_tuple = tuple.__new__
 
 
 def unexpected(error: Exception) -> str:
@@ -269,7 +271,7 @@ class Scheduler:
             if error is not None:
                 self.remove(sequence)
                 origin = sequence.request.id, sequence.sample_index
-                events.append(Event(*origin, None, "", Origin.PLAIN, "error", error))
+                events.append(Event(*origin, None, "", PLAIN, "error", error))
                 continue
             events += emitted
             # Rows of accepted nodes have their keys and values; the last token has none yet.
@@ -300,26 +302,19 @@ class Scheduler:
         if sequence.num_output == 0:
             start, prompt_logprobs = sequence.start, sequence.prompt_logprobs or None
         first = drafted
+        tokens, limit, writes = sequence.tokens, sequence.limit, sequence.text.writes
+        ends = request.end_token_ids
         for i, token in enumerate(verdict.tokens[index]):
-            sequence.tokens.append(token)
-            origin = Origin.ACCEPTED if i < accepted else Origin.BONUS if depth else Origin.PLAIN
-            text = self._advance(sequence, token)
-            events.append(
-                Event(
-                    request.id,
-                    sample,
-                    token,
-                    text,
-                    origin,
-                    sequence.finish_reason,
-                    None,
-                    None,
-                    None if logprobs is None else logprobs[i],
-                    prompt_logprobs,
-                    first,
-                    start,
-                )
-            )
+            tokens.append(token)
+            origin = ACCEPTED if i < accepted else BONUS if depth else PLAIN
+            quiet = not writes and token not in ends and len(tokens) < limit
+            text = "" if quiet else self._advance(sequence, token)
+            # The fields of Event in order: a tuple of its type, made without a call in Python.
+            fields = (
+                request.id, sample, token, text, origin, sequence.finish_reason, None, None,
+                logprobs and logprobs[i], prompt_logprobs, first, start, None, 0,
+            )  # fmt: skip
+            events.append(new_tuple(Event, fields))
             if sequence.finish_reason is not None:
                 break
             first = start = prompt_logprobs = None  # of the step's first event
@@ -331,7 +326,7 @@ class Scheduler:
         return events
 
     def _advance(self, sequence: SequenceState, token: int) -> str:
-        """Set ``finish_reason`` if ``token`` ends the output; return the text to show."""
+        """Set ``finish_reason`` if the last ``token`` ends the output; return the text to show."""
         request = sequence.request
         may_stop = sequence.num_output > request.params.min_tokens
         if token in request.end_token_ids and may_stop:

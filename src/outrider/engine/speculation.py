@@ -26,6 +26,7 @@ from ..types import (
     Speculation,
     Verdict,
     depths,
+    is_chain,
 )
 from .adaptive import Adaptive, Freedom
 from .outlook import PLAIN, Choice
@@ -34,8 +35,6 @@ from .scheduler import Plan
 D = TypeVar("D", bound=Drafter)
 logger = logging.getLogger("outrider")
 
-CHAINS = [list(range(-1, length - 1)) for length in range(64)]
-"""The parents of short chains, by length."""
 MOST_FREEDOMS = 256
 LONGEST_REASON = 300
 """Characters."""
@@ -407,7 +406,7 @@ def check_draft(draft: Draft, budgets: Sequence[DraftBudget], vocab_size: int) -
                 f"a draft has {depth} tokens and {len(parents)} parents, but {most} nodes may be "
                 "drafted."
             )
-        if depth >= len(CHAINS) or parents != CHAINS[depth]:
+        if not is_chain(parents):
             if not all(type(p) is int and -1 <= p < i for i, p in enumerate(parents)):
                 raise ValueError("a draft has a parent that does not come before its child.")
             depth = max(depths(parents), default=0)

@@ -57,23 +57,27 @@ class Coupled:
         ids, best = target.drawn or (
             noise.draw(target.logits, target.rows) if target.rows else ([], [])
         )
+        known = math.isfinite(sum(best))  # else some row is in trouble
         verdict = Verdict([], [], [])
         for first, nodes, parents in zip(target.first, draft.tokens, draft.parents, strict=True):
             tokens: list[int] = []
             path: list[int] = []
-            error = None
             if first is not None:
-                tokens.append(ids[first])
-                error = trouble(best[first])
+                drawn = ids[first]
+                tokens.append(drawn)
                 last = -1
                 # Parents come before their children: one pass meets every accepted node.
-                for node, (parent, token) in enumerate(zip(parents, nodes, strict=True)):
-                    if parent == last and token == tokens[-1]:
-                        last, row = node, first + 1 + node
+                for node, token in enumerate(nodes):
+                    if token == drawn and parents[node] == last:
+                        last = node
+                        drawn = ids[first + 1 + node]
                         path.append(node)
-                        tokens.append(ids[row])
-                        error = error or trouble(best[row])
+                        tokens.append(drawn)
             verdict.tokens.append(tokens)
             verdict.path.append(path)
+            error = None
+            if not known and first is not None:
+                rows = first, *(first + 1 + node for node in path)
+                error = next(filter(None, (trouble(best[row]) for row in rows)), None)
             verdict.errors.append(error)
         return verdict

@@ -49,6 +49,8 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special: bool = True,
     ) -> None:
+        self.writes = tokenizer is not None
+        """Whether it gives any text."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._stop = StopFinder(stop, include_stop)
