@@ -284,13 +284,15 @@ class SequenceState:
 class DraftBudget(NamedTuple):
     """The limits of a draft: ``depth`` tokens deep, with at most ``nodes`` nodes.
 
-    Behind a node whose chance of acceptance is below ``least`` nothing needs to be drafted;
-    ``rates`` are the chances to reckon with, see ``models.decide.DraftInput``, None if unknown.
+    Behind a node whose chance of acceptance is below ``least`` nothing needs to be drafted, and
+    one below ``worth`` may be left out; ``rates`` are the chances to reckon with, see
+    ``native.interface.Rates``, None if unknown.
     """
 
     depth: int
     nodes: int
     least: float = 0.0
+    worth: float = 0.0
     rates: Any = None
 
 

@@ -17,7 +17,7 @@ from outrider.models.base import Model
 from outrider.models.decide import DraftInput, DraftNodes
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
-from outrider.native.interface import BINS, DEPTHS, RANKS, DraftLimits
+from outrider.native.interface import BINS, DEPTHS, RANKS, DraftLimits, Rates
 from outrider.native.native_sampling import NativeNoise, NativePipeline
 from outrider.sampling.pipeline import RequestPipeline
 from outrider.text.detokenize import Detokenizer
@@ -49,7 +49,6 @@ def drafts(
     model: NativeTransformer,
     sequences: list[SequenceState],
     limits: list[DraftLimits],
-    rates: np.ndarray | None,
     draft: Callable[..., list[DraftNodes]],
 ) -> list[DraftNodes]:
     each = 80 // PAGE
@@ -58,15 +57,15 @@ def drafts(
         Segment(s.tokens, 0, pages, 1, s.prompt_length, (), (), s.id)
         for s, pages in zip(sequences, tables, strict=True)
     ]
-    asked = [DraftInput(s, limit, rates) for s, limit in zip(sequences, limits, strict=True)]
+    asked = [DraftInput(s, limit) for s, limit in zip(sequences, limits, strict=True)]
     store = model.new_store(1 + each * len(sequences), PAGE)
     noise = NativeNoise(model.shape.vocab_size, CPU, model.library)
     return draft(model, segments, store, asked, noise)
 
 
-def random_rates(seed: int) -> np.ndarray:
+def random_rates(seed: int) -> Rates:
     rates = np.random.default_rng(seed).uniform(0.05, 0.95, (DEPTHS, RANKS, BINS))
-    return np.sort(rates.astype(np.float32), axis=1)[:, ::-1].copy()
+    return Rates(np.sort(rates.astype(np.float32), axis=1)[:, ::-1])
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 40}])
@@ -74,16 +73,16 @@ def test_native_trees_are_those_of_python(
     model: NativeTransformer, options: dict[str, Any]
 ) -> None:
     sequences = [sequence_of(model, i, **options) for i in range(5)]
-    limits = [
-        DraftLimits(1, 4, 1, 4),
-        DraftLimits(3, 3),
-        DraftLimits(4, 16, 5, 4),
-        DraftLimits(6, 9, 2, 3, 0.02),
-        DraftLimits(9, 40, 8, 8),
-    ]
     rates = random_rates(3)
-    native = drafts(model, sequences, limits, rates, NativeTransformer.draft)
-    python = drafts(model, sequences, limits, rates, Model.draft)
+    limits = [
+        DraftLimits(1, 4, 1, 4, rates=rates),
+        DraftLimits(3, 3),
+        DraftLimits(4, 16, 5, 4, rates=rates),
+        DraftLimits(6, 9, 2, 3, 0.02, 0.1, random_rates(4)),
+        DraftLimits(9, 40, 8, 8, rates=rates),
+    ]
+    native = drafts(model, sequences, limits, NativeTransformer.draft)
+    python = drafts(model, sequences, limits, Model.draft)
     for ours, theirs, limit in zip(native, python, limits, strict=True):
         assert (ours.tokens, ours.parents, ours.runs) == (
             theirs.tokens,
@@ -93,17 +92,18 @@ def test_native_trees_are_those_of_python(
         assert ours.margins == pytest.approx(theirs.margins, abs=1e-4)
         assert 1 <= len(ours.tokens) <= limit.nodes
     assert max(native[2].parents) < 15
+    assert min(native[3].survivals or ()) >= 0.1
     assert len(native[2].tokens) == 16
 
 
 def test_a_trees_first_branch_is_the_chain(model: NativeTransformer) -> None:
     """The likeliest child is the coupled draw, so that a tree accepts whatever a chain does."""
     sequences = [sequence_of(model, i, temperature=0.9) for i in range(4)]
-    chain = drafts(model, sequences, [DraftLimits(4, 4)] * 4, None, NativeTransformer.draft)
+    chain = drafts(model, sequences, [DraftLimits(4, 4)] * 4, NativeTransformer.draft)
     rates = np.zeros((DEPTHS, RANKS, BINS), np.float32)
     rates[:, 0], rates[:, 1:] = 0.9, 0.05
-    wide = [DraftLimits(4, 12, 3, 3)] * 4
-    tree = drafts(model, sequences, wide, rates, NativeTransformer.draft)
+    wide = [DraftLimits(4, 12, 3, 3, rates=Rates(rates))] * 4
+    tree = drafts(model, sequences, wide, NativeTransformer.draft)
     for one, other in zip(chain, tree, strict=True):
         assert one.tokens == other.tokens[:4]
         assert other.parents[:4] == [-1, 0, 1, 2]

@@ -106,13 +106,12 @@ def test_survival_by_depth_counts_what_was_not_drafted_as_refused() -> None:
 
 def test_rates_of_nodes_are_told_apart_by_depth_rank_and_margin() -> None:
     survival = Survival()
-    prior = survival.rates("model", "")
-    assert prior.shape == (8, 4, 4)
+    prior = survival.rates("model", "").table
     for _ in range(300):
         survival.observe_node("model", "", 1, 0, 3, True)
         survival.observe_node("model", "", 1, 0, 0, False)
     survival.count()
-    table = survival.rates("model", "")
+    table = survival.rates("model", "").table
     assert table[0, 0, 3] > 0.94 > 0.1 > table[0, 0, 0]
     assert table[5, 0, 0] < 0.2  # of all depths together
     assert (table[:, 1] == prior[:, 1]).all()
@@ -139,7 +138,17 @@ def test_a_row_must_bring_what_it_costs() -> None:
         assert controller.least("model", 8) > 0  # a pass is never free
     assert kept[0] == 6
     assert 6 > kept[1] > kept[2] == 0
-    assert Controller(CostModel(costs(0.0)), Survival(), METHODS).worth([], 8, 8, 0.0) > 1
+
+
+def test_a_row_has_the_price_of_the_tokens_that_its_time_would_bring() -> None:
+    """Also behind a draft whose nodes are all worth far more: the next one may be less likely."""
+    streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(8)]
+    slope = 1e-5
+    controller = Controller(CostModel(costs(slope)), Survival(), METHODS)
+    controller.decide(streams)
+    price = slope * 8 / costs(slope).target.at(8)
+    for chances in ([], [0.99] * 2):
+        assert controller.worth(chances, 8, 8, 0.0) == pytest.approx(price, rel=0.5)
 
 
 def test_a_fixed_choice_is_obeyed_and_a_request_bounds_the_others() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Self
@@ -18,7 +19,7 @@ from ..models.decide import DraftInput, DraftNodes
 from ..models.families import Architecture, find_folder
 from ..models.load import cannot_go_back, load_model
 from ..models.rows import Segment
-from ..native.interface import BINS, DEPTHS, RANKS, DraftLimits
+from ..native.interface import BINS, DEPTHS, RANKS, DraftLimits, Rates
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
@@ -39,7 +40,9 @@ RATES[:, 0] = (0.45, 0.7, 0.85, 0.95)
 RATES[:, 1] = (0.3, 0.15, 0.1, 0.05)
 RATES[:, 2] = (0.12, 0.06, 0.04, 0.03)
 RATES[:, 3] = (0.06, 0.04, 0.03, 0.02)
-
+GUESSED = Rates(RATES)
+"""The rates of trees where none are known."""
+KNOWN_BUDGETS = 256
 
 NOTHING = DraftNodes([], [])
 
@@ -120,14 +123,14 @@ class ModelSpec(DrafterSpec):
         )
 
 
-def _wish(sequence: SequenceState, budget: DraftBudget) -> DraftInput:
-    """Return what is wanted behind a sequence: a tree where there may be more nodes than levels."""
-    depth, nodes, least, rates = budget
+@lru_cache(KNOWN_BUDGETS)
+def _limits(budget: DraftBudget) -> DraftLimits:
+    """Return the limits of a draft: of a tree where there may be more nodes than levels."""
+    depth, nodes, least, worth, rates = budget
     if nodes <= depth:
-        return DraftInput(sequence, DraftLimits(depth, depth, 1, 1, least), rates)
+        return DraftLimits(depth, depth, 1, 1, least, worth, rates)
     width = max(1, min(MOST_WIDTH, nodes // max(1, depth - 1)))
-    limits = DraftLimits(depth, nodes, width, BRANCHES, least)
-    return DraftInput(sequence, limits, RATES if rates is None else rates)
+    return DraftLimits(depth, nodes, width, BRANCHES, least, worth, rates or GUESSED)
 
 
 class ModelDrafter(Drafter):
@@ -213,7 +216,7 @@ class ModelDrafter(Drafter):
                 segments.append(
                     Segment(behind, start, pages, int(draws), prompt, (), (), sequence.id)
                 )
-                inputs.append(_wish(sequence, budget) if draws else None)
+                inputs.append(DraftInput(sequence, _limits(budget)) if draws else None)
                 state.pages = pages[len(known) // self._page_size :]
                 running.append((i, state))
         if segments:

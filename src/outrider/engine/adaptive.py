@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from ..drafters.base import Drafter
+from ..drafters.base import Drafter, NoSpec
 from ..drafters.combine import TOGETHER
 from ..drafters.model import num_alike
 from ..native.interface import DEPTHS, MARGINS, RANKS
@@ -107,15 +107,16 @@ class Adaptive:
         self._streams: dict[str, Stream] = {}
         self._sequences: list[SequenceState] = []
         self._context = 0
-        self._tries = False
         self._window = _Window(0)
         self._longest = inf
         self._every = 1
         self._worth = 0.0
         self._looks = 0
+        self._looking = False
         self._step = self._own_look = self._own_choice = 0.0
-        self._chosen: dict[str, tuple[Choice, DraftBudget]] = {}
+        self._chosen: dict[str, tuple[Choice, str, DraftBudget]] = {}
         self._budgets: dict[tuple[Choice, str, int], DraftBudget] = {}
+        self._priced: dict[DraftBudget, DraftBudget] = {}
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
         self._whole: Draft | None = None
         self._shadows: list[_Shadow] = []
@@ -128,8 +129,8 @@ class Adaptive:
 
         ``freedom`` says what a request leaves open.
         """
+        self._looking = self._turn < FIRST or self._turn % self._every == 0
         if sequences == self._sequences and self.controller.steady(len(sequences)):
-            self._tries = False
             return
         self._sequences = sequences
         streams = [
@@ -143,7 +144,7 @@ class Adaptive:
             return
         before, begin = self.controller.reviewed, time.perf_counter()
         choices = self.controller.decide(streams)
-        self._tries = self.controller.tries
+        self._looking = self._looking or self.controller.tries
         if self.controller.reviewed != before:
             self._budgets.clear()
             self._tables.clear()
@@ -152,19 +153,27 @@ class Adaptive:
                 self.controller.review_steps = self._within(self._own_choice, *REVIEWED)
         for stream, choice in zip(streams, choices, strict=True):
             budget = self._budget(choice, stream, len(streams)) if choice.depth else NO_DRAFT
-            self._chosen[stream.id] = choice, budget
+            method = self.controller.methods.get(choice.method)
+            name = NoSpec.name if method is None else TOGETHER.join(method.drafters)
+            self._chosen[stream.id] = choice, name, budget
 
     def rest(self) -> None:
         """Let the next step go without choices."""
         self._sequences, self._streams, self._chosen = [], {}, {}
+        self._looking = False
 
     def budget(self, sequence: SequenceState) -> tuple[str, DraftBudget] | None:
         """Return who drafts for a sequence and how far; None where nothing was chosen."""
         found = self._chosen.get(sequence.id)
         if found is None:
             return None
-        method = self.controller.methods.get(found[0].method)
-        return ("none" if method is None else TOGETHER.join(method.drafters)), found[1]
+        _, name, budget = found
+        if self._looking or budget.rates is None:
+            return name, budget
+        priced = self._priced.get(budget)  # its drafter leaves out what is not worth a row
+        if priced is None:
+            priced = self._priced[budget] = budget._replace(worth=self._worth)
+        return name, priced
 
     def _budget(self, choice: Choice, stream: Stream, sequences: int) -> DraftBudget:
         key = choice, stream.workload, sequences
@@ -176,12 +185,14 @@ class Adaptive:
             if self._peeks and stream.fixed is None:
                 least = self.controller.least(choice.method, sequences)
                 rates = survival.rates(choice.method, stream.workload)
-                budget = DraftBudget(choice.depth, nodes, least, rates)
+                budget = DraftBudget(choice.depth, nodes, least, rates=rates)
             self._budgets[key] = budget
         return budget
 
     def cut(self, plan: Plan, draft: Draft, spent: float) -> Draft:
         """Return ``draft`` without the nodes that are not worth their rows.
+
+        In steps that are looked at drafts are whole, and the price of a row is found anew.
 
         Args:
             plan: the step.
@@ -195,16 +206,18 @@ class Adaptive:
         rows = plan.rows
         for i, item in enumerate(plan.batch):
             nodes = draft.tokens[i]
-            if not nodes or item.budget.rates is None or len(draft.margins[i]) != len(nodes):
-                rows += len(nodes)
-                continue
             known = draft.survivals[i] if draft.survivals else None
-            chances[i] = known or self._survivals(draft, i, item.sequence)
+            done = known and not self._looking  # by its drafter
+            if done or item.budget.rates is None or len(draft.margins[i]) != len(nodes):
+                rows += len(nodes)
+            elif nodes:
+                chances[i] = known or self._survivals(draft, i, item.sequence)
         if not chances:
             return draft
         flat = [chance for each in chances.values() for chance in each]
-        if self._looks_on():  # between looks the last price of a row holds
+        if self._looking:
             self._worth = self.controller.worth(flat, rows, len(self._sequences), spent)
+            self._priced.clear()
         worth = self._worth
         if min(flat) >= worth:
             return draft
@@ -222,7 +235,7 @@ class Adaptive:
         key = self._chosen[sequence.id][0].method, sequence.workload
         table = self._tables.get(key)
         if table is None:
-            table = self._tables[key] = self.controller.survival.rates(*key).tolist()
+            table = self._tables[key] = self.controller.survival.rates(*key).table.tolist()
         found: list[float] = []
         depths: list[int] = []
         children = [0] * (len(draft.parents[index]) + 1)
@@ -247,7 +260,6 @@ class Adaptive:
         """
         begin = time.perf_counter()
         self._step = smoothed(self._step or None, seconds.step)
-        looks = self._looks_on()
         count, window = len(self._sequences), self._window
         if count and plan.rows == plan.decoding == count:  # else prompts ran beside
             if window.streams != count:
@@ -256,9 +268,9 @@ class Adaptive:
                 window.emitted += emitted
                 window.took += min(seconds.step, self._longest)
             window.all += seconds.step
-            if looks:
+            if self._looking:
                 self._learn_costs(plan, draft, seconds)
-        if looks:
+        if self._looking:
             self._looks += 1
             if self._whole is not None:
                 self._score(plan.batch, draft)
@@ -268,10 +280,6 @@ class Adaptive:
             self._every = self._within(self._own_look, 1, SELDOMLY)
         self._whole = None
         self._turn += 1
-
-    def _looks_on(self) -> bool:
-        """Return True where the step that runs is looked at."""
-        return self._tries or self._turn < FIRST or self._turn % self._every == 0
 
     def _within(self, own: float, least: int, most: int) -> int:
         """Return after how many steps something that takes ``own`` seconds may be done again."""
@@ -323,7 +331,7 @@ class Adaptive:
         """Score the draft of one sequence, of which so many nodes were verified."""
         draft = self._whole
         assert draft is not None
-        choice, _ = self._chosen[stream.id]
+        choice = self._chosen[stream.id][0]
         survival, workload = self.controller.survival, stream.workload
         emitted = item.sequence.tokens[item.start + item.count :]
         tokens, parents = draft.tokens[index], draft.parents[index]

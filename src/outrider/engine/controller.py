@@ -39,6 +39,7 @@ LOST = 4.0
 """Plain steps that drafting may lose before it pauses."""
 FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
+TINY = 1e-6
 WORST = 0.9
 """Chance of acceptance from which a node is drafted whatever that costs."""
 CUTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128,
@@ -196,6 +197,9 @@ class Controller:
     def worth(self, survivals: Sequence[float], rows: int, sequences: int, spent: float) -> float:
         """Return the chance of acceptance from which a node is worth its row in the target.
 
+        A row must bring what the batch emits while it runs, at the best speed that cutting these
+        nodes reaches.
+
         Args:
             survivals: P(accepted with all before) of the nodes of a step.
             rows: those of the step beside the nodes.
@@ -210,7 +214,11 @@ class Controller:
             speed = tokens[count] / (self.costs.verify(rows + count, context) + fixed)
             if speed >= best:
                 best, most = speed, count
-        return order[most - 1] if most else 1.1
+        row = self.costs.verify(rows + most + 1, context) - self.costs.verify(rows + most, context)
+        # Other drafts are cut by the same price, but these right here.
+        most_likely_cut = order[most] + TINY if most < len(order) else 0.0
+        least_likely_kept = order[most - 1] if most else 1.1
+        return min(least_likely_kept, max(most_likely_cut, best * row))
 
     def _explored(self, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
         """Let one sequence try a method that nobody uses, as far as the time for that goes.

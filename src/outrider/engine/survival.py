@@ -10,10 +10,9 @@ from operator import mul
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..drafters.model import RATES
-from ..native.interface import DEPTHS, RANKS
+from ..drafters.model import GUESSED
+from ..native.interface import BINS, DEPTHS, RANKS, Rates
 
 DECAY = 1 - 1 / 128
 """What an observation keeps of its weight with each newer one of its kind."""
@@ -40,6 +39,8 @@ PRIORS = {
     "ngram": 0.5,
 }
 """P(accept) by method before anything is seen; of others 0.5."""
+FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
+"""The guessed rates by rank and bin, which are alike at all depths."""
 DEFAULT_PRIOR = 0.5
 
 
@@ -168,23 +169,24 @@ class Survival:
         beliefs = self._workloads.get((method, workload))
         return 1.0 if beliefs is None else beliefs.filled.shrunk(1.0, PRIOR_WEIGHT)
 
-    def rates(self, method: str, workload: str) -> NDArray[np.float32]:
+    def rates(self, method: str, workload: str) -> Rates:
         """Return P(accepted | parent accepted) of drafted nodes by depth, rank, bin of the margin.
 
-        The array is [DEPTHS, RANKS, BINS], as ``models.decide.DraftInput`` takes it.
+        A depth leans on all depths together, and these on what is guessed of trees.
         """
-        table = RATES.copy()
         beliefs = self._workloads.get((method, workload))
         if beliefs is None:
-            return table
+            return GUESSED
+        together = dict(FIRST_RATES)
         for (depth, rank, bin), tally in beliefs.nodes.items():
             if not depth:
-                table[:, rank, bin] = tally.shrunk(float(table[0, rank, bin]), PRIOR_WEIGHT)
+                together[rank, bin] = tally.shrunk(together[rank, bin], PRIOR_WEIGHT)
+        whole = [*together.values()] * DEPTHS
         for (depth, rank, bin), tally in beliefs.nodes.items():
             if depth:
-                place = depth - 1, rank, bin
-                table[place] = tally.shrunk(float(table[place]), SHRINKAGE)
-        return table
+                place = ((depth - 1) * RANKS + rank) * BINS + bin
+                whole[place] = tally.shrunk(whole[place], SHRINKAGE)
+        return Rates(np.array(whole, np.float32).reshape(DEPTHS, RANKS, BINS))
 
     def odds(self, method: str, workload: str, sequence: str) -> float:
         """Return the factor on odds by which a sequence differs from its workload."""

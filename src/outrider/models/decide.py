@@ -7,10 +7,8 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 
 from ..native.interface import DraftLimits
 from ..native.interface import DraftNodes as DraftNodes
@@ -90,13 +88,11 @@ class DraftInput(NamedTuple):
     """A sequence to draft for, within ``limits``.
 
     Behind each node come the highest log q + g. Of them those nodes are kept that are likeliest by
-    ``rates``: P(accepted | parent accepted) by depth, rank and bin of the margin, fp32
-    [``DEPTHS``, ``RANKS``, ``BINS``], see ``native.interface``; None takes all for 1.
+    the limits' rates.
     """
 
     sequence: SequenceState
     limits: DraftLimits
-    rates: NDArray[np.float32] | None = None
 
 
 @torch.inference_mode()

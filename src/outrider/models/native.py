@@ -6,15 +6,13 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from ..config import Recipe
 from ..errors import ModelError
 from ..native.checks import free_with, within
-from ..native.interface import BINS, DEPTHS, DTYPES, RANKS, TABLES, Config, DraftLimits
+from ..native.interface import DTYPES, TABLES, Config, DraftLimits
 from ..native.library import Library
 from ..native.native_sampling import NativeNoise, NativePipeline
 from ..sampling.shared_noise import Noise
@@ -38,8 +36,6 @@ from .transformer import choose_dtype
 from .weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
 
 LARGEST_HEAD = 256
-CERTAIN = np.ones((DEPTHS, RANKS, BINS), np.float32)
-"""The rates of a draft that goes on whatever its chances."""
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
@@ -351,8 +347,6 @@ class NativeTransformer(Model):
         native = isinstance(noise, NativeNoise) and not needs_logits
         pipelines: list[int] = []
         limits: list[DraftLimits] = []
-        tables: list[NDArray[np.float32] | None] = []
-        rated = False
         drafting: list[int] = []
         fast: list[Segment] = []
         slow: list[int] = []
@@ -366,8 +360,6 @@ class NativeTransformer(Model):
                     self._handle(SampleInput(asked.sequence))
                 pipelines.append(pipeline.native_handle)
                 limits.append(asked.limits)
-                tables.append(asked.rates)
-                rated = rated or asked.rates is not None
                 drafting.append(i)
             fast.append(segments[i])
         most = max([limit.nodes for limit in limits], default=1)
@@ -375,11 +367,7 @@ class NativeTransformer(Model):
         nodes = [DraftNodes([], [])] * len(segments)
         if fast:
             words = _words(fast)
-            rates = None
-            if rated:
-                known = [CERTAIN if table is None else table for table in tables]
-                rates = np.stack(known) if len(known) > 1 else known[0][None]
-            drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits, rates)
+            drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits)
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted
         if slow:

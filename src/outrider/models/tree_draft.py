@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..native.interface import DEPTHS, MARGINS, RANKS, DraftLimits
 from ..sampling.shared_noise import Noise
@@ -45,7 +44,6 @@ class Tree:
 
     sequence: SequenceState
     limits: DraftLimits
-    rates: NDArray[np.float32] | None
     nodes: list[Node] = field(default_factory=list)
     run: list[int] = field(default_factory=list)
     """Numbers of the nodes whose rows were run, in their order."""
@@ -55,14 +53,14 @@ class Tree:
     @property
     def draws(self) -> int:
         """The number of highest draws that tell the children of a node and their margins."""
-        return self.limits.branches + (self.rates is not None or self.limits.branches > 1)
+        return self.limits.branches + (self.limits.rates is not None or self.limits.branches > 1)
 
     def rate(self, depth: int, rank: int, margin: float) -> np.float32:
         """Return P(accepted | parent accepted)."""
-        if self.rates is None:
+        if self.limits.rates is None:
             return np.float32(1)
         place = min(depth, DEPTHS) - 1, min(rank, RANKS - 1), bisect_right(MARGINS, margin)
-        rate: np.float32 = self.rates[place]
+        rate: np.float32 = self.limits.rates.table[place]
         return rate
 
     def branch(
@@ -90,7 +88,7 @@ class Tree:
 
     def open_next(self, first: int, vocabulary: int) -> None:
         """Choose the rows of the next forward from the nodes of ``first`` on, the last level's."""
-        self.open, (depth, _, width, _, least) = [], self.limits
+        self.open, (depth, _, width, _, least, _, _) = [], self.limits
         for number in self.ranked():
             node = self.nodes[number]
             if (
@@ -138,7 +136,8 @@ class Tree:
 
     def result(self) -> DraftNodes:
         """Return the likeliest nodes, each behind its parent and before its siblings' children."""
-        kept = sorted(self.ranked())
+        worth = self.limits.worth
+        kept = sorted(n for n in self.ranked() if self.nodes[n].survival >= worth)
         order: list[int] = []
         stack = [n for n in reversed(kept) if self.nodes[n].parent < 0]
         while stack:

@@ -4,11 +4,14 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from ..errors import ModelError
 from .checks import Fields, Whole
 
-ABI = 13
+ABI = 14
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
 DEPTHS, RANKS, BINS = 8, 4, 4
@@ -39,11 +42,30 @@ class Config(Fields):
     )
 
 
+class Rates:
+    """P(accepted | parent accepted) of drafted nodes by depth, rank and bin of the margin.
+
+    Args:
+        table: fp32 [``DEPTHS``, ``RANKS``, ``BINS``].
+
+    Raises:
+        ModelError: it has another shape.
+    """
+
+    def __init__(self, table: NDArray[np.float32]) -> None:
+        if table.shape != (DEPTHS, RANKS, BINS):
+            raise ModelError(f"rates of drafts have the shape {table.shape}.")
+        self.table = np.ascontiguousarray(table, np.float32)
+        self.pointer = self.table.ctypes.data
+
+
 class DraftLimits(NamedTuple):
     """Limits of one draft: ``depth`` tokens deep, of ``nodes`` nodes or fewer.
 
     At each level the rows of up to ``width`` nodes are run, each of which has up to ``branches``
-    children; a node whose survival is below ``least`` is not run.
+    children. By ``rates``, None for 1 throughout, a node survives if it and all before it are
+    accepted. One whose chance of that is below ``least`` is not run; below ``worth`` it is left
+    out.
     """
 
     depth: int
@@ -51,6 +73,8 @@ class DraftLimits(NamedTuple):
     width: int = 1
     branches: int = 1
     least: float = 0.0
+    worth: float = 0.0
+    rates: Rates | None = None
 
 
 class DraftNodes(NamedTuple):
@@ -168,7 +192,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "decide": (_Text, [_Pointer] * 12),
     "draft": (
         _Text,
-        [*_WORDS, *[_Pointer] * 3, Whole("drafts"), Whole("nodes"), *[_Pointer] * 6],
+        [*_WORDS, *[_Pointer] * 2, Whole("drafts"), Whole("nodes"), *[_Pointer] * 6],
     ),
     "logprobs": (
         _Text,

@@ -6,6 +6,7 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -14,11 +15,19 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
-from .interface import BINS, DEPTHS, RANKS, SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options
+from .interface import SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options
 from .packing import PackingCalls
 
-LIMITS = struct.Struct("=4if")
-"""A ``DraftLimits`` as C++ reads it."""
+LIMITS = struct.Struct("=4i2fQ")
+"""A ``DraftLimits`` as C++ reads it, its rates by their address."""
+KNOWN_LIMITS = 1024
+"""Limits that stay packed; those of one step come again in the next."""
+
+
+@lru_cache(KNOWN_LIMITS)
+def _packed(limits: DraftLimits) -> bytes:
+    *numbers, rates = limits
+    return LIMITS.pack(*numbers, rates.pointer if rates else 0)
 
 
 class Library(PackingCalls):
@@ -227,7 +236,6 @@ class Library(PackingCalls):
         words: array[int],
         pipelines: Sequence[int],
         limits: Sequence[DraftLimits],
-        rates: NDArray[np.float32] | None = None,
     ) -> list[DraftNodes]:
         """Run the segments in ``words`` and go on from those that want a row of logits.
 
@@ -235,8 +243,6 @@ class Library(PackingCalls):
             model, store, words: as of ``forward``; page tables reach to the end of the draft.
             pipelines: of each segment that drafts.
             limits: of each of them.
-            rates: P(accepted | parent accepted), fp32 [drafts, ``DEPTHS``, ``RANKS``, ``BINS``];
-                None takes all for 1.
 
         Returns:
             What was drafted; less than asked for where a pipeline leaves nothing to draw.
@@ -244,13 +250,9 @@ class Library(PackingCalls):
         same_length(pipelines, limits)
         count, most = len(limits), max([limit.nodes for limit in limits], default=0)
         try:
-            numbers = array("i", b"".join([LIMITS.pack(*limit) for limit in limits]))
+            numbers = b"".join([_packed(limit) for limit in limits])
         except struct.error as error:
             raise ModelError(f"limits of drafts are not of 32 bits ({error}).") from None
-        if rates is not None:
-            if rates.shape != (count, DEPTHS, RANKS, BINS) or rates.dtype != np.float32:
-                raise ModelError(f"rates of {count} drafts have the shape {rates.shape}.")
-            rates = np.ascontiguousarray(rates)
         size = count * most
         handles, whole = array("Q", pipelines), array("i", bytes(4 * (3 * size + count)))
         chances = array("f", bytes(8 * size))
@@ -262,8 +264,7 @@ class Library(PackingCalls):
             at(words),
             len(words),
             at(handles),
-            at(numbers),
-            None if rates is None else rates.ctypes.data,
+            numbers,
             count,
             most,
             *(tokens, tokens + 4 * size, tokens + 8 * size, margins, margins + 4 * size),

@@ -14,13 +14,15 @@ struct DraftLimits {
     std::int32_t width;     // nodes whose rows are run at a level, at most
     std::int32_t branches;  // children of a node, at most
     float least;            // survival below which no row is run
+    float worth;            // survival below which a node is left out of the draft
+    const float* rates;     // [DEPTHS, RANKS, BINS]: P(accepted | parent accepted); null: all of them 1
 };
 
 namespace {
 
 constexpr int MAX_BRANCHES = 8;
 // Depths, ranks and bins of the margin that are told apart; the last of each stands for all beyond.
-constexpr int DEPTHS = 8, RANKS = 4, BINS = 4, TABLE = DEPTHS * RANKS * BINS;
+constexpr int DEPTHS = 8, RANKS = 4, BINS = 4;
 constexpr float MARGINS[BINS - 1] = {0.5f, 1.5f, 3.0f};
 
 // Runs all layers; writes the logits [num_logits, vocabulary] of the rows that want them.
@@ -137,18 +139,17 @@ struct Drafting {
     const Pipeline* pipeline;
     const Scored from;  // all of its tokens are in the cache after the first forward
     const DraftLimits limits;
-    const float* rates;  // [DEPTHS, RANKS, BINS]: P(accepted | parent accepted); null: all of them 1
     int room;            // rows that its pages hold behind the committed tokens
     std::vector<Node> nodes;  // parents before their children
     std::vector<int> open;    // numbers of the nodes whose rows run now
     int ran = 0;
 
     float rate(int depth, int rank, float margin) const {
-        if (!rates) return 1;
+        if (!limits.rates) return 1;
         int bin = 0;
         while (bin < BINS - 1 && margin >= MARGINS[bin]) ++bin;
         const int d = std::min(depth, DEPTHS) - 1, r = std::min(rank, RANKS - 1);
-        return rates[(d * RANKS + r) * BINS + bin];
+        return limits.rates[(d * RANKS + r) * BINS + bin];
     }
 
     // The ids from the committed tokens to a node.
@@ -161,7 +162,7 @@ struct Drafting {
 
     // How many of the highest draws tell the children and their margins; a bare chain needs no margin.
     int draws() const {
-        const bool bare = !rates && limits.branches == 1;
+        const bool bare = !limits.rates && limits.branches == 1;
         return std::min(limits.branches + !bare, pipeline->o.vocabulary);
     }
 
@@ -241,6 +242,8 @@ struct Drafting {
               float* survivals) const {
         std::vector<int> kept = ranked(0);
         kept.resize(std::min<std::size_t>(kept.size(), limits.nodes));
+        // No child is likelier than its parent, so those that stay hang together.
+        std::erase_if(kept, [&](int number) { return nodes[number].survival < limits.worth; });
         std::vector<std::vector<int>> children(nodes.size() + 1);  // of the root at 0
         std::sort(kept.begin(), kept.end());
         for (int number : kept) children[nodes[number].parent + 1].push_back(number);
@@ -340,13 +343,12 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
 }
 
 // A forward over `words`; segments that want a row of logits, one each, go on by a pipeline each, as
-// their `limits` say. Their page tables reach to the end of the draft. `rates` [drafts, DEPTHS, RANKS,
-// BINS] may be null. `tokens`, `parents`, `runs`, `margins` and `survivals` [drafts, most] and `drafted`
+// their `limits` say. Their page tables reach to the end of the draft. `tokens`, `parents`, `runs`, `margins` and `survivals` [drafts, most] and `drafted`
 // are written: `runs` are the places behind the committed tokens at which nodes have keys and values, or
 // -1; `survivals` the chances, by the rates, that a node and all before it are accepted.
 API const char* outrider_draft(const Model* model, Store* store, const std::int32_t* words,
                                std::int64_t count, const Pipeline* const* pipelines,
-                               const DraftLimits* limits, const float* rates, int drafts, int most,
+                               const DraftLimits* limits, int drafts, int most,
                                std::int32_t* tokens, std::int32_t* parents, std::int32_t* runs,
                                float* margins, float* survivals, std::int32_t* drafted) {
     return guarded([&]() -> const char* {
@@ -369,8 +371,8 @@ API const char* outrider_draft(const Model* model, Store* store, const std::int3
                 return "a position is past the longest sequence";
             const std::int64_t room = std::int64_t(from.num_pages) * store->page_size - from.committed;
             if (room < l.depth - 1) return "a segment's pages do not cover its rows";
-            all.push_back({pipelines[i], from, l, rates ? rates + std::size_t(i) * TABLE : nullptr,
-                           int(std::min<std::int64_t>(room, l.nodes)), {}, {}});
+            all.push_back(
+                {pipelines[i], from, l, int(std::min<std::int64_t>(room, l.nodes)), {}, {}});
         }
         draft(*model, *store, std::move(rows), all);
         for (int i = 0; i < drafts; ++i) {
