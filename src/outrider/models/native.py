@@ -31,6 +31,7 @@ from .decide import (
 )
 from .families import Architecture
 from .native_store import NativeStore
+from .planted import entries
 from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
@@ -275,6 +276,7 @@ class NativeTransformer(Model):
         keeps: list[bool] = []
         slow: list[int] = []
         grammars: list[int] = []
+        planted = False
         rows = kept = keeping = 0
         for i, asked in enumerate(inputs):
             if asked is None:
@@ -289,6 +291,7 @@ class NativeTransformer(Model):
             elif pipeline.has_grammar:
                 grammars.append(i)
             pipelines.append(handle)
+            planted |= segment.planted is not None
             keeps.append(keep == Keep.RAW and handle != 0)
             kept += keeps[-1] * count
             keeping += keep
@@ -309,6 +312,7 @@ class NativeTransformer(Model):
             keeps if kept else (),
             hidden,
             states,
+            [entries(s) for s, a in zip(segments, inputs, strict=True) if a] if planted else (),
         )
         samples = Samples(tokens, scores, room.tensor)
         if states is not None:
@@ -352,7 +356,7 @@ class NativeTransformer(Model):
         pipelines: list[int] = []
         limits: list[DraftLimits] = []
         tables: list[NDArray[np.float32] | None] = []
-        rated = False
+        rated = planted = False
         drafting: list[int] = []
         fast: list[Segment] = []
         slow: list[int] = []
@@ -368,6 +372,7 @@ class NativeTransformer(Model):
                 limits.append(asked.limits)
                 tables.append(asked.rates)
                 rated = rated or asked.rates is not None
+                planted |= segments[i].planted is not None
                 drafting.append(i)
             fast.append(segments[i])
         most = max([limit.nodes for limit in limits], default=1)
@@ -379,7 +384,10 @@ class NativeTransformer(Model):
             if rated:
                 known = [CERTAIN if table is None else table for table in tables]
                 rates = np.stack(known) if len(known) > 1 else known[0][None]
-            drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits, rates)
+            laws = [entries(segments[i]) for i in drafting] if planted else ()
+            drafts = self.library.draft(
+                self.handle, store.handle, words, pipelines, limits, rates, laws
+            )
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted
         if slow:
@@ -393,7 +401,7 @@ def _words(segments: Sequence[Segment]) -> array[int]:
     """``segments`` as the library reads them, see src/api.cpp."""
     words = array("i")
     try:
-        for tokens, start, pages, logits, _, nodes, parents, _ in segments:
+        for tokens, start, pages, logits, _, nodes, parents, _, _ in segments:
             words.extend((len(tokens), len(nodes), start, len(pages), logits))
             for part in (tokens, nodes, parents, pages):
                 words.extend(part)

@@ -12,13 +12,41 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from ..limits import LARGEST_INT
 from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
-from .interface import BINS, DEPTHS, RANKS, SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options
+from .interface import (
+    BINS,
+    DEPTHS,
+    RANKS,
+    SUFFIX_DEPTH,
+    DraftLimits,
+    DraftNodes,
+    Followed,
+    Options,
+    Planted,
+)
 from .packing import PackingCalls
 
 LIMITS = struct.Struct("=4if")
 """A ``DraftLimits`` as C++ reads it."""
+
+
+def _planted(segments: Sequence[Planted | None]) -> array[int]:
+    """Return what is planted as C++ reads it: see src/planted.hpp."""
+    words = array("q")
+    for each in segments:
+        if each is None:
+            words.extend((0,) * 6)
+            continue
+        ids, z, rest, first = each
+        count, columns = within("planted entries", len(ids), 1, LARGEST_INT), ids.shape[-1]
+        expect(ids, (count, columns), torch.int64)
+        expect(z, (count, columns), torch.float32)
+        expect(rest, (count,), torch.float32)
+        within("a planted position", first, 0, LARGEST_INT)
+        words.extend((ids.data_ptr(), z.data_ptr(), rest.data_ptr(), count, columns, first))
+    return words
 
 
 class Library(PackingCalls):
@@ -157,6 +185,7 @@ class Library(PackingCalls):
         keeps: Sequence[bool] = (),
         layers: Sequence[int] = (),
         hidden: torch.Tensor | None = None,
+        planted: Sequence[Planted | None] = (),
     ) -> tuple[array[int], array[float]]:
         """Run the segments in ``words`` and draw for those that have a pipeline.
 
@@ -171,11 +200,12 @@ class Library(PackingCalls):
             keeps: of each pipeline, whether its segment's logits are kept as they were; none keeps
                 none.
             layers, hidden: whose hidden states go to ``hidden``, fp32 [layers, all rows, width].
+            planted: none, or of each segment that wants logits what its rows have instead.
 
         Returns:
             The token of each row and its score, 0 where there is no pipeline.
         """
-        pointers = flags = which = states = None
+        pointers = flags = which = states = entries = None
         states_rows = width = mask_bytes = 0
         if masks:
             same_length(range(rows), masks)
@@ -184,6 +214,9 @@ class Library(PackingCalls):
         if keeps:
             same_length(pipelines, keeps)
             flags = array("B", keeps)
+        if planted:
+            same_length(pipelines, planted)
+            entries = _planted(planted)
         if hidden is not None:
             expect(hidden, (len(layers), *hidden.shape[1:3]), torch.float32)
             _, states_rows, width = hidden.shape
@@ -210,6 +243,7 @@ class Library(PackingCalls):
             sizes.buffer_info()[0],
             words.buffer_info()[0],
             pipelines.buffer_info()[0],
+            None if entries is None else at(entries),
             None if flags is None else at(flags),
             None if pointers is None else at(pointers),
             logits.pointer,
@@ -228,6 +262,7 @@ class Library(PackingCalls):
         pipelines: Sequence[int],
         limits: Sequence[DraftLimits],
         rates: NDArray[np.float32] | None = None,
+        planted: Sequence[Planted | None] = (),
     ) -> list[DraftNodes]:
         """Run the segments in ``words`` and go on from those that want a row of logits.
 
@@ -237,11 +272,14 @@ class Library(PackingCalls):
             limits: of each of them.
             rates: P(accepted | parent accepted), fp32 [drafts, ``DEPTHS``, ``RANKS``, ``BINS``];
                 None takes all for 1.
+            planted: none, or of each segment that drafts what its rows have instead.
 
         Returns:
             What was drafted; less than asked for where a pipeline leaves nothing to draw.
         """
         same_length(pipelines, limits)
+        if planted:
+            same_length(pipelines, planted)
         count, most = len(limits), max([limit.nodes for limit in limits], default=0)
         try:
             numbers = array("i", b"".join([LIMITS.pack(*limit) for limit in limits]))
@@ -253,6 +291,7 @@ class Library(PackingCalls):
             rates = np.ascontiguousarray(rates)
         size = count * most
         handles, whole = array("Q", pipelines), array("i", bytes(4 * (3 * size + count)))
+        entries = _planted(planted) if planted else None
         chances = array("f", bytes(8 * size))
         tokens, margins = at(whole), at(chances)
         self._run(
@@ -262,6 +301,7 @@ class Library(PackingCalls):
             at(words),
             len(words),
             at(handles),
+            None if entries is None else at(entries),
             at(numbers),
             None if rates is None else rates.ctypes.data,
             count,
