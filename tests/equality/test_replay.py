@@ -229,6 +229,19 @@ def test_the_native_step_replays_as_python_does(
     assert native == found()
 
 
+def test_a_prefix_cache_changes_nothing() -> None:
+    prompt = tokens(40, 1)
+    target = Replay("1m", pocket.PATH, [prompt], [tokens(30)])
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=20) for i in range(2)]
+    found = []
+    for caches in (False, True):
+        llm = target.open("planted:0.6:1m", max_num_seqs=2, enable_prefix_caching=caches)
+        found += [llm.generate([prompt] * 2, params) for _ in range(2)]
+    outputs = [[o.outputs[0].token_ids for o in each] for each in found]
+    assert all(each == outputs[0] for each in outputs)
+    assert [each[0].num_cached_tokens > 0 for each in found] == [False, False, False, True]
+
+
 def test_auto_chooses_among_what_is_planted_and_lookups() -> None:
     params = SamplingParams(temperature=0, max_tokens=60)
     llm = batch_of_four().open("auto+planted:0.9:1m", max_num_seqs=4)

@@ -49,7 +49,7 @@ from ..models.families import Shape, read_config, read_shape
 from ..models.planted import Track, plant
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, Scheduled
+from ..types import Draft, DraftBudget, Request, Scheduled, SequenceState
 from .laws import planted_track, target_track
 
 WHAT = "random weights at the cost of a real model, distributions planted on recorded answers"
@@ -163,6 +163,8 @@ def prompt_key(prompt: Sequence[int]) -> bytes:
 
 
 Tracks = Mapping[bytes, Track]
+MOST_FOUND = 4096
+"""Sequences whose tracks are kept at hand."""
 
 
 COPIED = ("dtype", "device", "trees", "truncates", "paged", "hidden_layers", "hidden_size")
@@ -173,7 +175,7 @@ class ReplayModel(Model):
     """Runs another model and says what was planted for the prompt.
 
     Whatever the other computes, a row's logits depend on its prompt and position alone. After a
-    prompt without a track they are the other's own. It sees every prompt whole: no prefix cache.
+    prompt without a track they are the other's own.
 
     Args:
         model: what it costs.
@@ -189,6 +191,7 @@ class ReplayModel(Model):
             setattr(self, name, getattr(model, name))
         self._model, self._tracks = model, tracks
         self._prompts: dict[str, bytes] = {}
+        self._found: dict[str, tuple[Request, Track | None]] = {}
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page takes."""
@@ -199,8 +202,8 @@ class ReplayModel(Model):
         return self._model.new_store(num_pages, page_size)
 
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
-        """Return what the other model does, with the planted logits."""
-        planted = self._planted(segments)
+        """Return what the other model does, with the planted logits; it sees every prompt whole."""
+        planted = [each._replace(planted=self._tracks.get(self._seen(each))) for each in segments]
         output = self._model.run(planted, store, hidden)
         if output.logits is not None:
             plant(output.logits, planted)
@@ -215,7 +218,7 @@ class ReplayModel(Model):
         hidden: Sequence[int] = (),
     ) -> Samples:
         """See ``base.Model``; the other model's own way."""
-        return self._model.decide(self._planted(segments), store, inputs, noise, hidden)
+        return self._model.decide(self.planted(segments, inputs), store, inputs, noise, hidden)
 
     def draft(
         self,
@@ -226,13 +229,28 @@ class ReplayModel(Model):
         needs_logits: bool = False,
     ) -> list[DraftNodes]:
         """See ``base.Model``; the other model's own way."""
-        return self._model.draft(self._planted(segments), store, inputs, noise, needs_logits)
+        planted = self.planted(segments, inputs)
+        return self._model.draft(planted, store, inputs, noise, needs_logits)
 
-    def _planted(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return segments that have what is planted for their prompts."""
-        return [each._replace(planted=self._tracks.get(self._prompt(each))) for each in segments]
+    def planted(
+        self, segments: Sequence[Segment], inputs: Sequence[SampleInput | DraftInput | None]
+    ) -> list[Segment]:
+        """Return the segments with what is planted for their sequences' prompts."""
+        return [
+            segment if asked is None else segment._replace(planted=self._track(asked.sequence))
+            for segment, asked in zip(segments, inputs, strict=True)
+        ]
 
-    def _prompt(self, segment: Segment) -> bytes:
+    def _track(self, sequence: SequenceState) -> Track | None:
+        request, track = self._found.get(sequence.id, (None, None))
+        if request is not sequence.request:
+            track = self._tracks.get(prompt_key(sequence.request.prompt_token_ids))
+            if len(self._found) == MOST_FOUND:
+                self._found.clear()
+            self._found[sequence.id] = sequence.request, track
+        return track
+
+    def _seen(self, segment: Segment) -> bytes:
         """Return the key of the prompt of a segment's sequence, as far as it has come."""
         rest = segment.prompt_length - segment.start
         if rest > 0:
@@ -333,12 +351,12 @@ class Replay:
         """An ``LLM`` of this target with a drafter: "none", "ngram", "suffix" or a planted one.
 
         Names joined by "+" draft together. Behind "auto+" they are what it chooses among, beside
-        suffix and predictions. ``options`` are those of ``LLM``; there is no prefix cache. Targets
-        of the same options share their weights.
+        suffix and predictions. ``options`` are those of ``LLM``, without a prefix cache unless
+        they say so. Targets of the same options share their weights.
         """
         spec = find_drafter(None, self._source) if drafter == "none" else self._spec(drafter)
         target = self._folder(self._size)
-        inputs = InputProcessor(target, spec, {**options, "enable_prefix_caching": False})
+        inputs = InputProcessor(target, spec, {"enable_prefix_caching": False, **options})
         key = inputs.config.dtype, inputs.config.quantization, inputs.max_model_len
         if key not in self._models:
             self._models[key] = load_target(target, inputs.config, inputs.model_config)
