@@ -14,24 +14,24 @@ import torch
 from typer.testing import CliRunner, Result
 
 from outrider import SamplingParams, pocket
-from outrider.bench.offline import Options, drafter_names, recorded_answers
-from outrider.bench.replay import (
+from outrider.bench.laws import (
     AGREEMENT_STREAM,
     CERTAIN,
     LAW_STREAM,
     OPEN,
     OPEN_RANGE,
     OTHERS,
-    SIZES,
     SPREAD,
-    Replay,
-    parse_planted,
     planted_track,
     target_track,
 )
+from outrider.bench.offline import Options, drafter_names, recorded_answers
+from outrider.bench.replay import SIZES, Replay, ReplayModel, parse_planted, parts_of
 from outrider.bench.workload import BUNDLED, load_workload
 from outrider.cli import app
 from outrider.errors import ConfigError
+from outrider.models.base import Model
+from outrider.models.planted import Track
 from outrider.params import StructuredOutputsParams
 from outrider.sampling.noise import words
 from outrider.text.codec import TextCodec
@@ -86,6 +86,12 @@ def test_a_law_depends_on_seed_index_and_token_alone() -> None:
     assert not torch.equal(track.ids, target_track(answer, VOCABULARY, 1).ids)
 
 
+def dense(track: Track, count: int) -> torch.Tensor:
+    """The first log probabilities of a track, fp32 [count, vocabulary]."""
+    rows = track.rest[:count, None].repeat(1, VOCABULARY)
+    return rows.scatter_(1, track.ids[:count], track.z[:count])
+
+
 @cache
 def replay(count: int = 1500) -> tuple[Replay, list[int]]:
     """The smallest replay target, with one prompt of that long an answer."""
@@ -113,7 +119,7 @@ def test_a_planted_drafter_agrees_as_often_as_chosen(agreement: float) -> None:
         assert share == pytest.approx(chosen, abs=4 * deviation + 0.01)
     # Draft by draft, it is the noise that says where.
     answer = replay()[1]
-    track = planted_track(target_track(answer, VOCABULARY, 0), 0, agreement)
+    track = planted_track(target_track(answer, VOCABULARY, 0), VOCABULARY, 0, agreement)
     u = (words([0] * 1500, answer, range(1500), 1, AGREEMENT_STREAM)[:, 0] + 0.5) / 2**32
     assert ((track.ids[:, 0] == torch.tensor(answer)).numpy() == (u < agreement)).all()
 
@@ -140,12 +146,111 @@ def test_the_ratio_rules_replay_as_well(rule: str, drafter: str) -> None:
         found = run(drafter, params, k, acceptance_rule=rule)
         answer = replay()[1][:400]
         assert (found.outputs[0].token_ids == answer) == (temperature == 0)
-        # At K = 1 a draft stands with the distribution's probability of its token.
+        # At K = 1 a draft that is certain stands with the distribution's probability of its token,
+        # and any other with 1 - TV on average.
         track = target_track(replay()[1], VOCABULARY, 0)
         if k == 1:
-            agrees = planted_track(track, 0, 0.8).ids[:400, 0] == torch.tensor(answer)
-            z = torch.where(agrees, track.z[:400, 0], track.z[:400, 1])
-            assert found.metrics.acceptance_rate == pytest.approx(float(z.exp().mean()), abs=0.1)
+            planted = planted_track(track, VOCABULARY, 0, 0.8)
+            p, q = (dense(each, 400).exp() for each in (track, planted))
+            if drafter.endswith("m"):
+                expected = float(torch.minimum(p, q).sum(1).mean())
+            else:
+                expected = float(p.gather(1, planted.ids[:400, :1]).mean())
+            assert found.metrics.acceptance_rate == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("agreement", [0.3, 0.7, 0.9, 1.0])
+def test_a_planted_drafter_is_accepted_as_often_as_it_agrees(agreement: float) -> None:
+    count = 2000
+    target = target_track(tokens(count), VOCABULARY, 0)
+    planted = planted_track(target, VOCABULARY, 0, agreement)
+    p, q = dense(target, count), dense(planted, count)
+    assert torch.allclose(q.exp().sum(1), torch.ones(count), atol=1e-4)
+    assert bool((planted.z[:, :-1] >= planted.z[:, 1:]).all())
+    noise = -torch.empty(p.shape).exponential_(generator=torch.Generator().manual_seed(1)).log()
+    same = ((p + noise).argmax(1) == (q + noise).argmax(1)).float().mean()
+    # Four standard deviations of a share.
+    assert float(same) == pytest.approx(agreement, abs=4 * math.sqrt(0.25 / count))
+    agrees = planted.ids[:, 0] == target.ids[:, 0]
+    assert float(agrees.float().mean()) == pytest.approx(agreement, abs=4 * math.sqrt(0.25 / count))
+    if agreement == 0.7:  # margins tell: a wide one is right far more often than a narrow one
+        margin = planted.z[:, 0] - planted.z[:, 1]
+        narrow, wide = agrees[margin < 1].float().mean(), agrees[margin > 2].float().mean()
+        assert narrow < 0.6 < 0.8 < wide < 1
+
+
+def test_in_the_engine_a_planted_model_is_accepted_as_often_too() -> None:
+    for temperature in (0, 1):
+        params = SamplingParams(temperature=temperature, seed=5, max_tokens=1000)
+        found = run("planted:0.7:1m", params, 1)
+        assert found.metrics.acceptance_rate == pytest.approx(0.7, abs=4 * math.sqrt(0.21 / 550))
+
+
+PROMPTS = [[5, 6, 7, 8 + i] for i in range(4)]
+
+
+@cache
+def batch_of_four() -> Replay:
+    return Replay("1m", pocket.PATH, PROMPTS, [tokens(60, i) for i in range(4)])
+
+
+@pytest.mark.parametrize("drafter", ["none", "planted:0.6:1m", "planted:0.6:1m+suffix"])
+@pytest.mark.parametrize("nodes", [None, 12])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_the_native_step_replays_as_python_does(
+    drafter: str, nodes: int | None, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more: list[dict[str, Any]] = [
+        {}, {"logprobs": 2, "prompt_logprobs": 1}, {"frequency_penalty": 0.3, "top_k": 20},
+        {"logits_processors": [lambda ids, logits: logits]},
+    ]  # fmt: skip
+    params = [
+        SamplingParams(temperature=temperature, seed=i, max_tokens=50, **each)
+        for i, each in enumerate(more)
+    ]
+
+    def found() -> list[Any]:
+        llm = batch_of_four().open(
+            drafter, num_speculative_tokens=4, max_num_seqs=4, max_draft_nodes=nodes
+        )
+        return [
+            (o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs, o.metrics.drafted,
+             o.metrics.accepted)
+            for o in llm.generate(PROMPTS, params)
+        ]  # fmt: skip
+
+    native = found()
+    if drafter != "none":
+        assert all(drafted > accepted > 0 for *_, drafted, accepted in native)
+    if temperature == 0:
+        assert native[0][0] == tokens(60, 0)[:50]
+    monkeypatch.setattr(ReplayModel, "decide", Model.decide)
+    monkeypatch.setattr(ReplayModel, "draft", Model.draft)
+    assert native == found()
+
+
+def test_a_prefix_cache_changes_nothing() -> None:
+    prompt = tokens(40, 1)
+    target = Replay("1m", pocket.PATH, [prompt], [tokens(30)])
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=20) for i in range(2)]
+    found = []
+    for caches in (False, True):
+        llm = target.open("planted:0.6:1m", max_num_seqs=2, enable_prefix_caching=caches)
+        found += [llm.generate([prompt] * 2, params) for _ in range(2)]
+    outputs = [[o.outputs[0].token_ids for o in each] for each in found]
+    assert all(each == outputs[0] for each in outputs)
+    assert [each[0].num_cached_tokens > 0 for each in found] == [False, False, False, True]
+
+
+def test_auto_chooses_among_what_is_planted_and_lookups() -> None:
+    params = SamplingParams(temperature=0, max_tokens=60)
+    llm = batch_of_four().open("auto+planted:0.9:1m", max_num_seqs=4)
+    assert set(llm.engine.speculator.portfolio) == {"model", "suffix", "prediction"}
+    assert "model+suffix" in llm.engine.speculator.names
+    outputs = llm.generate(PROMPTS, params)
+    assert [o.outputs[0].token_ids for o in outputs] == [tokens(60, i) for i in range(4)]
+    other = batch_of_four().open("none", max_num_seqs=4)
+    assert llm.engine.model._model is other.engine.model._model  # weights that are there once
 
 
 def test_past_the_recorded_answer_comes_the_end() -> None:
@@ -199,6 +304,9 @@ def test_what_cannot_be_replayed_is_refused() -> None:
             parse_planted(wrong)
     with pytest.raises(ConfigError, match="size '9x'"):
         parse_planted("planted:0.5:9x")
+    assert parts_of("auto+planted:0.7:3m") == (["planted:0.7:3m"], True)
+    with pytest.raises(ConfigError, match="joins two of a kind"):
+        parts_of("planted:0.5:3m+planted:0.6")
     with pytest.raises(ConfigError, match="give --replay as well"):
         drafter_names(Options(model=pocket.PATH, target="t", drafters=("planted:0.5",)))
 

@@ -17,7 +17,7 @@ from ..params import StructuredOutputsParams
 from ..text.codec import TextCodec
 from ..types import Request, SamplingParams
 from .record import Pass, run_all
-from .replay import LOOKUPS, Replay, parse_planted
+from .replay import Replay, parts_of
 from .workload import BUNDLED, Workload
 
 PLAIN = "none"
@@ -96,8 +96,7 @@ def drafter_names(options: Options) -> dict[str, str]:
     if options.replay is not None:
         chosen = [d for d in options.drafters or ("planted:0.8", "ngram") if d != PLAIN]
         for drafter in chosen:
-            if drafter not in LOOKUPS:
-                parse_planted(drafter)
+            parts_of(drafter)
         return dict(zip(chosen, chosen, strict=True))
     names: dict[str, str] = {}
     folder = find_folder(options.model)

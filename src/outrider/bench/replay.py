@@ -4,64 +4,56 @@ A small model that writes code cannot write prose or edit a file, so what specul
 measured on a target that is told what to say. It is a real Transformer with random weights, whose
 forwards and cache cost what a model of that size costs, and whose logits are then replaced by a
 planted distribution: peaked on the next token of a recorded answer, nearly certain at most
-positions and open at some, as seeded noise decides. Planted drafters agree with the distribution's
-most likely token with a chosen probability. So speeds on a replay target are those of its size,
+positions and open at some, as seeded noise decides. Planted drafters agree with it as often as
+chosen (``bench/laws.py`` has both). So speeds on a replay target are those of its size,
 answers and agreement; they say nothing of what any trained model would have said, and whoever shows
 them says so.
 
-Where that differs from trained models: a planted drafter errs at each position independently, and
-says its token for certain, so that above temperature 0 it is accepted less often than it agrees. A
-JSON schema masks the planted distributions and cuts or mends drafts, so that under one more is
-accepted than agrees, and what follows a sampled token that left the record may have to be drawn
-evenly.
+Where that differs from trained models: a planted drafter errs at each position independently. One
+that costs nothing has no model to draw with and says its most likely token for certain, so that
+above temperature 0 it is accepted less often than it agrees. A JSON schema masks the planted
+distributions and cuts or mends drafts, so that under one more is accepted than agrees, and what
+follows a sampled token that left the record may have to be drawn evenly.
 
 A distribution is a function of (workload seed, index in the output, the recorded token there)
 alone: after a sampled token that differs, the recording goes on at the next index, and past its end
 it says EOS.
 """
 
-import math
 import re
 import shutil
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
+from ..drafters.combine import TOGETHER
 from ..drafters.model import ModelSpec
+from ..drafters.registry import AUTO, GroupSpec, find_drafter
+from ..drafters.suffix import SuffixSpec
 from ..engine.build import build_engine, load_target
 from ..errors import ConfigError
 from ..input_processor import InputProcessor
 from ..llm import LLM
 from ..models.base import Model, Output, Store
+from ..models.decide import DraftInput, DraftNodes, SampleInput, Samples
 from ..models.families import Shape, read_config, read_shape
+from ..models.planted import Track, plant
 from ..models.rows import Segment
-from ..sampling.noise import words
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, Scheduled, depths
+from ..types import Draft, DraftBudget, Request, Scheduled, SequenceState
+from .laws import planted_track, target_track
 
 WHAT = "random weights at the cost of a real model, distributions planted on recorded answers"
 HEAD_DIM = 64
-# Noise streams of their own: no draw of a request with the workload's seed is among them.
-LAW_STREAM, AGREEMENT_STREAM = 2**32 - 2, 2**32 - 3
-
-OPEN = 0.3
-"""The share of positions that are open; the others are nearly certain."""
-CERTAIN = 0.999
-OPEN_RANGE = (0.4, 0.95)
-"""Probability of the recorded token where it is nearly certain, and from where to where if not."""
-OTHERS = 8
-"""Number of other tokens with a notable mass, each half the one before; a tenth of the mass that
-the recorded token leaves is spread over the whole vocabulary."""
-SPREAD = 0.1
 
 
 @dataclass(frozen=True)
@@ -140,72 +132,29 @@ def parse_planted(drafter: str) -> tuple[float, str | None]:
     if not parts or not 0 <= float(parts[1]) <= 1:
         raise ConfigError(
             f"drafter {drafter!r} is not one of a replay target; give ngram, suffix, or "
-            "planted:AGREEMENT with a share from 0 to 1, and :SIZE after it for its cost."
+            "planted:AGREEMENT with a share from 0 to 1, and :SIZE after it for its cost; "
+            "several joined by +, or auto+ and those that it may choose."
         )
     if parts[2]:
         find_size(parts[2])
     return float(parts[1]), parts[2]
 
 
-@dataclass(frozen=True)
-class Track:
-    """The planted logits after one prompt, one entry an output token, the last for all that follow.
+def parts_of(drafter: str) -> tuple[list[str], bool]:
+    """Return the drafters of a replay target that ``drafter`` joins, and whether auto chooses.
 
-    ``ids`` int64 [n, m] have the logits ``z`` fp32 [n, m], every other id has ``rest`` fp32 [n].
-    The first of the ids is the most likely, and the second comes next.
+    Raises:
+        ConfigError: one is not known, or comes twice.
     """
-
-    ids: torch.Tensor
-    z: torch.Tensor
-    rest: torch.Tensor
-
-    def plant(self, logits: torch.Tensor, indices: Sequence[int]) -> None:
-        """Overwrite logits [rows, vocabulary] by those of output tokens ``indices`` [rows].
-
-        A row with a negative index stands within the prompt and is left as it is.
-        """
-        rows = [i for i, index in enumerate(indices) if index >= 0]
-        if not rows:
-            return
-        chosen = torch.tensor([min(indices[i], len(self.ids) - 1) for i in rows])
-        distribution = self.rest[chosen, None].expand(-1, logits.shape[1]).contiguous()
-        distribution.scatter_(1, self.ids[chosen], self.z[chosen])
-        logits[rows] = distribution.to(logits.device)
-
-
-def uniforms(answer: Sequence[int], seed: int, stream: int, count: int) -> npt.NDArray[np.float64]:
-    """Numbers in (0, 1), [len(answer), count], fixed by seed, index in the answer and token."""
-    n = len(answer)
-    return (words([seed] * n, answer, range(n), count, stream) + 0.5) / 2**32
-
-
-def target_track(answer: Sequence[int], vocab_size: int, seed: int) -> Track:
-    """A replay target's log probabilities along ``answer`` (token ids)."""
-    u = uniforms(answer, seed, LAW_STREAM, 2 + OTHERS)
-    low, high = OPEN_RANGE
-    peak = np.where(u[:, 0] < OPEN, low + (high - low) * u[:, 1], CERTAIN)[:, None]
-    # The others lie in ranges of their own behind the recorded id, so that no two are the same.
-    gap = (vocab_size - 1) // OTHERS
-    ahead = 1 + np.arange(OTHERS) * gap + (u[:, 2:] * gap).astype(np.int64)
-    recorded = np.asarray(answer, np.int64)[:, None]
-    halves = 0.5 ** np.arange(1, OTHERS + 1)
-    shares = (1 - SPREAD) * halves / halves.sum()
-    z = np.log(np.concatenate([peak, (1 - peak) * shares], 1))
-    rest = np.log((1 - peak[:, 0]) * SPREAD / (vocab_size - 1 - OTHERS))
-    ids = np.concatenate([recorded, (recorded + ahead) % vocab_size], 1)
-    return Track(torch.from_numpy(ids), torch.from_numpy(z).float(), torch.from_numpy(rest).float())
-
-
-def planted_track(target: Track, seed: int, agreement: float) -> Track:
-    """Return a drafter's track: the most likely token of ``target``, or the second, for certain.
-
-    It agrees where a number in (0, 1) lies below ``agreement``, so that a drafter that agrees more
-    often agrees wherever the others do.
-    """
-    answer = target.ids[:, 0].tolist()
-    agrees = torch.from_numpy(uniforms(answer, seed, AGREEMENT_STREAM, 1)[:, 0] < agreement)
-    ids = torch.where(agrees, target.ids[:, 0], target.ids[:, 1])[:, None]
-    return Track(ids, torch.zeros(ids.shape), torch.full((len(ids),), -math.inf))
+    parts = drafter.split(TOGETHER)
+    auto = AUTO in parts and len(parts) > 1
+    parts = [part for part in parts if not (auto and part == AUTO)]
+    for part in parts:
+        if part not in LOOKUPS:
+            parse_planted(part)
+    if len({part.split(":")[0] for part in parts}) < len(parts):
+        raise ConfigError(f"drafter {drafter!r} joins two of a kind; give different ones.")
+    return parts, auto
 
 
 def prompt_key(prompt: Sequence[int]) -> bytes:
@@ -214,6 +163,8 @@ def prompt_key(prompt: Sequence[int]) -> bytes:
 
 
 Tracks = Mapping[bytes, Track]
+MOST_FOUND = 4096
+"""Sequences whose tracks are kept at hand."""
 
 
 COPIED = ("dtype", "device", "trees", "truncates", "paged", "hidden_layers", "hidden_size")
@@ -224,7 +175,7 @@ class ReplayModel(Model):
     """Runs another model and says what was planted for the prompt.
 
     Whatever the other computes, a row's logits depend on its prompt and position alone. After a
-    prompt without a track they are the other's own. It sees every prompt whole: no prefix cache.
+    prompt without a track they are the other's own.
 
     Args:
         model: what it costs.
@@ -240,6 +191,7 @@ class ReplayModel(Model):
             setattr(self, name, getattr(model, name))
         self._model, self._tracks = model, tracks
         self._prompts: dict[str, bytes] = {}
+        self._found: dict[str, tuple[Request, Track | None]] = {}
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of cache that a page takes."""
@@ -249,32 +201,62 @@ class ReplayModel(Model):
         """An empty cache."""
         return self._model.new_store(num_pages, page_size)
 
-    @torch.inference_mode()
     def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
-        """Return what the other model does, with the planted logits."""
-        output = self._model.run(segments, store, hidden)
-        end = 0
-        for segment in segments:
-            start, end = end, end + segment.logits
-            track = self._tracks.get(self._prompt(segment))
-            if track is not None and output.logits is not None:
-                track.plant(output.logits[start:end], output_indices(segment))
+        """Return what the other model does, with the planted logits; it sees every prompt whole."""
+        planted = [each._replace(planted=self._tracks.get(self._seen(each))) for each in segments]
+        output = self._model.run(planted, store, hidden)
+        if output.logits is not None:
+            plant(output.logits, planted)
         return output
 
-    def _prompt(self, segment: Segment) -> bytes:
+    def decide(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[SampleInput | None],
+        noise: Noise | None,
+        hidden: Sequence[int] = (),
+    ) -> Samples:
+        """See ``base.Model``; the other model's own way."""
+        return self._model.decide(self.planted(segments, inputs), store, inputs, noise, hidden)
+
+    def draft(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+        needs_logits: bool = False,
+    ) -> list[DraftNodes]:
+        """See ``base.Model``; the other model's own way."""
+        planted = self.planted(segments, inputs)
+        return self._model.draft(planted, store, inputs, noise, needs_logits)
+
+    def planted(
+        self, segments: Sequence[Segment], inputs: Sequence[SampleInput | DraftInput | None]
+    ) -> list[Segment]:
+        """Return the segments with what is planted for their sequences' prompts."""
+        return [
+            segment if asked is None else segment._replace(planted=self._track(asked.sequence))
+            for segment, asked in zip(segments, inputs, strict=True)
+        ]
+
+    def _track(self, sequence: SequenceState) -> Track | None:
+        request, track = self._found.get(sequence.id, (None, None))
+        if request is not sequence.request:
+            track = self._tracks.get(prompt_key(sequence.request.prompt_token_ids))
+            if len(self._found) == MOST_FOUND:
+                self._found.clear()
+            self._found[sequence.id] = sequence.request, track
+        return track
+
+    def _seen(self, segment: Segment) -> bytes:
         """Return the key of the prompt of a segment's sequence, as far as it has come."""
         rest = segment.prompt_length - segment.start
         if rest > 0:
             before = self._prompts[segment.key] if segment.start else b""
             self._prompts[segment.key] = before + prompt_key(segment.tokens[:rest])
         return self._prompts[segment.key]
-
-
-def output_indices(segment: Segment) -> list[int]:
-    """Return the output token that each row of logits of ``segment`` decides, 0 for the first."""
-    last = segment.start + len(segment.tokens) - 1
-    rows = [*range(segment.start, last + 1), *(last + d for d in depths(segment.parents))]
-    return [row + 1 - segment.prompt_length for row in rows[len(rows) - segment.logits :]]
 
 
 class PlantedDrafter(Drafter):
@@ -361,38 +343,57 @@ class Replay:
             key: target_track(answer, self._shape.vocab_size, seed)
             for key, answer in recorded.items()
         }
+        self._models: dict[tuple[Any, ...], Model] = {}
+        self._place = Path(mkdtemp(prefix="outrider-replay-"))
+        weakref.finalize(self, shutil.rmtree, self._place, ignore_errors=True)
 
     def open(self, drafter: str, **options: Any) -> LLM:
         """An ``LLM`` of this target with a drafter: "none", "ngram", "suffix" or a planted one.
 
-        ``options`` are those of ``LLM``; there is no prefix cache.
+        Names joined by "+" draft together. Behind "auto+" they are what it chooses among, beside
+        suffix and predictions. ``options`` are those of ``LLM``, without a prefix cache unless
+        they say so. Targets of the same options share their weights.
         """
-        with TemporaryDirectory() as place:
-            target, small = Path(place) / "target", Path(place) / "small"
-            self._write(self._size, target)
-            for file in (*self._source.glob("tokenizer*"), *self._source.glob("*.jinja")):
-                shutil.copy(file, target)
-            chosen = drafter if drafter in ("none", *LOOKUPS) else self._planted(drafter, small)
-            inputs = InputProcessor(target, chosen, {**options, "enable_prefix_caching": False})
-            model = ReplayModel(
-                load_target(inputs.folder, inputs.config, inputs.model_config), self.tracks
-            )
-            engine = build_engine(
-                inputs.folder, inputs.spec, inputs.config, inputs.backend, model=model
-            )
+        spec = find_drafter(None, self._source) if drafter == "none" else self._spec(drafter)
+        target = self._folder(self._size)
+        inputs = InputProcessor(target, spec, {"enable_prefix_caching": False, **options})
+        key = inputs.config.dtype, inputs.config.quantization, inputs.max_model_len
+        if key not in self._models:
+            self._models[key] = load_target(target, inputs.config, inputs.model_config)
+        model = ReplayModel(self._models[key], self.tracks)
+        engine = build_engine(
+            inputs.folder, inputs.spec, inputs.config, inputs.backend, model=model
+        )
         return LLM.from_engine(inputs, engine)
 
-    def _planted(self, drafter: str, folder: Path) -> DrafterSpec:
-        """Return a planted drafter; one that costs a model has it in ``folder``."""
+    def _spec(self, drafter: str) -> DrafterSpec:
+        parts, auto = parts_of(drafter)
+        if auto and SuffixSpec.name not in parts:
+            parts.append(SuffixSpec.name)
+        members = [
+            find_drafter(part, self._source) if part in LOOKUPS else self._planted(part)
+            for part in parts
+        ]
+        return GroupSpec(tuple(members), auto) if len(parts) > 1 else members[0]
+
+    def _planted(self, drafter: str) -> DrafterSpec:
         agreement, size = parse_planted(drafter)
         tracks = {
-            key: planted_track(track, self._seed, agreement) for key, track in self.tracks.items()
+            key: planted_track(track, self._shape.vocab_size, self._seed, agreement)
+            for key, track in self.tracks.items()
         }
-        if size is None:
-            return PlantedSpec(tracks)
-        self._write(size, folder)
-        return ReplayedSpec(folder, tracks=tracks)
+        return (
+            PlantedSpec(tracks) if size is None else ReplayedSpec(self._folder(size), tracks=tracks)
+        )
 
-    def _write(self, size: str, folder: Path) -> None:
-        shape, form = self._shape, find_size(size)
-        write_random(form, folder, shape.vocab_size, shape.context, shape.eos_token_ids, self._seed)
+    def _folder(self, size: str) -> Path:
+        """Return the checkpoint of that size, with the source's tokenizer, written once."""
+        folder, shape = self._place / size, self._shape
+        if not folder.exists():
+            write_random(
+                find_size(size), folder, shape.vocab_size, shape.context, shape.eos_token_ids,
+                self._seed,
+            )  # fmt: skip
+            for file in (*self._source.glob("tokenizer*"), *self._source.glob("*.jinja")):
+                shutil.copy(file, folder)
+        return folder

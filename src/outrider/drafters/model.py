@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import torch
 
 from ..errors import ModelError
 from ..models.base import Model
@@ -180,14 +179,11 @@ class ModelDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        tokens: list[list[int]] = [[] for _ in batch]
-        parents: list[list[int]] = [[] for _ in batch]
-        logits: list[torch.Tensor | None] = [None] * len(batch)
+        found = [NOTHING] * len(batch)
         segments: list[Segment] = []
         inputs: list[DraftInput | None] = []
         running: list[tuple[int, _State]] = []
-        margins: list[list[float]] = [[] for _ in batch]
-        survivals: list[list[float]] = [[] for _ in batch]
+        size, vocabulary = self._page_size, self._model.shape.vocab_size
         room, self.catching_up = self._max_rows, False
         for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
             if not budget.depth:
@@ -204,27 +200,24 @@ class ModelDrafter(Drafter):
             if stop - start > USUAL:
                 room -= len(behind)
                 self.catching_up = True
-            if behind and max(behind) >= self._model.shape.vocab_size:
+            if behind and max(behind) >= vocabulary:
                 continue  # the target has said what this model has no embedding for
-            for page in sequence.pages[start // self._page_size :]:
+            pages = sequence.pages
+            for page in pages[start // size :]:
                 self._whole.pop(page, None)
             state.num_computed = start + len(behind)
             state.base, state.nodes = len(known), NOTHING
             if behind:
-                draws = state.num_computed == len(known)
-                pages, prompt = sequence.pages, sequence.prompt_length
-                segments.append(
-                    Segment(behind, start, pages, int(draws), prompt, (), (), sequence.id)
-                )
+                draws, prompt = state.num_computed == len(known), sequence.prompt_length
+                segments.append(Segment(behind, start, pages, draws, prompt, (), (), sequence.id))
                 inputs.append(DraftInput(sequence, _limits(budget)) if draws else None)
-                state.pages = pages[len(known) // self._page_size :]
+                state.pages = pages[len(known) // size :]
                 running.append((i, state))
         if segments:
             drafts = self._model.draft(segments, self._store, inputs, noise, self._needs_logits)
             for (i, state), nodes in zip(running, drafts, strict=True):
-                state.nodes = nodes
-                tokens[i], parents[i], logits[i] = nodes.tokens, nodes.parents, nodes.logits
-                margins[i], survivals[i] = nodes.margins or [], nodes.survivals or []
+                state.nodes = found[i] = nodes
+        tokens, parents, _, margins, survivals, logits = map(list, zip(*found, strict=True))
         kept = logits if self._needs_logits else None
         return Draft(tokens, parents, kept, margins=margins, survivals=survivals)
 

@@ -10,6 +10,7 @@ from ..cache.store import Store as Store
 from ..sampling.shared_noise import Noise
 from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
 from .families import Shape
+from .planted import plant
 from .rows import Segment
 from .tree_draft import draft_in_python
 
@@ -81,6 +82,7 @@ class Model(ABC):
         logits = output.logits
         if logits is None:
             logits = torch.empty(0, self.shape.vocab_size)
+        plant(logits, segments)
         raw = Samples([0] * len(logits), [0.0] * len(logits), logits, hidden=output.hidden)
         return sample_in_python(raw, segments, inputs, range(len(inputs)), noise)
 

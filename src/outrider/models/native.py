@@ -29,6 +29,7 @@ from .decide import (
 )
 from .families import Architecture
 from .native_store import NativeStore
+from .planted import entries
 from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
@@ -271,6 +272,7 @@ class NativeTransformer(Model):
         keeps: list[bool] = []
         slow: list[int] = []
         grammars: list[int] = []
+        planted = False
         rows = kept = keeping = 0
         for i, asked in enumerate(inputs):
             if asked is None:
@@ -285,6 +287,7 @@ class NativeTransformer(Model):
             elif pipeline.has_grammar:
                 grammars.append(i)
             pipelines.append(handle)
+            planted |= segment.planted is not None
             keeps.append(keep == Keep.RAW and handle != 0)
             kept += keeps[-1] * count
             keeping += keep
@@ -305,6 +308,7 @@ class NativeTransformer(Model):
             keeps if kept else (),
             hidden,
             states,
+            [entries(s) for s, a in zip(segments, inputs, strict=True) if a] if planted else (),
         )
         samples = Samples(tokens, scores, room.tensor)
         if states is not None:
@@ -347,6 +351,7 @@ class NativeTransformer(Model):
         native = isinstance(noise, NativeNoise) and not needs_logits
         pipelines: list[int] = []
         limits: list[DraftLimits] = []
+        planted = False
         drafting: list[int] = []
         fast: list[Segment] = []
         slow: list[int] = []
@@ -360,6 +365,7 @@ class NativeTransformer(Model):
                     self._handle(SampleInput(asked.sequence))
                 pipelines.append(pipeline.native_handle)
                 limits.append(asked.limits)
+                planted |= segments[i].planted is not None
                 drafting.append(i)
             fast.append(segments[i])
         most = max([limit.nodes for limit in limits], default=1)
@@ -367,7 +373,8 @@ class NativeTransformer(Model):
         nodes = [DraftNodes([], [])] * len(segments)
         if fast:
             words = _words(fast)
-            drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits)
+            laws = [entries(segments[i]) for i in drafting] if planted else ()
+            drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits, laws)
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted
         if slow:
@@ -381,10 +388,10 @@ def _words(segments: Sequence[Segment]) -> array[int]:
     """``segments`` as the library reads them, see src/api.cpp."""
     words = array("i")
     try:
-        for tokens, start, pages, logits, _, nodes, parents, _ in segments:
-            words.extend((len(tokens), len(nodes), start, len(pages), logits))
-            for part in (tokens, nodes, parents, pages):
-                words.extend(part)
+        for tokens, start, pages, logits, _, nodes, parents, _, _ in segments:
+            sizes = len(tokens), len(nodes), start, len(pages), logits
+            words.extend((*sizes, *tokens, *nodes, *parents))
+            words.extend(pages)
     except (OverflowError, TypeError) as error:
         raise ModelError(f"a segment has a number that is not of 32 bits ({error}).") from None
     return words

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ..types import depths
+from .planted import Track
 
 TILE = 8
 """Rows that attention is always given, short tiles being padded, and products where it matters to
@@ -23,8 +24,9 @@ class Segment(NamedTuple):
 
     ``parents[j]`` is the draft node above node j, -1 for the last committed token; nodes come
     after their parents. ``pages`` cover every row. The last ``logits`` rows want logits.
-    ``prompt_length`` matters to dynamic rope alone, ``key`` (the sequence's id) to models that keep
-    their caches by sequence.
+    ``prompt_length`` matters to dynamic rope and planted logits alone, ``key`` (the sequence's id)
+    to models that keep their caches by sequence. ``planted`` are logits that ``Model.decide`` and
+    ``draft`` take for those rows that they say something of, instead of the model's.
     """
 
     tokens: Sequence[int]
@@ -35,6 +37,7 @@ class Segment(NamedTuple):
     nodes: Sequence[int] = ()
     parents: Sequence[int] = ()
     key: str = ""
+    planted: Track | None = None
 
 
 @dataclass(frozen=True)

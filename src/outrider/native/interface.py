@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .checks import Fields, Whole
 
-ABI = 14
+ABI = 15
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
 DEPTHS, RANKS, BINS = 8, 4, 4
@@ -90,8 +90,8 @@ class DraftNodes(NamedTuple):
     tokens: list[int]
     parents: list[int]
     runs: Sequence[int] = ()
-    margins: list[float] | None = None
-    survivals: list[float] | None = None
+    margins: Sequence[float] = ()
+    survivals: Sequence[float] = ()
     logits: torch.Tensor | None = None
 
 
@@ -105,6 +105,20 @@ class Followed(NamedTuple):
     parents: list[int]
     counts: list[int]
     rests: list[int]
+
+
+class Planted(NamedTuple):
+    """Logits that a sequence's rows have instead of those that the model computes.
+
+    Entry by entry, ``ids`` int64 [n, m] have the logits ``z`` fp32 [n, m] and every other id has
+    ``rest`` fp32 [n]; ids past the vocabulary are left out. The first entry decides the token at
+    position ``first``, and the last those of all positions from its own on.
+    """
+
+    ids: torch.Tensor
+    z: torch.Tensor
+    rest: torch.Tensor
+    first: int
 
 
 class Options(Fields):
@@ -189,10 +203,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "draw": (_Text, [_Pointer, Whole("rows"), _long("stride"), Whole("width"), *[_Pointer] * 4]),
-    "decide": (_Text, [_Pointer] * 12),
+    "decide": (_Text, [_Pointer] * 13),
     "draft": (
         _Text,
-        [*_WORDS, *[_Pointer] * 2, Whole("drafts"), Whole("nodes"), *[_Pointer] * 6],
+        [_Pointer] * 9,
     ),
     "logprobs": (
         _Text,

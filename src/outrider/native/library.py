@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from ..limits import LARGEST_INT
 from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
-from .interface import SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options
+from .interface import SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options, Planted
 from .packing import PackingCalls
 
 LIMITS = struct.Struct("=4i2fQ")
@@ -28,6 +29,23 @@ KNOWN_LIMITS = 1024
 def _packed(limits: DraftLimits) -> bytes:
     *numbers, rates = limits
     return LIMITS.pack(*numbers, rates.pointer if rates else 0)
+
+
+def _planted(segments: Sequence[Planted | None]) -> array[int]:
+    """Return what is planted as C++ reads it: see src/planted.hpp."""
+    words = array("q")
+    for each in segments:
+        if each is None:
+            words.extend((0,) * 6)
+            continue
+        ids, z, rest, first = each
+        count, columns = within("planted entries", len(ids), 1, LARGEST_INT), ids.shape[-1]
+        expect(ids, (count, columns), torch.int64)
+        expect(z, (count, columns), torch.float32)
+        expect(rest, (count,), torch.float32)
+        within("a planted position", first, 0, LARGEST_INT)
+        words.extend((ids.data_ptr(), z.data_ptr(), rest.data_ptr(), count, columns, first))
+    return words
 
 
 class Library(PackingCalls):
@@ -166,6 +184,7 @@ class Library(PackingCalls):
         keeps: Sequence[bool] = (),
         layers: Sequence[int] = (),
         hidden: torch.Tensor | None = None,
+        planted: Sequence[Planted | None] = (),
     ) -> tuple[array[int], array[float]]:
         """Run the segments in ``words`` and draw for those that have a pipeline.
 
@@ -180,11 +199,12 @@ class Library(PackingCalls):
             keeps: of each pipeline, whether its segment's logits are kept as they were; none keeps
                 none.
             layers, hidden: whose hidden states go to ``hidden``, fp32 [layers, all rows, width].
+            planted: none, or of each segment that wants logits what its rows have instead.
 
         Returns:
             The token of each row and its score, 0 where there is no pipeline.
         """
-        pointers = flags = which = states = None
+        pointers = flags = which = states = entries = None
         states_rows = width = mask_bytes = 0
         if masks:
             same_length(range(rows), masks)
@@ -193,6 +213,9 @@ class Library(PackingCalls):
         if keeps:
             same_length(pipelines, keeps)
             flags = array("B", keeps)
+        if planted:
+            same_length(pipelines, planted)
+            entries = _planted(planted)
         if hidden is not None:
             expect(hidden, (len(layers), *hidden.shape[1:3]), torch.float32)
             _, states_rows, width = hidden.shape
@@ -219,6 +242,7 @@ class Library(PackingCalls):
             sizes.buffer_info()[0],
             words.buffer_info()[0],
             pipelines.buffer_info()[0],
+            None if entries is None else at(entries),
             None if flags is None else at(flags),
             None if pointers is None else at(pointers),
             logits.pointer,
@@ -236,6 +260,7 @@ class Library(PackingCalls):
         words: array[int],
         pipelines: Sequence[int],
         limits: Sequence[DraftLimits],
+        planted: Sequence[Planted | None] = (),
     ) -> list[DraftNodes]:
         """Run the segments in ``words`` and go on from those that want a row of logits.
 
@@ -243,32 +268,34 @@ class Library(PackingCalls):
             model, store, words: as of ``forward``; page tables reach to the end of the draft.
             pipelines: of each segment that drafts.
             limits: of each of them.
+            planted: none, or of each segment that drafts what its rows have instead.
 
         Returns:
             What was drafted; less than asked for where a pipeline leaves nothing to draw.
         """
         same_length(pipelines, limits)
+        if planted:
+            same_length(pipelines, planted)
         count, most = len(limits), max([limit.nodes for limit in limits], default=0)
         try:
             numbers = b"".join([_packed(limit) for limit in limits])
         except struct.error as error:
             raise ModelError(f"limits of drafts are not of 32 bits ({error}).") from None
         size = count * most
-        handles, whole = array("Q", pipelines), array("i", bytes(4 * (3 * size + count)))
-        chances = array("f", bytes(8 * size))
-        tokens, margins = at(whole), at(chances)
+        sizes, handles = array("q", (len(words), count, most)), array("Q", pipelines)
+        entries = _planted(planted) if planted else None
+        whole, chances = array("i", bytes(4 * (3 * size + count))), array("f", bytes(8 * size))
         self._run(
             self._c.outrider_draft,
             model,
             store,
+            at(sizes),
             at(words),
-            len(words),
             at(handles),
+            None if entries is None else at(entries),
             numbers,
-            count,
-            most,
-            *(tokens, tokens + 4 * size, tokens + 8 * size, margins, margins + 4 * size),
-            tokens + 12 * size,
+            at(whole),
+            at(chances),
         )
         ints, floats = whole.tolist(), chances.tolist()
         drafts, first, second, third = [], 0, size, 2 * size

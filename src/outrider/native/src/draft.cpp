@@ -4,6 +4,7 @@
 
 #include "guard.hpp"
 #include "model.hpp"
+#include "planted.hpp"
 #include "sampler.hpp"
 
 namespace outrider {
@@ -58,9 +59,11 @@ struct NoiseOf {
     const bool drawn;
 };
 
-// A row to decide: line `line` of the logits, behind a node or its segment's last token (-1).
+// A row to decide: line `line` of the logits, behind a node, its segment's last token (-1) or one
+// before that. Without a pipeline its logits are planted and left.
 struct Decision {
     const Pipeline* pipeline;
+    const Planted* planted;  // or null
     const Scored* from;
     int node, line;
     float* raw;  // where its raw logits are kept, or null
@@ -81,9 +84,10 @@ bool known(const Model& model, Hidden hidden) {
 }
 
 const char* decide_all(const Model& model, Store& store, const Rows& rows,
-                       const Pipeline* const* pipelines, const std::uint8_t* keeps,
-                       int num_pipelines, const Mask* masks, std::int64_t mask_bytes, float* logits,
-                       std::int64_t num_lines, Hidden hidden, std::int32_t* tokens, float* scores) {
+                       const Pipeline* const* pipelines, const Planted* planted,
+                       const std::uint8_t* keeps, int num_pipelines, const Mask* masks,
+                       std::int64_t mask_bytes, float* logits, std::int64_t num_lines,
+                       Hidden hidden, std::int32_t* tokens, float* scores) {
     if (!complete(model)) return INCOMPLETE;
     if (int(rows.scored.size()) != num_pipelines) return "there are not as many pipelines as wanted";
     if (!known(model, hidden)) return "there is no such layer";
@@ -94,13 +98,14 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows,
         const Scored& from = rows.scored[s];
         if (pipelines[s] && from.logits != 1 + from.num_nodes)
             return "not every node wants a row of logits";
-        for (int node = -1; pipelines[s] && node < from.num_nodes; ++node) {
-            const bool keep = keeps && keeps[s];
-            const int row = line + 1 + node;
+        for (int row = line; (pipelines[s] || planted) && row < line + from.logits; ++row) {
+            const bool keep = pipelines[s] && keeps && keeps[s];
             if (keep && kept >= num_lines) return "there is no room for logits that are kept";
-            if (masks && masks[row] && mask_bytes * 8 < pipelines[s]->o.vocabulary)
+            if (pipelines[s] && masks && masks[row] &&
+                mask_bytes * 8 < pipelines[s]->o.vocabulary)
                 return "a mask is shorter than the vocabulary";
-            all.push_back({pipelines[s], &from, node, row,
+            all.push_back({pipelines[s], planted ? planted + s : nullptr, &from,
+                           row - line - from.logits + from.num_nodes, row,
                            keep ? logits + kept++ * width : nullptr});
         }
         line += from.logits;
@@ -109,11 +114,13 @@ const char* decide_all(const Model& model, Store& store, const Rows& rows,
     each_row(int(all.size()), model.c.vocabulary, [&](int r) {
         const Decision& d = all[r];
         float* z = logits + d.line * width;
-        if (d.raw) std::copy(z, z + width, d.raw);
         std::vector<std::int32_t> room;
         std::vector<float> wide;
         const Path path = path_to(*d.from, d.node, room);
         const int committed = d.from->committed;
+        plant(d.planted, committed + path.length + std::min(0, d.node + 1), z, model.c.vocabulary);
+        if (!d.pipeline) return;
+        if (d.raw) std::copy(z, z + width, d.raw);
         z = process(*d.pipeline, z, model.c.vocabulary, committed, path,
                     masks ? masks[d.line] : nullptr, wide);
         const NoiseOf noise(*d.pipeline, committed + path.length);
@@ -137,6 +144,7 @@ struct Node {
 // of the likeliest nodes.
 struct Drafting {
     const Pipeline* pipeline;
+    const Planted* planted;  // or null
     const Scored from;  // all of its tokens are in the cache after the first forward
     const DraftLimits limits;
     int room;            // rows that its pages hold behind the committed tokens
@@ -285,10 +293,13 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
         each_row(int(lines.size()), own, [&](int r) {
             const auto [d, node] = lines[r];
             const std::vector<std::int32_t> ids = d->path(node);
+            const int committed = d->from.committed, length = int(ids.size());
+            float* raw = logits + std::size_t(r) * own;
+            plant(d->planted, committed + length, raw, own);
             std::vector<float> wide;
-            const float* z = process(*d->pipeline, logits + std::size_t(r) * own, own,
-                                     d->from.committed, {ids.data(), int(ids.size())}, nullptr, wide);
-            const NoiseOf noise(*d->pipeline, d->from.committed + int(ids.size()));
+            const float* z =
+                process(*d->pipeline, raw, own, committed, {ids.data(), length}, nullptr, wide);
+            const NoiseOf noise(*d->pipeline, committed + length);
             draw_some(z, d->pipeline->o.vocabulary, noise.get(), d->draws(), &drawn[r * each]);
         });
         std::vector<int> first;
@@ -319,10 +330,12 @@ struct DecideSizes {
 // and of all nodes: these rows are decided, with a mask a row, of `mask_bytes` or more, unless `masks` is null, and their
 // `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits are copied before
 // that to the next lines behind the others. A segment without a pipeline (null) keeps its logits as they
-// are. `hidden` are layers, and `hidden_out` is as outrider_forward's.
+// are. `planted` (null: none) has an entry for each segment that wants logits. `hidden` are layers, and
+// `hidden_out` is as outrider_forward's.
 API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
                                 const std::int32_t* words, const Pipeline* const* pipelines,
-                                const std::uint8_t* keeps, const Mask* masks, float* logits,
+                                const Planted* planted, const std::uint8_t* keeps,
+                                const Mask* masks, float* logits,
                                 const std::int32_t* hidden, float* hidden_out,
                                 std::int32_t* tokens, float* scores) {
     return guarded([&]() -> const char* {
@@ -336,49 +349,58 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
         if (rows.num_logits != n.rows || n.lines < n.rows ||
             (n.hidden && n.hidden_rows != std::int64_t(rows.rows.size())))
             return "the rows are not as many as announced";
-        return decide_all(*model, *store, rows, pipelines, keeps, int(n.pipelines), masks,
-                          n.mask_bytes, logits, n.lines, {hidden, int(n.hidden), hidden_out},
+        return decide_all(*model, *store, rows, pipelines, planted, keeps, int(n.pipelines),
+                          masks, n.mask_bytes, logits, n.lines, {hidden, int(n.hidden), hidden_out},
                           tokens, scores);
     }, model, store);
 }
 
+// Sizes of a call of outrider_draft; the layout is that of Library.draft.
+struct DraftSizes {
+    std::int64_t words, drafts, most;
+};
+
 // A forward over `words`; segments that want a row of logits, one each, go on by a pipeline each, as
-// their `limits` say. Their page tables reach to the end of the draft. `tokens`, `parents`, `runs`, `margins` and `survivals` [drafts, most] and `drafted`
-// are written: `runs` are the places behind the committed tokens at which nodes have keys and values, or
-// -1; `survivals` the chances, by the rates, that a node and all before it are accepted.
-API const char* outrider_draft(const Model* model, Store* store, const std::int32_t* words,
-                               std::int64_t count, const Pipeline* const* pipelines,
-                               const DraftLimits* limits, int drafts, int most,
-                               std::int32_t* tokens, std::int32_t* parents, std::int32_t* runs,
-                               float* margins, float* survivals, std::int32_t* drafted) {
+// their `limits` say, with `planted` logits (null: none) or those of the model. Their page tables reach
+// to the end of the draft. Written are `ints`: tokens, parents and runs [drafts, most each] and how much
+// was drafted [drafts]; and `floats`: margins and survivals [drafts, most each]. Runs are the places
+// behind the committed tokens at which nodes have keys and values, or -1; survivals the chances, by the
+// rates, that a node and all before it are accepted.
+API const char* outrider_draft(const Model* model, Store* store, const DraftSizes* sizes,
+                               const std::int32_t* words, const Pipeline* const* pipelines,
+                               const Planted* planted, const DraftLimits* limits,
+                               std::int32_t* ints, float* floats) {
     return guarded([&]() -> const char* {
+        const DraftSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
         if (!complete(*model)) return INCOMPLETE;
-        const std::vector<Using> kept(pipelines, pipelines + drafts);
+        const std::vector<Using> kept(pipelines, pipelines + n.drafts);
         Rows rows;
-        if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
-        if (int(rows.scored.size()) != drafts) return "there are not as many drafts as wanted";
+        if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
+        if (int(rows.scored.size()) != n.drafts) return "there are not as many drafts as wanted";
         const int longest = std::min<int>(model->c.max_length, model->turned);
         std::vector<Drafting> all;
-        for (int i = 0; i < drafts; ++i) {
+        for (int i = 0; i < n.drafts; ++i) {
             const Scored& from = rows.scored[i];
             const DraftLimits& l = limits[i];
             if (from.logits != 1 || from.num_nodes) return "a draft begins with one row of logits";
-            if (l.depth < 1 || l.nodes < l.depth || l.nodes > most || l.width < 1 || l.branches < 1 ||
+            if (l.depth < 1 || l.nodes < l.depth || l.nodes > n.most || l.width < 1 || l.branches < 1 ||
                 l.branches > MAX_BRANCHES)
                 return "a draft has a bad size";
             if (from.committed + std::int64_t(l.depth) - 1 > longest)
                 return "a position is past the longest sequence";
             const std::int64_t room = std::int64_t(from.num_pages) * store->page_size - from.committed;
             if (room < l.depth - 1) return "a segment's pages do not cover its rows";
-            all.push_back(
-                {pipelines[i], from, l, int(std::min<std::int64_t>(room, l.nodes)), {}, {}});
+            all.push_back({pipelines[i], planted ? planted + i : nullptr, from, l,
+                           int(std::min<std::int64_t>(room, l.nodes)), {}, {}});
         }
         draft(*model, *store, std::move(rows), all);
-        for (int i = 0; i < drafts; ++i) {
-            const std::size_t at = std::size_t(i) * most;
-            drafted[i] = all[i].write(tokens + at, parents + at, runs + at, margins + at,
-                                     survivals + at);
+        const std::size_t size = std::size_t(n.drafts) * n.most;
+        for (int i = 0; i < n.drafts; ++i) {
+            std::int32_t* to = ints + std::size_t(i) * n.most;
+            float* chances = floats + std::size_t(i) * n.most;
+            ints[3 * size + i] =
+                all[i].write(to, to + size, to + 2 * size, chances, chances + size);
         }
         return nullptr;
     }, model, store);

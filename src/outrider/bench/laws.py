@@ -1,0 +1,157 @@
+"""The distributions of replay targets and of the drafters that are planted for them.
+
+A distribution has one number, its *peak* m, the probability of one token. Of what is left, 1 - m,
+eight other tokens have shares, each half the one before, and a tenth is spread over the vocabulary.
+Two distributions of the same tokens with peaks m and m' draw the same token under shared noise with
+probability 1 - |m - m'|, which is 1 - TV, the most that any rule could reach.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..models.planted import Track
+from ..sampling.noise import words
+
+Floats = npt.NDArray[np.float64]
+
+# Noise streams of their own: no draw of a request with the workload's seed is among them.
+LAW_STREAM, AGREEMENT_STREAM = 2**32 - 2, 2**32 - 3
+
+OPEN = 0.3
+"""The share of positions that are open; the others are nearly certain."""
+CERTAIN = 0.999
+OPEN_RANGE = (0.4, 0.95)
+"""Probability of the recorded token where it is nearly certain, and from where to where if not."""
+OTHERS = 8
+"""Number of other tokens with a notable mass, each half the one before; a tenth of the mass that
+the recorded token leaves is spread over the whole vocabulary."""
+SPREAD = 0.1
+
+_HALVES = 0.5 ** np.arange(1, OTHERS + 1)
+SHARES: Floats = (1 - SPREAD) * _HALVES / _HALVES.sum()
+EVEN = float(SHARES[0] / (1 + SHARES[0]))
+"""The peak that makes the first of the other tokens as likely."""
+CLEAR = 0.02
+"""How far the peak of a planted drafter stays from ``EVEN``, so that nothing hangs on rounding."""
+SURE = 0.25
+"""The share of a planted drafter's errors at which it is as sure of another token as it is of the
+recorded one where it agrees."""
+SMALLEST = 1e-9
+
+
+def uniforms(answer: Sequence[int], seed: int, stream: int, count: int) -> Floats:
+    """Numbers in (0, 1), [len(answer), count], fixed by seed, index in the answer and token."""
+    n = len(answer)
+    return (words([seed] * n, answer, range(n), count, stream) + 0.5) / 2**32
+
+
+def _law(peak: Floats, vocab_size: int) -> tuple[Floats, Floats]:
+    """Return the probabilities [n, 1 + OTHERS] of a law's tokens, and [n] of every other one."""
+    left = 1 - peak
+    notable = np.concatenate([peak[:, None], left[:, None] * SHARES], 1)
+    return notable, left * SPREAD / (vocab_size - 1 - OTHERS)
+
+
+def target_track(answer: Sequence[int], vocab_size: int, seed: int) -> Track:
+    """A replay target's log probabilities along ``answer`` (token ids)."""
+    u = uniforms(answer, seed, LAW_STREAM, 2 + OTHERS)
+    low, high = OPEN_RANGE
+    peak = np.where(u[:, 0] < OPEN, low + (high - low) * u[:, 1], CERTAIN)
+    # The others lie in ranges of their own behind the recorded id, so that no two are the same.
+    gap = (vocab_size - 1) // OTHERS
+    ahead = 1 + np.arange(OTHERS) * gap + (u[:, 2:] * gap).astype(np.int64)
+    recorded = np.asarray(answer, np.int64)[:, None]
+    ids = np.concatenate([recorded, (recorded + ahead) % vocab_size], 1)
+    return _track(ids, *_law(peak, vocab_size))
+
+
+def planted_track(target: Track, vocab_size: int, seed: int, agreement: float) -> Track:
+    """Return the distributions q of a drafter that agrees with those of ``target``, p, so often.
+
+    ``agreement`` is two things at once. With greedy sampling it is the share of positions at which
+    q and p have the same most likely token; where they do, a drafter that agrees more often agrees
+    as well. At temperature 1 it is the probability that both draw the same token under shared
+    noise, sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), in expectation over positions. Below 0.15 or
+    so only the first holds: what disagrees everywhere still has tokens in common.
+
+    Where q agrees it is p, at some positions with a lower peak; where it errs the peak is so low
+    that another token is the likeliest: a drafter that errs is unsure, and its margin tells. At a
+    share ``SURE`` of its errors it is not: its tokens are shifted by one, so that it is as sure of
+    another. How often it is unsure where it agrees (``doubt``) follows from the agreement.
+    """
+    peak = target.z[:, 0].double().exp().numpy()
+    u, v = uniforms(target.ids[:, 0].tolist(), seed, AGREEMENT_STREAM, 2).T
+    agrees, sure = u < agreement, u >= 1 - SURE * (1 - agreement)
+    notable, rest = _law(_peaks(peak, v, agrees | sure, doubt(agreement, vocab_size)), vocab_size)
+    recorded = target.ids.numpy()
+    ids = np.where((sure & ~agrees)[:, None], np.roll(recorded, -1, 1), recorded)
+    order = np.argsort(-notable, 1, kind="stable")
+    rows = np.arange(len(ids))[:, None]
+    return _track(ids[rows, order], notable[rows, order], rest)
+
+
+def _peaks(peak: Floats, v: Floats, sure: npt.NDArray[np.bool_], doubt: float) -> Floats:
+    """Return the peaks [n] of a planted drafter from those of its target and from v in (0, 1).
+
+    Where it is ``sure`` they are the target's, but between that and ``EVEN`` at a share ``doubt``
+    of the positions; elsewhere they lie between ``EVEN`` and 0. With a doubt above 1 all are lower.
+    """
+    low, high = EVEN + CLEAR, EVEN - CLEAR
+    near = low + (peak - low) * np.minimum(1, v / max(doubt, SMALLEST))
+    return np.where(sure, near, high * v / max(doubt, 1)).clip(SMALLEST)
+
+
+def coupled(p: Floats, q: Floats, count: Floats) -> Floats:
+    """Return how often draws with shared noise are the same, [n].
+
+    Args:
+        p, q: probabilities above 0, [n, kinds].
+        count: how many tokens each kind stands for, [kinds].
+    """
+    ratios = np.maximum(p[:, None] / p[:, :, None], q[:, None] / q[:, :, None])
+    same: Floats = (count / (ratios * count).sum(-1)).sum(-1)
+    return same
+
+
+@cache
+def doubt(agreement: float, vocab_size: int) -> float:
+    """Return how much a planted drafter doubts, so that it is accepted as often as it agrees."""
+    middles = (np.arange(64) + 0.5) / 64
+    low, high = OPEN_RANGE
+    peaks = np.append(low + (high - low) * middles[1::4], CERTAIN)
+    weights = np.append(np.full(16, OPEN / 16), 1 - OPEN).repeat(64) / 64
+    peak, v = peaks.repeat(64), np.tile(middles, 17)
+    count = np.append(np.ones(1 + OTHERS), vocab_size - 1 - OTHERS)
+    p = np.column_stack(_law(peak, vocab_size))
+    shifted = [OTHERS, *range(OTHERS), 1 + OTHERS]
+
+    def accepted(doubt: float) -> float:
+        sure, unsure = (
+            np.column_stack(_law(_peaks(peak, v, np.full(len(v), is_sure), doubt), vocab_size))
+            for is_sure in (True, False)
+        )
+        found = [float(weights @ coupled(p, q, count)) for q in (sure, unsure, sure[:, shifted])]
+        wrong = (1 - SURE) * found[1] + SURE * found[2]
+        return agreement * found[0] + (1 - agreement) * wrong
+
+    least, most = 0.0, 1.0  # of doubt / (1 + doubt)
+    for _ in range(40):
+        middle = (least + most) / 2
+        if accepted(middle / (1 - middle)) > agreement:
+            least = middle
+        else:
+            most = middle
+    return least / (1 - least)
+
+
+def _track(ids: npt.NDArray[np.int64], notable: Floats, rest: Floats) -> Track:
+    """Return a track of these ids' probabilities, the most likely first."""
+    return Track(
+        torch.from_numpy(np.ascontiguousarray(ids)),
+        torch.from_numpy(np.log(notable)).float(),
+        torch.from_numpy(np.log(rest)).float(),
+    )
