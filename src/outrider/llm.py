@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeVar, Unpack, cast
 
 from tqdm import tqdm
@@ -23,6 +25,7 @@ from .types import Event, SamplingParams, Speculation
 
 logger = logging.getLogger("outrider")
 T = TypeVar("T")
+OWNER = attrgetter("request_id", "sample_index")
 
 
 class LLM:
@@ -107,9 +110,9 @@ class LLM:
         states = self.start(prompts, sampling_params, speculation=speculation)
         hidden = len(states) < 2 or None  # None: where stderr is no terminal
         with tqdm(total=len(states), desc="generating", leave=False, disable=hidden) as bar:
-            for state, event in self._steps(states):
-                state.collect(event)
-                if event.finish_reason is not None and state.done:
+            for state, events in self._steps(states):
+                state.collect(events)
+                if events[-1].finish_reason is not None and state.done:
                     state.write()
                     bar.update()
         outputs = [state.output() for state in states]
@@ -191,27 +194,33 @@ class LLM:
 
         Leaving the iterator aborts what is not finished.
         """
-        with closing(self._steps(states)) as events:
-            for state, event in events:
-                yield state.take(event)
+        with closing(self._steps(states)) as steps:
+            for state, events in steps:
+                for event in events:
+                    yield state.take(event)
+                    if state.broken:
+                        break
 
     def _steps(
         self, states: Sequence[RequestState]
-    ) -> Generator[tuple[RequestState, Event], None, None]:
-        """Step until all requests are done; yield each event with the state that is to take it."""
+    ) -> Generator[tuple[RequestState, list[Event]], None, None]:
+        """Step until all requests are done; yield each sample's events of a step.
+
+        They come with the state that must take them before the next ones come.
+        """
         left = {state.request.id: state for state in states}
         try:
             while left:
-                for event in self.engine.step():
-                    state = left.get(event.request_id)
-                    if state is None:  # broken by an earlier event of this step
+                for (id, _), events in groupby(self.engine.step(), OWNER):
+                    state = left.get(id)
+                    if state is None:  # broken by an earlier sample of this step
                         continue
-                    yield state, event
+                    yield state, [*events]
                     if state.broken:
-                        self.engine.abort(event.request_id)
-                        del left[event.request_id]
-                    elif event.finish_reason is not None and state.done:
-                        del left[event.request_id]
+                        self.engine.abort(id)
+                        del left[id]
+                    elif state.done:
+                        del left[id]
         finally:
             for id in left:
                 self.engine.abort(id)

@@ -95,27 +95,26 @@ class SampleState:
     def of(cls, events: Sequence[Event]) -> SampleState:
         """Return the part of a sample that the events of one step make."""
         part = cls()
-        for event in events:
-            part.take(event)
+        part.take(events)
         return part
 
-    def take(self, event: Event) -> None:
-        """Add one event."""
-        _, _, token, text, origin, reason, _, _, logprobs, _, drafted, _, stop, _ = event
-        if text:
-            self.text += text
-        if drafted is not None:
-            self.drafts.append(drafted)
+    def take(self, events: Sequence[Event]) -> None:
+        """Add the events of a step, or some of them, in order."""
+        first, last = events[0], events[-1]
+        _, _, tokens, texts, origins, _, _, _, logprobs, *_ = zip(*events, strict=True)
+        self.text += "".join(texts)
+        if first.drafted is not None:
+            self.drafts.append(first.drafted)
             self.accepted.append(0)
-        if token is not None:
-            self.token_ids.append(token)
-            self.origins.append(origin)
-            if origin is ACCEPTED:
-                self.accepted[-1] += 1
-            if logprobs is not None:
-                self.logprobs.append(logprobs)
-        if reason is not None:
-            self.finish_reason, self.stop_reason = reason, stop
+        if last.token_id is not None:
+            self.token_ids += tokens
+            self.origins += origins
+            if self.accepted:
+                self.accepted[-1] += origins.count(ACCEPTED)
+            if last.logprobs is not None:
+                self.logprobs += logprobs
+        if last.finish_reason is not None:
+            self.finish_reason, self.stop_reason = last.finish_reason, last.stop_reason
 
     def output(self, index: int, request: Request) -> CompletionOutput:
         """Return the sample as the caller sees it."""
@@ -207,29 +206,30 @@ class RequestState:
         # Not by _replace, which takes twice as long.
         id, sample, token, _, origin, _, _, *more, stop, _ = event
         whole = id, sample, token, text, origin, reason, error, *more, stop, self.index
-        return self.collect(Event._make(whole))
+        return self.collect([Event._make(whole)])[0]
 
-    def collect(self, event: Event) -> Event:
-        """Add one event as it is; return it with the texts of its log probabilities.
+    def collect(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Add events of one sample and step; return them with the texts of log probabilities.
 
-        Its own text is written by then, or by ``write`` afterwards.
+        Their own texts are written, or will be by ``write``.
         """
-        if event.logprobs or event.prompt_logprobs:
-            event = self._with_words(event)
-            self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
+        if events[0].logprobs or events[0].prompt_logprobs:
+            events = [self._with_words(event) for event in events]
+        first, last = events[0], events[-1]
         self.ended = time.perf_counter()
-        self.samples[event.sample_index].take(event)
-        if self._first is None and event.token_id is not None:
+        self.samples[first.sample_index].take(events)
+        if self._first is None and first.token_id is not None:
             self._first = self.ended
-        if event.start is not None:
-            if event.sample_index == 0:  # one prompt, however many samples
-                self.cached_tokens = event.start.cached_tokens
-            self.queued = max(0.0, event.start.scheduled - self.started)
-        if event.finish_reason is not None:
-            self.error = self.error or event.error
-        if event.counts is not None:
-            self.counts.add(event.counts)
-        return event
+        if first.start is not None:
+            if first.sample_index == 0:  # one prompt, however many samples
+                self.cached_tokens = first.start.cached_tokens
+            self.queued = max(0.0, first.start.scheduled - self.started)
+            self.prompt_logprobs = self.prompt_logprobs or first.prompt_logprobs
+        if last.finish_reason is not None:
+            self.error = self.error or last.error
+        if last.counts is not None:
+            self.counts.add(last.counts)
+        return events
 
     def write(self) -> None:
         """Write the texts of all samples, whose events were collected.

@@ -7,7 +7,7 @@ every sequence or token of a step avoid frozen dataclasses, which take three tim
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from .errors import RequestError, shown
 from .limits import REQUEST, SPECULATION, TOKEN_ID, check_ids, check_numbers, refuse, wrong_ids
 from .params import SamplingParams as SamplingParams
+from .trees import depths, is_chain
 
 K = TypeVar("K")
 
@@ -313,23 +314,6 @@ class Scheduled:
     samples: bool
     drafter: str
     budget: DraftBudget
-
-
-def depths(parents: Iterable[int]) -> list[int]:
-    """Return the depth of each node of a tree, 1 and up; parents come before children."""
-    found: list[int] = []
-    for parent in parents:
-        found.append(1 if parent < 0 else found[parent] + 1)
-    return found
-
-
-CHAINS = [list(range(-1, length - 1)) for length in range(64)]
-"""The parents of short chains, by length."""
-
-
-def is_chain(parents: Sequence[int]) -> bool:
-    """Return True if each node is the child of the one before; some long chains are not known."""
-    return len(parents) < len(CHAINS) and parents == CHAINS[len(parents)]
 
 
 class Row(NamedTuple):

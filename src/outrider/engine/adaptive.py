@@ -16,12 +16,12 @@ from ..native.interface import DEPTHS, MARGINS, RANKS
 from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
 from .controller import Controller
 from .costs import SPIKE, smoothed
-from .outlook import Choice, Method, Stream, counts_by_depth, parts_of
+from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 from .scheduler import Plan
 
 OWN = 0.007
 """Share of the time that looking at steps may take, and that choosing may take."""
-SELDOMLY, REVIEWED = 8, (16, 64)
+SELDOMLY, REVIEWED = 16, (16, 64)
 """Steps of which at least one is looked at, and after which choices are compared again."""
 FIRST, SHADOWED = 64, 2
 """Steps that are all looked at, and looks of which one casts a shadow after that."""
@@ -130,7 +130,9 @@ class Adaptive:
         ``freedom`` says what a request leaves open.
         """
         self._looking = self._turn < FIRST or self._turn % self._every == 0
-        if sequences == self._sequences and self.controller.steady(len(sequences)):
+        if sequences == self._sequences and (
+            not self._chosen or self.controller.steady(len(sequences))
+        ):
             return
         self._sequences = sequences
         streams = [
@@ -140,8 +142,9 @@ class Adaptive:
         self._streams = {stream.id: stream for stream in streams}
         self._context = sum([stream.context for stream in streams])
         self._chosen = {}
-        if not streams:
-            return
+        if not any(stream.methods or stream.fixed not in (None, PLAIN) for stream in streams):
+            self._looking = False
+            return  # nothing is left to choose
         before, begin = self.controller.reviewed, time.perf_counter()
         choices = self.controller.decide(streams)
         self._looking = self._looking or self.controller.tries
@@ -258,6 +261,8 @@ class Adaptive:
             emitted: tokens.
             seconds: what its parts took.
         """
+        if not self._chosen:
+            return
         begin = time.perf_counter()
         self._step = smoothed(self._step or None, seconds.step)
         count, window = len(self._sequences), self._window

@@ -7,6 +7,7 @@ None of it changes the output: a row's bits do not depend on its chunk.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import floor, log2
@@ -146,7 +147,7 @@ class DraftCosts:
             return 0.0
         seconds = self.call + self.per_sequence * counts[0]
         if self.passes is not None:
-            seconds += sum([self.passes.at(count) for count in counts])
+            seconds += sum([self.passes.at(n) * times for n, times in Counter(counts).items()])
         return seconds
 
 

@@ -146,18 +146,23 @@ class Outlook:
     def speed(self, choices: Mapping[Group, Option]) -> float:
         """Return the expected tokens per second."""
         tokens = rows = 0.0
+        drafting: dict[Choice, int] = {}
         for group, count in self.counts.items():
-            option = choices[group]
-            tokens += count * option.tokens
-            rows += count * option.rows
-        return tokens / self._seconds(choices, round(rows))
+            choice, each, width = choices[group]
+            tokens += count * each
+            rows += count * width
+            if choice.depth:
+                drafting[choice] = drafting.get(choice, 0) + count
+        seconds = self._host + self._costs.verify(round(rows), self._context)
+        return tokens / (seconds + self._drafting(drafting))
 
-    def _seconds(self, choices: Mapping[Group, Option], rows: int) -> float:
-        seconds = self._costs.verify(rows, self._context)
-        drafting = counts_by_depth((*choices[g].choice, n) for g, n in self.counts.items())
-        for name, by_depth in drafting.items():
-            seconds += draft_cost(self._costs, self._methods[name], by_depth)
-        return seconds + self._host
+    def _drafting(self, sequences: Mapping[Choice, int]) -> float:
+        """Return the seconds of drafting where so many sequences draft by each choice."""
+        if len(sequences) == 1:  # the usual case needs no sums by depth
+            (((name, depth), count),) = sequences.items()
+            return draft_cost(self._costs, self._methods[name], [count] * depth)
+        by_depth = counts_by_depth((*choice, count) for choice, count in sequences.items())
+        return sum([draft_cost(self._costs, self._methods[n], c) for n, c in by_depth.items()])
 
     def plain(self) -> dict[Group, Option]:
         """Return the choices of plain decoding, as far as requests leave them open."""

@@ -3,7 +3,9 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 from ..cache.pages import PagePool, extend_keys
@@ -23,7 +25,8 @@ from ..types import (
 
 logger = logging.getLogger("outrider")
 ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN
-new_tuple = tuple.__new__
+new_event = partial(tuple.__new__, Event)
+"""Returns an event of its fields, without a call in Python for each token."""
 
 
 def unexpected(error: Exception) -> str:
@@ -292,38 +295,52 @@ class Scheduler:
         self, item: Scheduled, draft: Draft, verdict: Verdict, index: int, depth: int
     ) -> list[Event]:
         """Append tokens up to the first that ends the output; later ones never happened."""
-        sequence = item.sequence
-        request, sample = sequence.request, sequence.sample_index
-        events: list[Event] = []
-        accepted = len(verdict.path[index])
-        logprobs = verdict.logprobs[index] if verdict.logprobs else None
-        drafted = Drafted(item.drafter, draft.tokens[index], depth) if depth else None
-        start = prompt_logprobs = None
+        sequence, accepted = item.sequence, len(verdict.path[index])
+        start = prompt_logprobs = drafted = None
         if sequence.num_output == 0:
             start, prompt_logprobs = sequence.start, sequence.prompt_logprobs or None
-        first = drafted
-        tokens, limit, writes = sequence.tokens, sequence.limit, sequence.text.writes
-        ends = request.end_token_ids
-        for i, token in enumerate(verdict.tokens[index]):
+        tokens, texts = self._appended(sequence, verdict.tokens[index])
+        origins = [PLAIN]
+        if depth:
+            origins = [*[ACCEPTED] * accepted, BONUS]
+            drafted = Drafted(item.drafter, draft.tokens[index], depth)
+            if sequence.finish_reason is not None and len(tokens) < depth:
+                drafted = drafted.cut(len(tokens))  # depths beyond the end were not drafted
+        others = [None] * (len(tokens) - 1)
+        columns = (  # the fields of Event, in order
+            repeat(sequence.request.id),
+            repeat(sequence.sample_index),
+            tokens,
+            texts,
+            origins,
+            [*others, sequence.finish_reason],
+            repeat(None),
+            repeat(None),
+            verdict.logprobs[index] or repeat(None) if verdict.logprobs else repeat(None),
+            [prompt_logprobs, *others],
+            [drafted, *others],
+            [start, *others],
+            [*others, sequence.stop_reason],
+            repeat(0),
+        )
+        return [*map(new_event, zip(*columns, strict=False))]
+
+    def _appended(
+        self, sequence: SequenceState, drawn: list[int]
+    ) -> tuple[list[int], Iterable[str]]:
+        """Append tokens up to the first that ends the output; return them with their texts."""
+        tokens, ends = sequence.tokens, sequence.request.end_token_ids
+        goes_on = len(tokens) + len(drawn) < sequence.limit and ends.isdisjoint(drawn)
+        if goes_on and not sequence.text.writes:
+            tokens += drawn
+            return drawn, repeat("")
+        texts: list[str] = []
+        for token in drawn:
             tokens.append(token)
-            origin = ACCEPTED if i < accepted else BONUS if depth else PLAIN
-            quiet = not writes and token not in ends and len(tokens) < limit
-            text = "" if quiet else self._advance(sequence, token)
-            # The fields of Event in order: a tuple of its type, made without a call in Python.
-            fields = (
-                request.id, sample, token, text, origin, sequence.finish_reason, None, None,
-                logprobs and logprobs[i], prompt_logprobs, first, start, None, 0,
-            )  # fmt: skip
-            events.append(new_tuple(Event, fields))
+            texts.append(self._advance(sequence, token))
             if sequence.finish_reason is not None:
                 break
-            first = start = prompt_logprobs = None  # of the step's first event
-        if drafted is not None and sequence.finish_reason is not None and len(events) < depth:
-            # Depths beyond the end of the output count as not drafted.
-            events[0] = events[0]._replace(drafted=drafted.cut(len(events)))
-        if sequence.stop_reason is not None:
-            events[-1] = events[-1]._replace(stop_reason=sequence.stop_reason)
-        return events
+        return drawn[: len(texts)], texts
 
     def _advance(self, sequence: SequenceState, token: int) -> str:
         """Set ``finish_reason`` if the last ``token`` ends the output; return the text to show."""

@@ -14,6 +14,7 @@ from ..drafters.prediction import PredictionSpec
 from ..drafters.registry import AUTO
 from ..errors import ConfigError, RequestError, shown
 from ..sampling.shared_noise import Noise
+from ..trees import depths, is_chain
 from ..types import (
     DEFAULT_SPECULATION,
     NO_DRAFT,
@@ -25,8 +26,6 @@ from ..types import (
     SequenceState,
     Speculation,
     Verdict,
-    depths,
-    is_chain,
 )
 from .adaptive import Adaptive, Freedom
 from .outlook import PLAIN, Choice

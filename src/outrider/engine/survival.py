@@ -136,6 +136,8 @@ class Survival:
         self._methods: dict[str, _Tally] = {}
         self._workloads: OrderedDict[tuple[str, str], _Beliefs] = OrderedDict()
         self._own: OrderedDict[tuple[str, str], _Own] = OrderedDict()
+        self._known: dict[tuple[str, str], list[float]] = {}
+        """Rates as of the last time that observations were counted."""
 
     def _general(self, method: str) -> float:
         if method in self._wider:
@@ -149,6 +151,7 @@ class Survival:
 
     def count(self) -> None:
         """Count what was observed since the last time; estimates rest on what is counted."""
+        self._known.clear()
         for (method, _), beliefs in self._workloads.items():
             if beliefs.outcomes or beliefs.seen or beliefs.asked:
                 self._methods.setdefault(method, _Tally()).observe(*beliefs.count())
@@ -200,6 +203,12 @@ class Survival:
 
     def _rates(self, method: str, workload: str) -> list[float]:
         """Return P(drafted and accepted | the one before was) at each depth."""
+        rates = self._known.get((method, workload))
+        if rates is None:
+            rates = self._known[method, workload] = self._counted(method, workload)
+        return rates
+
+    def _counted(self, method: str, workload: str) -> list[float]:
         general = self._general(method)
         beliefs = self._workloads.get((method, workload))
         if beliefs is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..native.interface import Planted
-from ..types import depths
+from ..trees import depths
 
 if TYPE_CHECKING:
     from .rows import Segment

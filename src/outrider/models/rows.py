@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..types import depths
+from ..trees import depths
 from .planted import Track
 
 TILE = 8

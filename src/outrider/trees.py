@@ -1,0 +1,19 @@
+"""Trees of drafted nodes, as lists of parents: -1 for the root, parents before their children."""
+
+from collections.abc import Iterable, Sequence
+
+CHAINS = [list(range(-1, length - 1)) for length in range(64)]
+"""The parents of short chains, by length."""
+
+
+def depths(parents: Iterable[int]) -> list[int]:
+    """Return the depth of each node, 1 and up."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return found
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Return True if each node is the child of the one before; some long chains are not known."""
+    return len(parents) < len(CHAINS) and parents == CHAINS[len(parents)]
