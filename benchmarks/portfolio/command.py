@@ -83,8 +83,8 @@ class Results:
 
 def measure(
     cell: Cell, source: Source, tokens: int, results: Results, rounds: int, half_width: float
-) -> Iterator[int]:
-    """Measure up to ``LEAST_ROUNDS`` rounds of a cell, and yield their numbers."""
+) -> None:
+    """Add up to ``LEAST_ROUNDS`` rounds of a cell to ``results``."""
     engines = {name: source.open(choice, cell.concurrency) for name, choice in CHOICES.items()}
     first = results.rounds(cell)
     for name, llm in engines.items():
@@ -100,8 +100,8 @@ def measure(
             for name in turned(list(engines), number):
                 gc.collect()
                 found[name], outputs[name] = speed(engines[name], asked, cell.concurrency, tokens)
-            results.add(cell, found, sum(map(_differ, outputs.values(), [outputs[PLAIN]] * 7)))
-            yield number
+            differing = sum(_differ(mine, outputs[PLAIN]) for mine in outputs.values())
+            results.add(cell, found, differing)
     finally:
         gc.unfreeze()
 
@@ -157,8 +157,8 @@ def main(
         for workload, group in groupby(still, lambda cell: cell.workload):
             source = Source(workload, pair)
             for cell in tqdm(list(group), desc=workload, leave=False, disable=None):
-                for _ in measure(cell, source, tokens, results, rounds, half_width):
-                    pass
+                measure(cell, source, tokens, results, rounds, half_width)
+                gc.collect()  # the caches of this cell's engines, before the next one's
     speeds: dict[str, Speeds] = {cell.name: results.speeds[cell.name] for cell in chosen}
     print("\n".join(show(speeds)))
     if differing := sum(results.differing[name] for name in speeds):

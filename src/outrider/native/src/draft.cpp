@@ -324,8 +324,8 @@ struct DecideSizes {
 
 // A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
 // lines are those of the rows that want logits. A segment with a pipeline wants them of its last token
-// and of all nodes: these rows are decided, with a mask a row, of `mask_bytes` or more, unless `masks` is null, and their
-// `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits are copied before
+// and of all nodes: these rows are decided, with a mask a row, of `mask_bytes` or more, unless `masks`
+// is null, and their `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits are copied before
 // that to the next lines behind the others. A segment without a pipeline (null) keeps its logits as they
 // are. `planted` (null: none) has an entry for each segment that wants logits. `hidden` are layers, and
 // `hidden_out` is as outrider_forward's.
@@ -353,8 +353,8 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
 }
 
 // A forward over `words`; segments that want a row of logits, one each, go on by a pipeline each, as
-// their `limits` say, with `planted` logits (null: none) or those of the model. Their page tables reach to the end of the draft. `rates` [drafts, DEPTHS, RANKS,
-// BINS] may be null. `tokens`, `parents`, `runs`, `margins` and `survivals` [drafts, most] and `drafted`
+// their `limits` say, with `planted` logits (null: none) or those of the model. Their page tables reach
+// to the end of the draft. `rates` [drafts, DEPTHS, RANKS, BINS] may be null. `tokens`, `parents`, `runs`, `margins` and `survivals` [drafts, most] and `drafted`
 // are written: `runs` are the places behind the committed tokens at which nodes have keys and values, or
 // -1; `survivals` the chances, by the rates, that a node and all before it are accepted.
 API const char* outrider_draft(const Model* model, Store* store, const std::int32_t* words,
