@@ -27,7 +27,7 @@ def student(freedom: int) -> float:
         (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
         (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
     )
-    return Z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    return Z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
 
 
 @dataclass(frozen=True)
