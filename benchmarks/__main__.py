@@ -12,6 +12,7 @@ BENCHMARKS = {
     "options": ("options", "speed that sampling options and grammars leave to speculation"),
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
     "context": ("context", "speed by the length of the context, with and without windows"),
+    "portfolio": ("portfolio.command", "drafter auto against fixed choices"),
     "serving": ("serving", "speed over HTTP beside the engine's own"),
     "soak": ("soak", "a server under load, a killed engine and hostile clients"),
     "fuzz": ("fuzz.run", "random bodies against a real server"),
