@@ -146,6 +146,8 @@ def test_the_switch(tiny_llama: Path) -> None:
             assert (await last(llm, "ab", params)).metrics.drafted == 0
             await llm.set_speculation(SpeculationState(True, "model", 1))
             assert (await last(llm, "ab", params)).metrics.steps == 6
+            await llm.set_speculation(SpeculationState(True, "model", None))  # up to its four
+            assert (await last(llm, "ab", params)).metrics.steps < 6
             for wrong in (SpeculationState(True, "eagle", 4), SpeculationState(True, "model", 9)):
                 with pytest.raises(ConfigError):
                     await llm.set_speculation(wrong)

@@ -15,6 +15,7 @@ from outrider.drafters.ngram import NgramSpec
 from outrider.errors import ConfigError, OutriderError
 from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.options import OPTIONS, RELAXED, Option, reference, resolve
+from outrider.vllm_names import translate
 
 ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
 
@@ -210,9 +211,30 @@ def test_vllms_speculative_config(tiny_llama: Path) -> None:
     for wrong, said in (
         ('{"method": "medusa"}', "method 'medusa'"), ("[1]", "give an object"), ("{", "no JSON"),
         ('{"method": "ngram", "promt_lookup_max": 2}', "did you mean 'prompt_lookup_max'"),
+        ('{"method": "suffix", "suffix_decoding_depth": 9}', "no option 'suffix_decoding_depth'"),
+        ('{"method": "ngram", "suffix_decoding_max_tree_depth": 9}', "has no option 'suffix_deco"),
+        ('{"method": "suffix", "model": "some/model"}', "has method 'suffix'"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             build(tiny_llama, "tiny", resolve({"speculative_config": wrong}, {}, None))
+
+
+def test_vllms_suffix_decoding_is_ours() -> None:
+    ours = {"method": "suffix", "num_speculative_tokens": 16}
+    same = {
+        "suffix_decoding_max_tree_depth": 64, "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_spec_factor": 1.0, "suffix_decoding_min_token_prob": 0.1,
+    }  # fmt: skip
+    meant = {"drafter": "suffix", "num_speculative_tokens": 16}
+    assert translate({"speculative_config": ours | same}) == meant
+    for name, said in (
+        ("suffix_decoding_max_tree_depth", "64 tokens"),
+        ("suffix_decoding_max_cached_requests", "suffix_store"),
+        ("suffix_decoding_max_spec_factor", "as many tokens"),
+        ("suffix_decoding_min_token_prob", "probability"),
+    ):
+        with pytest.warns(UserWarning, match=f"{name} is ignored.*{said}"):
+            assert translate({"speculative_config": {**ours, name: 7}}) == meant
 
 
 def test_config_tells_what_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
