@@ -77,7 +77,9 @@ class LLM:
         return self.engine.speculator.state
 
     def set_speculation(self, state: SpeculationState) -> None:
-        """Set the default drafter and draft length from the next step on; None lets the engine choose it.
+        """Set the default drafter and draft length from the next step on.
+
+        A length of None lets the engine choose it.
 
         Raises:
             ConfigError: there is no such drafter, or the length is out of range.
