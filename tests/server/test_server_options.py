@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -117,6 +118,7 @@ def test_texts_are_read_before_a_server_starts(
         ("--request-timeout", "0"), ("--metrics-port", "0"), ("--port", "65536"),
         ("--slo", "ttft=1.2.3s"), ("--host", "a b"), ("--host", "\u00fc" * 100),
         ("--host", "a.." * 9), ("--log-format", "xml"), ("--max-connections", "0"),
+        ("--port", "70000"), ("--metrics-port", "70000"),
     ],
 )  # fmt: skip
 def test_the_command_ends_with_a_sentence(
@@ -130,6 +132,8 @@ def test_the_command_ends_with_a_sentence(
     assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
     assert done.stderr.startswith("error: ")
     assert len(done.stderr) < 500
+    if words[1] == "70000":
+        assert re.search(rf"{words[0]} is 70000; give .* to 65,535\.", done.stderr)
 
 
 @pytest.mark.parametrize(

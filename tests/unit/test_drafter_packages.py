@@ -54,13 +54,20 @@ def repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known_specs.cache_clear()
 
 
-@pytest.fixture
-def branches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The package in tests/packages: trees, and hidden states of two layers."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package in tests/packages is installed: trees, and hidden states of two layers."""
+    folder = tmp_path_factory.mktemp("branches")
     code = (PACKAGES / "outrider_branches.py").read_text()
     points = "[outrider.drafters]\nbranches = outrider_branches:BranchesSpec\n"
-    install(tmp_path, "outrider_branches", code, points)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    install(folder, "outrider_branches", code, points)
+    return folder / "site"
+
+
+@pytest.fixture
+def branches(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """That package can be imported."""
+    monkeypatch.syspath_prepend(str(site))
     known_specs.cache_clear()
     yield
     known_specs.cache_clear()
