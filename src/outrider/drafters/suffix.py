@@ -25,6 +25,10 @@ NATIVE_BYTES, PYTHON_BYTES = 384, 1024
 """What a token in an index takes at most, in C++ and in Python; texts of two words come near."""
 
 
+USUAL = 64
+"""Tokens that a step finds unread, at most, where drafts come step after step."""
+
+
 class Index(Protocol):
     """A ``SuffixIndex``, in Python or C++; a ``store`` is of the same kind."""
 
@@ -151,6 +155,7 @@ class SuffixDrafter(Drafter):
         if state is None or len(tokens) - state.known > reach:
             state = _State(new_index(self._room), max(0, len(tokens) - reach))
             self._states[sequence.id] = state
+        self.catching_up = self.catching_up or len(tokens) - state.known > USUAL
         if state.known < len(tokens):
             state.index.extend(tokens[state.known :])
             state.known = len(tokens)
@@ -163,7 +168,7 @@ class SuffixDrafter(Drafter):
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
-        nothing = SuffixNodes([], [], [])
+        nothing, self.catching_up = SuffixNodes([], [], []), False
         drafts = [
             self.draft(item.sequence, budget) if budget.depth else nothing
             for item, budget in zip(batch, budgets, strict=True)

@@ -203,8 +203,8 @@ class Adaptive:
             spent: seconds that they took.
         """
         self._whole = draft
-        if not self._peeks or draft.margins is None:
-            return draft
+        if not self._peeks or draft.margins is None or self.controller.tries:
+            return draft  # a trial is to show what all its rows take
         chances: dict[int, list[float]] = {}
         rows = plan.rows
         for i, item in enumerate(plan.batch):

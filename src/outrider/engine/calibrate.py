@@ -9,6 +9,7 @@ import os
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from .costs import Costs, Curve, DraftCosts
 logger = logging.getLogger("outrider")
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Rows of the forwards that are measured, as far as the time goes; the first three always."""
-REPEATS = 3
+"""Rows of the forwards that are measured, as far as the time goes."""
+FEWEST, ROUNDS = 3, 5
+"""Forwards that are measured in any case, and how often each is at most."""
 QUICK, THOROUGH = 0.2, 3.0
 """Seconds that may go into each model when an engine is made, and when a server starts."""
 CALL, PER_SEQUENCE = 2e-5, 5e-6
@@ -44,31 +46,40 @@ def measure(model: Model, page_size: int, most_rows: int, seconds: float) -> tup
     """
     rows = [n for n in ROWS if n <= max(2, most_rows)]
     store = model.new_store(rows[-1] + 1, page_size)
-    end = time.perf_counter() + seconds
+    begin = time.perf_counter()
     took: list[float] = []
     _forward(model, store, rows[0])  # which no measurement should pay the first touch for
-    for number, count in enumerate(rows):
-        if number > 2 and time.perf_counter() > end:
+    # Round after round, since others may use the machine for a while.
+    for number in range(ROUNDS * len(rows)):
+        if number >= FEWEST and time.perf_counter() - begin > seconds:
             break
-        took.append(_forward(model, store, count))
-        took[-1] = max(took)  # more rows never cost less
+        place = number % len(rows)
+        second = _forward(model, store, rows[place])
+        if place == len(took):
+            took.append(second)
+        took[place] = min(took[place], second)
     per_context = model.page_bytes(page_size) / page_size / BYTES_PER_SECOND
-    return Curve(tuple(rows[: len(took)]), tuple(took)), per_context
+    return Curve(tuple(rows[: len(took)]), plausible(rows, took)), per_context
+
+
+def plausible(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return seconds by rows without what other users of the machine have added.
+
+    Fewer rows do not cost more, and twice the rows cost twice as much at most.
+    """
+    likely = [*accumulate(reversed(seconds), min)][::-1]
+    for i in range(1, len(likely)):
+        likely[i] = min(likely[i], likely[i - 1] * rows[i] / rows[i - 1])
+    return tuple(likely)
 
 
 def _forward(model: Model, store: Store, rows: int) -> float:
     """Return the seconds of a forward of as many sequences of one row each."""
     pages = [array("i", (page,)) for page in range(rows)]
-    return _seconds(model, store, [Segment([1], 0, p, 1, 1, key=str(p[0])) for p in pages])
-
-
-def _seconds(model: Model, store: Store, segments: list[Segment]) -> float:
-    found = []
-    for _ in range(REPEATS):
-        begin = time.perf_counter()
-        model.run(segments, store)
-        found.append(time.perf_counter() - begin)
-    return min(found)  # others may use the machine now and then
+    segments = [Segment([1], 0, p, 1, 1, key=str(p[0])) for p in pages]
+    begin = time.perf_counter()
+    model.run(segments, store)
+    return time.perf_counter() - begin
 
 
 def find_costs(

@@ -106,7 +106,7 @@ class Controller:
     _steady: bool = False
     _assigned: dict[str, Choice] = field(default_factory=dict)
     _guards: dict[int, _Guard] = field(default_factory=dict)
-    _tried: dict[str, int] = field(default_factory=dict)
+    _tried: dict[Choice, int] = field(default_factory=dict)
 
     def decide(self, streams: Sequence[Stream]) -> list[Choice]:
         """Return the choice for each decoding sequence of the next step."""
@@ -231,21 +231,35 @@ class Controller:
             return choices
         place = self.step % len(streams)
         stream = streams[place]
-        unused = {*stream.methods} - self.shadowed - {choice.method for choice in choices}
-        if not unused or stream.fixed:
+        trials = self._trials(stream, choices)
+        if not trials or stream.fixed:
             return choices
-        name = min(sorted(unused), key=lambda each: self._tried.get(each, 0))
-        trial = Choice(name, min(PROBE_DEPTH, self.methods[name].longest, stream.bound))
+        trial = min(trials, key=lambda each: self._tried.get(each, 0))
         (took, gain), (usual, lost) = (
             self._drafting(stream, each, len(streams)) for each in (trial, choices[place])
         )
         price = max(took - usual + (lost - gain) / self.tokens_per_second, took / 4)
         if price > budget:
             return choices
-        self._tried[name] = self.step
+        self._tried[trial] = self.step
         self._steady, self.tries = False, True
         self.explored += price
         return [*choices[:place], trial, *choices[place + 1 :]]
+
+    def _trials(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
+        """Return what is worth trying: methods that nobody uses, and longer drafts of the others.
+
+        Steps with more rows than any of late may cost less than is believed.
+        """
+        used = {choice.method for choice in choices}
+        trials: list[Choice] = []
+        for name in stream.methods:
+            most = min(self.methods[name].longest, stream.bound)
+            if name in used:
+                trials.append(Choice(name, most))
+            elif name not in self.shadowed:
+                trials.append(Choice(name, min(PROBE_DEPTH, most)))
+        return [trial for trial in trials if trial not in choices]
 
     def _drafting(self, stream: Stream, choice: Choice, streams: int) -> tuple[float, float]:
         """Return the seconds that a sequence's draft adds to a step, and the tokens it brings."""

@@ -25,12 +25,15 @@ FIRST_PROBE, PROBE_STEPS = 64, 256
 """Steps with drafts before the first step that measures plain decoding, and before the next."""
 RATIO_SMOOTHING = 0.05
 """Weight of the newest ratio of measured to predicted seconds, once there are many."""
+MACHINE_SMOOTHING = 0.1
+"""The same where ratios tell how fast the machine is of late."""
 PULL = 4.0
 """Measurements that a size needs before its own count as much as those of all sizes."""
 SPIKE = 1.5
 """A measurement counts as this many times what was expected at most, and at least its inverse."""
 HOST, HOST_PER_SEQUENCE = 1e-4, 2e-5
 """Seconds of a step beside its forwards, before they are measured."""
+LEAST_RATIO = 0.01
 TRUSTED = 4
 """Measurements before spikes are cut."""
 
@@ -165,8 +168,9 @@ class Costs:
 
 @dataclass
 class _Ratio:
-    """A running mean of measured over predicted seconds."""
+    """A running mean of measured over predicted seconds; ``smoothing`` weighs the newest."""
 
+    smoothing: float = RATIO_SMOOTHING
     value: float = 1.0
     seen: int = 0
 
@@ -174,16 +178,21 @@ class _Ratio:
         if self.seen >= TRUSTED:
             ratio = min(max(ratio, self.value / SPIKE), self.value * SPIKE)
         self.seen += 1
-        self.value += max(RATIO_SMOOTHING, 1 / self.seen) * (ratio - self.value)
+        self.value += max(self.smoothing, 1 / self.seen) * (ratio - self.value)
 
 
 @dataclass
 class _Correction:
-    """Ratios of measured to predicted seconds, of all sizes and around powers of two."""
+    """Ratios of measured to predicted seconds, of all sizes of late and around powers of two.
 
-    overall: _Ratio = field(default_factory=_Ratio)
+    Those of a size are relative to that of all, so that one which was last seen while the machine
+    was busy, or while it was not, stays right beside the others.
+    """
+
+    overall: _Ratio = field(default_factory=lambda: _Ratio(MACHINE_SMOOTHING))
     sizes: dict[int, _Ratio] = field(default_factory=dict)
     _known: dict[int, float] = field(default_factory=dict)
+    _level: float = 1.0
 
     def at(self, size: int) -> float:
         """Return the ratio at a size: straight between powers of two, so that it makes no steps."""
@@ -193,20 +202,20 @@ class _Correction:
             below = floor(power)
             left, right = self._near(below), self._near(below + 1)
             value = self._known[size] = left + (power - below) * (right - left)
-        return value
+        return value * self._level
 
     def _near(self, power: int) -> float:
         own = self.sizes.get(power)
-        if own is None:
-            return self.overall.value
-        return (own.seen * own.value + PULL * self.overall.value) / (own.seen + PULL)
+        return 1.0 if own is None else (own.seen * own.value + PULL) / (own.seen + PULL)
 
     def count(self) -> None:
         self._known.clear()
+        self._level = self.overall.value
 
     def observe(self, size: int, ratio: float) -> None:
-        self.overall.observe(ratio)
-        self.sizes.setdefault(round(log2(max(size, 1))), _Ratio()).observe(ratio)
+        power, ratio = round(log2(max(size, 1))), max(ratio, LEAST_RATIO)
+        self.overall.observe(ratio / self._near(power))
+        self.sizes.setdefault(power, _Ratio()).observe(ratio / self.overall.value)
 
 
 class CostModel:
