@@ -12,6 +12,7 @@ BENCHMARKS = {
     "options": ("options", "speed that sampling options and grammars leave to speculation"),
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
     "context": ("context", "speed by the length of the context, with and without windows"),
+    "trees": ("trees", "trees beside chains: what their rows cost, and what they bring"),
     "serving": ("serving", "speed over HTTP beside the engine's own"),
     "mixed": ("mixed", "the default drafter under mixed load, beside no speculation"),
     "soak": ("soak", "a server under load, a killed engine and hostile clients"),
