@@ -167,9 +167,9 @@ def tiny_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_checkpoint(folder, "llama", tokenizer=True, seed=1, num_hidden_layers=1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
-    """A server of the tiny pair by two names, one for each module that asks."""
+    """A server of the tiny pair by two names; leave it as it was."""
     from benchmarks.served import Served
 
     with Served(
@@ -184,7 +184,7 @@ def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client(server: Served) -> openai.OpenAI:
     """OpenAI's client of that server."""
     import openai

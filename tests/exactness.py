@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from pages import check_engine
@@ -15,11 +18,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.config import EngineConfig
-from outrider.drafters.base import DrafterSpec
+from outrider.drafters.base import Drafter, DrafterSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.build import build_engine
+from outrider.engine.calibrate import find_costs
+from outrider.engine.costs import Costs
 from outrider.engine.engine import Engine
 from outrider.engine.outlook import PLAIN, Choice, Stream
+from outrider.models.base import Model
 from outrider.types import Event, Request, SamplingParams
 
 VOCABULARY = 211
@@ -101,13 +107,32 @@ def make_engine(
         **options,
     }
     config = EngineConfig(memory=2**24, **options)
-    engine = build_engine(folder, spec, config, tiny_tokenizer())
-    if pages is not None:
-        each = (engine.budget.target_bytes + engine.budget.drafter_bytes) // engine.budget.pages
-        less = replace(config, memory=each * pages)
+    with patch("outrider.engine.build.find_costs", known_costs):
+        if pages is None:
+            return build_engine(folder, spec, config, tiny_tokenizer())
+        weights = config.dtype, config.quantization, config.drafter_quantization
+        kind = folder, spec.name, config.page_size, *weights
+        if kind not in PAGE_BYTES:
+            budget = build_engine(folder, spec, config, tiny_tokenizer()).budget
+            PAGE_BYTES[kind] = (budget.target_bytes + budget.drafter_bytes) // budget.pages
+        less = replace(config, memory=PAGE_BYTES[kind] * pages)
         engine = build_engine(folder, spec, less, tiny_tokenizer())
-        assert engine.budget.pages == pages
+    assert engine.budget.pages == pages
     return engine
+
+
+PAGE_BYTES: dict[tuple[Any, ...], int] = {}
+"""What a page takes, by what it is of."""
+COSTS: dict[tuple[Any, ...], Costs] = {}
+"""What steps cost; no output depends on it, so the first measurement is good for all engines."""
+
+
+def known_costs(model: Model, drafters: Mapping[str, Drafter], *more: Any) -> Costs:
+    """Return what ``find_costs`` does, measured once for the same drafters."""
+    key = *drafters, *more[0]
+    if key not in COSTS:
+        COSTS[key] = find_costs(model, drafters, *more)
+    return deepcopy(COSTS[key])
 
 
 def make_fickle(engine: Engine, rng: random.Random) -> None:

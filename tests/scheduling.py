@@ -31,6 +31,8 @@ EOS = 11
 class Letters:
     """Token 0 is "a", token 1 is "b", and so on."""
 
+    writes = True
+
     def __init__(self, stop: Iterable[str] = ()) -> None:
         self.finder = StopFinder(tuple(stop))
 

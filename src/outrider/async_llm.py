@@ -242,6 +242,8 @@ class AsyncLLM:
     async def set_speculation(self, state: SpeculationState) -> None:
         """Set the default drafter and draft length from the next step on.
 
+        A length of None lets the engine choose it.
+
         Raises:
             ConfigError: there is no such drafter, or the length is out of range.
         """

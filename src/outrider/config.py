@@ -313,7 +313,8 @@ ENGINE_OPTIONS = (
     _lookup("prompt_lookup_max", "Longest n-gram of drafter ngram, in tokens; 4 unless given."),
     Option(
         "speculative_config", str, None,
-        "vLLM's JSON object, instead of drafter and num_speculative_tokens.",
+        "vLLM's JSON object, instead of drafter and num_speculative_tokens: method "
+        "ngram, suffix or draft_model.",
     ),
     Option(
         "tokenizer", str, None,

@@ -28,6 +28,13 @@ SPECULATIVE_IGNORED = (
     "draft_tensor_parallel_size", "enforce_eager", "max_model_len", "rejection_sample_method",
 )  # fmt: skip
 """Keys without a meaning on one device and with an exact rule."""
+SUFFIX = {
+    "suffix_decoding_max_tree_depth": (64, "a match has up to 64 tokens"),
+    "suffix_decoding_max_cached_requests": (0, "suffix_store keeps past outputs, by tokens"),
+    "suffix_decoding_max_spec_factor": (1, "a match drafts up to as many tokens as it has"),
+    "suffix_decoding_min_token_prob": (0.1, "a draft's probability is 0.1 or more"),
+}
+"""Keys of method suffix: our drafter's own value and what that means; others are ignored aloud."""
 
 
 def translate_deprecated(name: str, value: Any) -> tuple[str, Any]:
@@ -105,12 +112,16 @@ def _speculative(config: object) -> dict[str, Any]:
     method, model = rest.pop("method", None), rest.pop("model", None)
     if method in ("ngram", "ngram_gpu") or model in ("ngram", "[ngram]"):
         options["drafter"] = "ngram"
+    elif method == "suffix" and model in (None, "suffix"):
+        options["drafter"] = "suffix"
+        _ignore_suffix_keys(rest)
     elif method in (None, "draft_model") and model is not None:
         options["drafter"] = model
     else:
         stated = f"method {shown(method)}" if method else "neither method nor model"
         raise ConfigError(
-            f"speculative_config has {stated}; give method 'ngram', or 'draft_model' with model."
+            f"speculative_config has {stated}; give method 'ngram' or 'suffix', or "
+            "'draft_model' with model."
         )
     for name, value in rest.items():
         if name in SPECULATIVE:
@@ -118,3 +129,10 @@ def _speculative(config: object) -> dict[str, Any]:
         elif value not in (None, False) and name not in SPECULATIVE_IGNORED:
             raise no_option("speculative_config", name, ["method", "model", *SPECULATIVE])
     return options
+
+
+def _ignore_suffix_keys(rest: dict[str, Any]) -> None:
+    """Take vLLM's options of suffix decoding out of ``rest``; warn where ours drafts otherwise."""
+    for name, (ours, meaning) in SUFFIX.items():
+        if rest.pop(name, None) not in (None, ours):
+            warnings.warn(f"{name} is ignored; in drafter suffix {meaning}.", UserWarning, 5)

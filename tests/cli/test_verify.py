@@ -29,6 +29,8 @@ from outrider.input_processor import InputProcessor
 from outrider.sampling.ratio import RULES, make_rule
 
 TINY = Size("tiny", 2, 20, 8, 1, (Mix("model", 3, 4), Mix("tree", 3, 2)), 12, 2**11)
+SMALL = Size("tiny", 1, 20, 8, 1, (Mix("ngram", 3, 9),), 4, 2**9)
+"""Where the distributions are not what is looked at."""
 LAWS = Size("tiny", 2, 20, 8, 1, (Mix("ngram", 3, 9),), 12, 2**11)
 
 
@@ -75,7 +77,7 @@ def test_a_wrong_rule_is_caught(pair: Path, name: str) -> None:
 
 
 def test_stale_penalties_are_caught(pair: Path) -> None:
-    size = replace(TINY, tokens=24)
+    size = replace(TINY, tokens=24, contexts=4, draws=2**9)
     report = verify(pair, prompts(), size=size, seed=5, fault=FAULTS["stale-penalties"])
     greedy, equality, distributions = report.checks
     assert greedy.passed
@@ -92,7 +94,7 @@ def test_a_spoilt_engine_is_caught(pair: Path) -> None:
             return super().apply(logits.mul_(1.3), tokens, paths)
 
     fault = Fault("sharper", pipeline=lambda sequence: Sharper(sequence.pipeline))
-    report = verify(pair, prompts(), "none", LAWS, 6, fault)
+    report = verify(pair, prompts(), "none", SMALL, 6, fault)
     assert not report.checks[1].passed
     assert "gap" in report.checks[1].violations[0]
 
@@ -101,12 +103,12 @@ def test_a_large_tie_is_a_violation(pair: Path, monkeypatch: pytest.MonkeyPatch)
     """Whatever the measured noise: fp32 does not move a score by a hundredth."""
     found = ties.Difference(23, (1, 2), 0.01, 0.02, True)
     monkeypatch.setattr("outrider.audit.verify.compare", lambda *_, **__: found)
-    report = verify(pair, prompts(), "none", LAWS, 6)
+    report = verify(pair, prompts(), "none", SMALL, 6)
     assert report.checks[0].violations
     assert report.checks[1].violations
     small = ties.Difference(23, (1, 2), 1e-6, 2e-6, True)
     monkeypatch.setattr("outrider.audit.verify.compare", lambda *_, **__: small)
-    report = verify(pair, prompts(), "none", LAWS, 6)
+    report = verify(pair, prompts(), "none", SMALL, 6)
     assert report.checks[1].ties
     assert "numerical ties" in report.verdict
 
@@ -184,7 +186,7 @@ def outrider(*args: str) -> tuple[int, str, str]:
 
 
 def test_the_command(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.audit.verify.QUICK", TINY)
+    monkeypatch.setattr("outrider.audit.verify.QUICK", SMALL)
     code, out, err = outrider("--model", str(pair), "--seed", "4")
     assert (code, err) == (0, "")
     assert out.startswith("pass: nothing is lost by speculating")
@@ -201,7 +203,7 @@ def test_the_command(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_takes_prompts(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.audit.verify.QUICK", TINY)
+    monkeypatch.setattr("outrider.audit.verify.QUICK", SMALL)
     file = tmp_path / "mine.jsonl"
     file.write_text('{"prompt": "the quick brown fox", "id": 1}\n"jumps over the lazy dog"\n')
     code, out, _ = outrider("--model", str(tiny_llama), "--prompts", str(file), "--json")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import END, VOCABULARY, make_engine, planted_pair, run
+from exactness import END, VOCABULARY, make_engine, make_fickle, planted_pair, run
 from test_exact import OPTIONS
 
 from outrider import LLM, pocket
@@ -27,7 +27,9 @@ pytestmark = [
 
 RECIPES = (None, "int8", "int8-channel", "int8-zp", "int4", "int4-g32", "int4-zp")
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3")
-DRAFTERS = ("none", "ngram", "suffix", "model", "wrong", "right", "ragged")
+DRAFTERS = (
+    "none", "ngram", "suffix", "model", "wrong", "right", "ragged", "model+suffix", "auto",
+)  # fmt: skip
 # Groups of 128 and a shorter one behind them, rows that fill no unit.
 SIZES = {"hidden_size": 160, "intermediate_size": 296, "head_dim": 40}
 TOKENS = 20
@@ -110,9 +112,11 @@ def _drafted(
         num_speculative_tokens=length,
         **weights.options(),
     )
+    if drafter == "auto":
+        make_fickle(engine, rng)
     order = rng.sample(queued, len(queued))
     found = run(engine, order, arrival=rng)
-    if drafter in ("model", "wrong", "right"):
+    if drafter in ("model", "wrong", "right", "model+suffix", "auto"):
         assert engine.counts.drafted > 0
     return found
 
@@ -138,7 +142,8 @@ def test_a_low_bit_drafter_changes_nothing(
     queued = _mixed(rng, 4, temperate=True)
     expected = _alone(pair["qwen3"], Weights(target), queued)
     weights = Weights(target, drafter)
-    assert _drafted(pair["qwen3"], weights, "model", queued, expected, rng) == expected
+    for name in ("model", "auto"):
+        assert _drafted(pair["qwen3"], weights, name, queued, expected, rng) == expected, name
 
 
 @pytest.mark.slow

@@ -323,7 +323,7 @@ def test_drafts_change_no_token(target: str | None, drafter: str, dtype: str, pa
     expected = [
         alone.generate([p], q)[0].outputs[0].token_ids for p, q in zip(prompts, params, strict=True)
     ]
-    for name, length in itertools.product(("ngram", "model"), (1, 4)):
+    for name, length in (("ngram", 4), ("model", 1), ("model", 4)):
         llm = LLM(
             pair, drafter=name, num_speculative_tokens=length, drafter_quantization=drafter,
             **options,

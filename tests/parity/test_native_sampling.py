@@ -21,7 +21,7 @@ from outrider.models.native import NativeTransformer, _words
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import Room
-from outrider.native.interface import DraftLimits
+from outrider.native.interface import DraftLimits, Planted
 from outrider.native.native_sampling import NativeNoise, NativePipeline, measurer
 from outrider.sampling.grammar import keep
 from outrider.sampling.logprobs import measure
@@ -365,6 +365,11 @@ def test_what_cannot_be_decided_is_refused(
     ):
         with pytest.raises(ModelError, match=sentence):
             decide([segment], pipelines)
+    # Ids past the vocabulary are left out, and other ones get what was planted for them.
+    planted = Planted(torch.tensor([[width, -1, 3]]), torch.zeros(1, 3), -torch.ones(1), 0)
+    room = Room(torch.empty(1, width))
+    decide([one], [good], planted=[planted], logits=room)
+    assert room.tensor[0].tolist() == [0.0 if id == 3 else -1.0 for id in range(width)]
     short, whole = np.zeros(width // 8 - 1, np.uint8), np.full(-(-width // 8), 255, np.uint8)
     decide([one], [good], masks=[whole])
     for options, sentence in (
@@ -375,6 +380,11 @@ def test_what_cannot_be_decided_is_refused(
         ({"masks": [None] * 2}, "belong together"),
         ({"masks": [short]}, "shorter than"),
         ({"masks": [whole, None]}, "belong together"),
+        ({"planted": [None] * 2}, "belong together"),
+        ({"planted": [planted._replace(z=planted.z.double())]}, "cannot read"),
+        ({"planted": [planted._replace(rest=planted.rest[:0])]}, "cannot read"),
+        ({"planted": [planted._replace(first=-1)]}, "a planted position"),
+        ({"planted": [Planted(planted.ids[:0], planted.z[:0], planted.rest[:0], 0)]}, "entries is"),
         ({"layers": [2], "hidden": torch.empty(1, 1, model.shape.hidden_size)}, "no such layer"),
         ({"layers": [-2], "hidden": torch.empty(1, 1, model.shape.hidden_size)}, "no such layer"),
         ({"layers": [0], "hidden": torch.empty(1, 1, model.shape.hidden_size + 1)}, "another sh"),

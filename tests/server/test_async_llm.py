@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +62,34 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 4 * SOON))
 
 
+Work = Callable[[AsyncLLM], Coroutine[Any, Any, None]]
+
+
+@contextmanager
+def runner(model: Path, drafter: Any = "auto", **options: Any) -> Iterator[Callable[[Work], None]]:
+    """Run work with an engine that several tests share; each leaves it as it was."""
+    llm = AsyncLLM(model, drafter, **options)
+    with asyncio.Runner() as loop:
+        try:
+            loop.run(asyncio.wait_for(llm.start(), 4 * SOON))
+            yield lambda work: loop.run(asyncio.wait_for(work(llm), 4 * SOON))
+        finally:
+            llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_llama: Path) -> Iterator[Callable[[Work], None]]:
+    with runner(tiny_llama) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def drafting(tiny_llama: Path) -> Iterator[Callable[[Work], None]]:
+    """The same with the target as its own drafter, up to four tokens."""
+    with runner(tiny_llama, tiny_llama, drafter_quantization="none", **FOUR) as run:
+        yield run
+
+
 def test_outputs_are_those_of_llm(tiny_llama: Path, tiny_drafter: Path) -> None:
     """Alone or together, whoever drafts, with text, log probabilities, stop strings and samples."""
     expected = LLM(tiny_llama, drafter=None, max_num_seqs=1).generate(PROMPTS, PARAMS)
@@ -89,100 +117,98 @@ def test_outputs_are_those_of_llm(tiny_llama: Path, tiny_drafter: Path) -> None:
     run(work())
 
 
-def test_a_request_chooses_its_drafter_and_its_length(tiny_llama: Path) -> None:
+def test_a_request_chooses_its_drafter_and_its_length(drafting: Callable[[Work], None]) -> None:
     async def drafted(llm: AsyncLLM, how: Speculation) -> list[Event]:
         params = SamplingParams(max_tokens=30, temperature=0)
         return [event async for event in llm.stream("ab ab ab ab", params, speculation=how)]
 
-    async def work() -> None:
-        async with opened(tiny_llama, tiny_llama, drafter_quantization="none", **FOUR) as llm:
-            assert llm.ready is not None
-            assert set(llm.ready.drafters) == {"model", "ngram", "suffix", "prediction", "none"}
-            events = await drafted(llm, Speculation())
-            assert {e.drafted.drafter for e in events if e.drafted} == {"model"}
-            assert {e.origin for e in events} == {Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN}
-            events = await drafted(llm, Speculation(num_speculative_tokens=2))
-            assert {e.drafted.depth for e in events if e.drafted} <= {1, 2}
-            assert not any(e.drafted for e in await drafted(llm, Speculation(enabled=False)))
-            said = tuple(e.token_id for e in events if e.token_id is not None)
-            events = await drafted(llm, Speculation(prediction=said))
-            assert {e.drafted.drafter for e in events if e.drafted} == {"prediction"}
-            (counts,) = (e.counts for e in events if e.counts)
-            assert counts.accepted == counts.drafted > 0
-            with pytest.raises(ConfigError, match="no drafter 'eagle' here; give one of model, ng"):
-                await drafted(llm, Speculation(drafter="eagle"))
-            with pytest.raises(ConfigError, match="drafts 4 tokens at most"):
-                await drafted(llm, Speculation(num_speculative_tokens=5))
+    async def work(llm: AsyncLLM) -> None:
+        assert llm.ready is not None
+        assert set(llm.ready.drafters) == {"model", "ngram", "suffix", "prediction", "none"}
+        events = await drafted(llm, Speculation())
+        assert {e.drafted.drafter for e in events if e.drafted} == {"model"}
+        assert {e.origin for e in events} == {Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN}
+        events = await drafted(llm, Speculation(num_speculative_tokens=2))
+        assert {e.drafted.depth for e in events if e.drafted} <= {1, 2}
+        assert not any(e.drafted for e in await drafted(llm, Speculation(enabled=False)))
+        said = tuple(e.token_id for e in events if e.token_id is not None)
+        events = await drafted(llm, Speculation(prediction=said))
+        assert {e.drafted.drafter for e in events if e.drafted} == {"prediction"}
+        (counts,) = (e.counts for e in events if e.counts)
+        assert counts.accepted == counts.drafted > 0
+        with pytest.raises(ConfigError, match="no drafter 'eagle' here; give one of model, ng"):
+            await drafted(llm, Speculation(drafter="eagle"))
+        with pytest.raises(ConfigError, match="drafts 4 tokens at most"):
+            await drafted(llm, Speculation(num_speculative_tokens=5))
 
-    run(work())
-
-
-def test_outputs_tell_what_runs_and_what_was_cached(tiny_llama: Path) -> None:
-    async def work() -> None:
-        async with opened(tiny_llama) as llm:
-            params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-            outputs = [output async for output in llm.generate([5] * 40, params, "mine")]
-            assert {output.request_id for output in outputs} == {"mine"}
-            assert not outputs[0].finished
-            assert outputs[0].outputs[0].finish_reason is None
-            assert not outputs[0].outputs[0].finished()
-            assert outputs[-1].finished
-            assert outputs[-1].num_cached_tokens == 0
-            again = await last(llm, [5] * 40, params)
-            assert again.num_cached_tokens == 32  # two full pages
-            events = [event async for event in llm.stream([5] * 40, params)]
-            assert [e.token_id for e in events] == again.outputs[0].token_ids
-            assert "".join(e.text for e in events) == again.outputs[0].text
-
-    run(work())
+    drafting(work)
 
 
-def test_the_switch(tiny_llama: Path) -> None:
-    async def work() -> None:
-        async with opened(tiny_llama, tiny_llama, **FOUR) as llm:
-            params = SamplingParams(max_tokens=12, temperature=0)
-            assert (await last(llm, "ab", params)).metrics.drafted > 0
-            await llm.set_speculation(SpeculationState(False, "model", 4))
-            assert (await last(llm, "ab", params)).metrics.drafted == 0
-            await llm.set_speculation(SpeculationState(True, "model", 1))
-            assert (await last(llm, "ab", params)).metrics.steps == 6
-            for wrong in (SpeculationState(True, "eagle", 4), SpeculationState(True, "model", 9)):
-                with pytest.raises(ConfigError):
-                    await llm.set_speculation(wrong)
+def test_outputs_tell_what_runs_and_what_was_cached(shared: Callable[[Work], None]) -> None:
+    async def work(llm: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        outputs = [output async for output in llm.generate([5] * 40, params, "mine")]
+        assert {output.request_id for output in outputs} == {"mine"}
+        assert not outputs[0].finished
+        assert outputs[0].outputs[0].finish_reason is None
+        assert not outputs[0].outputs[0].finished()
+        assert outputs[-1].finished
+        assert outputs[-1].num_cached_tokens == 0
+        again = await last(llm, [5] * 40, params)
+        assert again.num_cached_tokens == 32  # two full pages
+        events = [event async for event in llm.stream([5] * 40, params)]
+        assert [e.token_id for e in events] == again.outputs[0].token_ids
+        assert "".join(e.text for e in events) == again.outputs[0].text
 
-    run(work())
-
-
-def test_whoever_leaves_frees_the_pages(tiny_llama: Path) -> None:
-    async def work() -> None:
-        async with opened(tiny_llama) as llm:
-            params = SamplingParams(max_tokens=200, ignore_eos=True)
-            async with aclosing(llm.stream("ab", params)) as stream:
-                await anext(stream)
-            assert llm.live == 0
-            other = await last(llm, "ab", SamplingParams(max_tokens=4))
-            assert other.outputs[0].finish_reason
-            assert llm.gauges.pages_used == 0
-
-    run(work())
+    shared(work)
 
 
-def test_a_wrong_request_harms_nobody(tiny_llama: Path) -> None:
-    async def work() -> None:
-        async with opened(tiny_llama) as llm:
-            form = {"regex": "(unclosed"}
-            for prompt, params, text in (
-                ([5, 999], SamplingParams(), "vocabulary ends"),
-                ("x" * 999, SamplingParams(), "leaves no room"),
-                ("ab", SamplingParams(structured_outputs=form), "structured_outputs.regex"),
-            ):
-                with pytest.raises(RequestError, match=text):
-                    await last(llm, prompt, params)
-            form = {"choice": ["word", "fox"]}
-            found = await last(llm, "ab", SamplingParams(structured_outputs=form, max_tokens=9))
-            assert found.outputs[0].text in form["choice"]
+def test_the_switch(drafting: Callable[[Work], None]) -> None:
+    async def work(llm: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=12, temperature=0)
+        assert (await last(llm, "ab", params)).metrics.drafted > 0
+        await llm.set_speculation(SpeculationState(False, "model", 4))
+        assert (await last(llm, "ab", params)).metrics.drafted == 0
+        await llm.set_speculation(SpeculationState(True, "model", 1))
+        assert (await last(llm, "ab", params)).metrics.steps == 6
+        await llm.set_speculation(SpeculationState(True, "model", None))  # up to its four
+        assert (await last(llm, "ab", params)).metrics.steps < 6
+        for wrong in (SpeculationState(True, "eagle", 4), SpeculationState(True, "model", 9)):
+            with pytest.raises(ConfigError):
+                await llm.set_speculation(wrong)
+        await llm.set_speculation(SpeculationState(True, "model", 4))
 
-    run(work())
+    drafting(work)
+
+
+def test_whoever_leaves_frees_the_pages(shared: Callable[[Work], None]) -> None:
+    async def work(llm: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        async with aclosing(llm.stream("ab", params)) as stream:
+            await anext(stream)
+        assert llm.live == 0
+        other = await last(llm, "ab", SamplingParams(max_tokens=4))
+        assert other.outputs[0].finish_reason
+        assert llm.gauges.pages_used == 0
+
+    shared(work)
+
+
+def test_a_wrong_request_harms_nobody(shared: Callable[[Work], None]) -> None:
+    async def work(llm: AsyncLLM) -> None:
+        form = {"regex": "(unclosed"}
+        for prompt, params, text in (
+            ([5, 999], SamplingParams(), "vocabulary ends"),
+            ("x" * 999, SamplingParams(), "leaves no room"),
+            ("ab", SamplingParams(structured_outputs=form), "structured_outputs.regex"),
+        ):
+            with pytest.raises(RequestError, match=text):
+                await last(llm, prompt, params)
+        form = {"choice": ["word", "fox"]}
+        found = await last(llm, "ab", SamplingParams(structured_outputs=form, max_tokens=9))
+        assert found.outputs[0].text in form["choice"]
+
+    shared(work)
 
 
 def counted(metrics: Metrics) -> dict[str, float]:
@@ -226,19 +252,18 @@ def test_a_dead_worker_is_started_again(tiny_llama: Path) -> None:
     run(work())
 
 
-def test_an_id_may_be_used_again_at_once(tiny_llama: Path) -> None:
-    async def work() -> None:
-        async with opened(tiny_llama) as llm:
-            params = SamplingParams(max_tokens=100, ignore_eos=True)
-            for _ in range(20):
-                async with aclosing(llm.stream("ab", params, "same")) as stream:
-                    await anext(stream)
-            found = await last(llm, "ab", params, request_id="same")
-            assert len(found.outputs[0].token_ids) == 100
-            await until(lambda: not llm._engaged)
-            assert llm.gauges.pages_used == 0
+def test_an_id_may_be_used_again_at_once(shared: Callable[[Work], None]) -> None:
+    async def work(llm: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        for _ in range(20):
+            async with aclosing(llm.stream("ab", params, "same")) as stream:
+                await anext(stream)
+        found = await last(llm, "ab", params, request_id="same")
+        assert len(found.outputs[0].token_ids) == 100
+        await until(lambda: not llm._engaged)
+        assert llm.gauges.pages_used == 0
 
-    run(work())
+    shared(work)
 
 
 FORGETS = """

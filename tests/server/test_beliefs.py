@@ -228,7 +228,14 @@ def test_the_switch_takes_the_choice_from_the_engine_and_gives_it_back(chooses: 
     while state(chooses)["draft_length"] > 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    freed = state(chooses, num_speculative_tokens=None)
+    assert (freed["drafter"], freed["num_speculative_tokens"]) == ("auto", None)
+    alone = state(chooses, drafter="suffix")
+    assert (alone["drafter"], alone["num_speculative_tokens"]) == ("suffix", None)
+    assert alone["draft_length"] == beliefs.longest(alone["controller"])
+    generate(chooses)
     off = state(chooses, enabled=False)
+    assert off["num_speculative_tokens"] is None
     assert (off["draft_length"], off["reason"]) == (0, "switched_off")
     assert {each["draft_length"] for each in off["drafters"].values()} == {0}
 

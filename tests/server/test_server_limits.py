@@ -240,12 +240,13 @@ def test_a_killed_engine_comes_back(tiny_llama: Path) -> None:
         assert any("died 3 times" in line for line in server.lines)
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"error: .*absent"):
-        Served(tmp_path / "absent")
-
-
-def test_a_taken_port(tiny_llama: Path, locked: Served) -> None:
+def test_a_server_that_cannot_be_says_why(tiny_llama: Path, tmp_path: Path, locked: Served) -> None:
+    """A model that is not there, and a port that is taken. Two servers at a time."""
     port = locked.url.rpartition(":")[2]
-    with pytest.raises(ConfigError, match="cannot be listened on"):
-        Served(tiny_llama, "--port", port)
+    with ThreadPoolExecutor(2) as pool:
+        absent = pool.submit(Served, tmp_path / "absent")
+        taken = pool.submit(Served, tiny_llama, "--port", port)
+        with pytest.raises(ConfigError, match=r"error: .*absent"):
+            absent.result()
+        with pytest.raises(ConfigError, match="cannot be listened on"):
+            taken.result()

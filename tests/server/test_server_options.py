@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -15,6 +16,7 @@ from outrider.drafters.ngram import NgramSpec
 from outrider.errors import ConfigError, OutriderError
 from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
 from outrider.server.options import OPTIONS, RELAXED, Option, reference, resolve
+from outrider.vllm_names import translate
 
 ENVIRONMENT = {"OUTRIDER_PORT": "2", "OUTRIDER_HOST": "b", "OUTRIDER_NATIVE_ISA": "x", "PATH": "/"}
 
@@ -116,6 +118,7 @@ def test_texts_are_read_before_a_server_starts(
         ("--request-timeout", "0"), ("--metrics-port", "0"), ("--port", "65536"),
         ("--slo", "ttft=1.2.3s"), ("--host", "a b"), ("--host", "\u00fc" * 100),
         ("--host", "a.." * 9), ("--log-format", "xml"), ("--max-connections", "0"),
+        ("--port", "70000"), ("--metrics-port", "70000"),
     ],
 )  # fmt: skip
 def test_the_command_ends_with_a_sentence(
@@ -129,6 +132,8 @@ def test_the_command_ends_with_a_sentence(
     assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
     assert done.stderr.startswith("error: ")
     assert len(done.stderr) < 500
+    if words[1] == "70000":
+        assert re.search(rf"{words[0]} is 70000; give .* to 65,535\.", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +215,30 @@ def test_vllms_speculative_config(tiny_llama: Path) -> None:
     for wrong, said in (
         ('{"method": "medusa"}', "method 'medusa'"), ("[1]", "give an object"), ("{", "no JSON"),
         ('{"method": "ngram", "promt_lookup_max": 2}', "did you mean 'prompt_lookup_max'"),
+        ('{"method": "suffix", "suffix_decoding_depth": 9}', "no option 'suffix_decoding_depth'"),
+        ('{"method": "ngram", "suffix_decoding_max_tree_depth": 9}', "has no option 'suffix_deco"),
+        ('{"method": "suffix", "model": "some/model"}', "has method 'suffix'"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             build(tiny_llama, "tiny", resolve({"speculative_config": wrong}, {}, None))
+
+
+def test_vllms_suffix_decoding_is_ours() -> None:
+    ours = {"method": "suffix", "num_speculative_tokens": 16}
+    same = {
+        "suffix_decoding_max_tree_depth": 64, "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_spec_factor": 1.0, "suffix_decoding_min_token_prob": 0.1,
+    }  # fmt: skip
+    meant = {"drafter": "suffix", "num_speculative_tokens": 16}
+    assert translate({"speculative_config": ours | same}) == meant
+    for name, said in (
+        ("suffix_decoding_max_tree_depth", "64 tokens"),
+        ("suffix_decoding_max_cached_requests", "suffix_store"),
+        ("suffix_decoding_max_spec_factor", "as many tokens"),
+        ("suffix_decoding_min_token_prob", "probability"),
+    ):
+        with pytest.warns(UserWarning, match=f"{name} is ignored.*{said}"):
+            assert translate({"speculative_config": {**ours, name: 7}}) == meant
 
 
 def test_config_tells_what_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

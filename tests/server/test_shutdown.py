@@ -20,7 +20,6 @@ import pytest
 
 from benchmarks.served import Served, engine_of
 from outrider.engine.stderr import Stderr
-from outrider.errors import ConfigError
 
 STREAMS = 24
 BODY: dict[str, Any] = {
@@ -32,9 +31,32 @@ def streaming(server: Served, body: dict[str, Any]) -> AbstractContextManager[ht
     return httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60)
 
 
-def test_sigterm_under_load_loses_no_stream(tiny_llama: Path) -> None:
-    begun = Barrier(STREAMS + 1)
-    with Served(tiny_llama, "--max-num-seqs", "16") as server, ThreadPoolExecutor(STREAMS) as pool:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def metrics_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def servers(tiny_llama: Path, metrics_port: int) -> Iterator[dict[str, Served]]:
+    """Servers to end, made side by side; what "drains" has its metrics at a port of their own."""
+    options = {
+        "loaded": ("--max-num-seqs", "16"),
+        "drains": ("--metrics-port", str(metrics_port)),
+        "is cut": ("--shutdown-timeout", "0.2"),
+    }
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        coming = {name: pool.submit(Served, tiny_llama, *more) for name, more in options.items()}
+        yield {name: stack.enter_context(one.result()) for name, one in coming.items()}
+
+
+def test_sigterm_under_load_loses_no_stream(servers: dict[str, Served]) -> None:
+    begun, server = Barrier(STREAMS + 1), servers["loaded"]
+    with ThreadPoolExecutor(STREAMS) as pool:
 
         def stream(seed: int) -> list[str]:
             body = BODY | {"seed": seed}
@@ -57,9 +79,22 @@ def test_sigterm_under_load_loses_no_stream(tiny_llama: Path) -> None:
         assert server.stop() == 0
 
 
-def test_while_it_drains_it_is_not_ready_and_takes_nothing(tiny_llama: Path) -> None:
-    body = BODY | {"n": 128}
-    with Served(tiny_llama) as server, streaming(server, body) as stream:
+def test_metrics_may_have_a_port_of_their_own(
+    servers: dict[str, Served], metrics_port: int
+) -> None:
+    server, url = servers["drains"], f"http://127.0.0.1:{metrics_port}"
+    assert httpx.get(f"{server.url}/metrics").status_code == 404
+    assert "vllm:num_requests_running" in httpx.get(f"{url}/metrics").text
+    assert httpx.get(f"{url}/v1/models").status_code == 404
+    foreign = {"Host": "evil.example"}
+    assert httpx.get(f"{url}/metrics", headers=foreign).status_code == 403
+    found = httpx.get(f"{server.url}/v1/models", headers={"Origin": "http://elsewhere"})
+    assert not any(name.startswith("access-control") for name in found.headers)
+
+
+def test_while_it_drains_it_is_not_ready_and_takes_nothing(servers: dict[str, Served]) -> None:
+    body, server = BODY | {"n": 128}, servers["drains"]
+    with streaming(server, body) as stream:
         lines = stream.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
@@ -77,38 +112,23 @@ def test_while_it_drains_it_is_not_ready_and_takes_nothing(tiny_llama: Path) -> 
                 pass
 
 
-def test_a_stream_longer_than_the_timeout_is_cut(tiny_llama: Path) -> None:
-    body = BODY | {"n": 128}
-    with Served(tiny_llama, "--shutdown-timeout", "0.2") as server:
-        with streaming(server, body) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            last = [line for line in lines if line][-2:]
-        assert "the engine was shut down" in last[0]
-        assert last[1] == "data: [DONE]"
-        assert server.stop() == 0
-
-
-def test_metrics_may_have_a_port_of_their_own(tiny_llama: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with Served(tiny_llama, "--metrics-port", str(port)) as server:
-        assert httpx.get(f"{server.url}/metrics").status_code == 404
-        assert "vllm:num_requests_running" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
-        assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 404
-        foreign = {"Host": "evil.example"}
-        assert httpx.get(f"http://127.0.0.1:{port}/metrics", headers=foreign).status_code == 403
-        found = httpx.get(f"{server.url}/v1/models", headers={"Origin": "http://elsewhere"})
-        assert not any(name.startswith("access-control") for name in found.headers)
+def test_a_stream_longer_than_the_timeout_is_cut(servers: dict[str, Served]) -> None:
+    body, server = BODY | {"n": 128}, servers["is cut"]
+    with streaming(server, body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        last = [line for line in lines if line][-2:]
+    assert "the engine was shut down" in last[0]
+    assert last[1] == "data: [DONE]"
+    assert server.stop() == 0
 
 
 def serve(
     model: Path, *options: str, before: Sequence[str] = (), **given: Any
 ) -> tuple[str, subprocess.Popen[str]]:
     """A server on a free port that may not be up yet, and its address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = [
         *before,
         sys.executable,
@@ -223,9 +243,3 @@ def test_stderr_never_blocks_and_tells_what_it_dropped() -> None:
     stream.write("nobody reads\n")
     stream.drain()
     os.close(write)
-
-
-@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
-def test_ports_that_are_none(tiny_llama: Path, flag: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{flag} is 70000; give .* to 65,535\."):
-        Served(tiny_llama, flag, "70000")

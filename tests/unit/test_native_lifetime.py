@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,18 +20,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("hazard", ["exits", "released", "forks", "memory", "threads"])
-def test_a_process_comes_through(hazard: str) -> None:
-    """Each hazard stands in native_hazards.py."""
-    done = subprocess.run(
+def told(hazard: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, str(TESTS / "native_hazards.py"), hazard],
         capture_output=True,
         text=True,
         timeout=300,
         cwd=TESTS,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout == "unharmed\n"
+
+
+def test_processes_come_through() -> None:
+    """Each hazard stands in native_hazards.py. Two processes at a time."""
+    hazards = ["exits", "released", "forks", "memory", "threads"]
+    with ThreadPoolExecutor(2) as pool:
+        for hazard, done in zip(hazards, pool.map(told, hazards), strict=True):
+            assert done.returncode == 0, (hazard, done.stderr[-2000:])
+            assert done.stdout == "unharmed\n", hazard
 
 
 def test_no_function_lets_an_exception_out() -> None:

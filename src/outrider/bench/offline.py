@@ -32,9 +32,9 @@ class Options:
         model: the target, and ``target`` its name in the report.
         replay: the size of a replay target, see ``bench/replay.py``; ``model`` then lends its
             tokenizer only.
-        drafters: as ``LLM`` takes them, or, of a replay target, ngram and planted ones; plain
-            decoding always runs beside them. None takes the target's own drafter, where it has
-            one, and ngram.
+        drafters: as ``LLM``, or of a replay target ``Replay.open``, takes them; plain decoding
+            always runs beside them. None takes the target's own drafter, where it has one, and
+            ngram.
         lengths: draft lengths K, 1 or more.
         temperatures: 0 or above.
         max_tokens: output tokens of each prompt, 2 or more; EOS is ignored. A replay target ends

@@ -175,9 +175,10 @@ def bench(
         typer.Option(
             help="auto, ngram, suffix or a checkpoint's folder; may be given again, or with "
             "commas. The model's own drafter, if it has one, ngram and auto unless given. With "
-            "--replay: ngram, suffix or planted:AGREEMENT[:SIZE], which says the target's most "
-            "likely token that often (a share from 0 to 1) and costs a model of SIZE, or nothing; "
-            "planted:0.8 and ngram unless given.",
+            "--replay: ngram, suffix or planted:AGREEMENT[:SIZE], which agrees with the target "
+            "that often (a share from 0 to 1) and costs a model of SIZE, or nothing; several "
+            "joined by +, or auto+ and those that it may choose; planted:0.8 and ngram unless "
+            "given.",
         ),
     ] = None,
     num_speculative_tokens: Annotated[

@@ -105,9 +105,9 @@ class Needs:
     """The needs of a drafter, which the engine sizes memory by.
 
     ``page_bytes`` are those of its own cache for each page of the target's, whose page ids it then
-    shares; ``fixed_bytes`` come once. ``max_nodes`` is the most nodes that its drafts have, 0 for
-    chains; ``target_layers`` are those whose hidden states it wants. ``loaded`` goes back to
-    ``make`` as it is.
+    shares, or of its index of as many tokens; ``fixed_bytes`` come once. ``max_nodes`` is the most
+    nodes that its drafts have, 0 for chains; ``target_layers`` are those whose hidden states it
+    wants. ``loaded`` goes back to ``make`` as it is.
     """
 
     page_bytes: int = 0

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 from ..limits import LOOKUP, check_number
 from ..types import SequenceState
-from .base import ChainDrafter, DrafterContext, DrafterSpec
+from .base import ChainDrafter, DrafterContext, DrafterSpec, Needs
 
 Gram = tuple[int, ...]
+ENTRY_BYTES, ID_BYTES = 180, 8
+"""What an n-gram in an index takes at most, and what each of its ids adds."""
 LOOKUP_WINDOW = 16384
 """Tokens that are looked up unless a window is given."""
 
@@ -77,7 +79,7 @@ class NgramSpec(DrafterSpec):
     """
 
     name = "ngram"
-    wants = "nothing"
+    wants = "memory for indices"
     costs = "a lookup, microseconds"
     suits = "text that repeats its prompt or itself: edits, summaries, answers from documents"
     prompt_lookup_min: int = 2
@@ -86,6 +88,11 @@ class NgramSpec(DrafterSpec):
     def __post_init__(self) -> None:
         for name, number in LOOKUP.items():
             check_number(name, getattr(self, name), number)
+
+    def needs(self, context: DrafterContext) -> Needs:
+        sizes = range(self.prompt_lookup_min, self.prompt_lookup_max + 1)
+        token_bytes = sum(ENTRY_BYTES + ID_BYTES * n for n in sizes)
+        return Needs(page_bytes=token_bytes * context.config.page_size)
 
     def make(self, context: DrafterContext) -> NgramDrafter:
         config = context.config

@@ -21,8 +21,8 @@ from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .ngram import LOOKUP_WINDOW
 from .suffix_index import SuffixIndex
 
-STORED_BYTES = 512
-"""What a stored token takes in C++, at most."""
+NATIVE_BYTES, PYTHON_BYTES = 384, 1024
+"""What a token in an index takes at most, in C++ and in Python; texts of two words come near."""
 
 
 class Index(Protocol):
@@ -37,6 +37,11 @@ def new_index(room: int) -> Index:
     """Return an index of the last ``room`` places of a text, in C++ where there is a library."""
     step = library()
     return SuffixIndex(room) if step is None else NativeIndex(step, room)
+
+
+def token_bytes() -> int:
+    """Return what a token in an index takes at most."""
+    return PYTHON_BYTES if library() is None else NATIVE_BYTES
 
 
 class Store:
@@ -74,7 +79,7 @@ class SuffixSpec(DrafterSpec):
     """Suffix decoding; trees where ``max_draft_nodes`` asks for them and they can be verified."""
 
     name = "suffix"
-    wants = "nothing; suffix_store takes memory for past outputs"
+    wants = "memory for indices, and with suffix_store for past outputs"
     costs = "a lookup, microseconds"
     suits = "text that repeats its prompt, itself or past outputs: edits, agents, forms"
 
@@ -83,7 +88,8 @@ class SuffixSpec(DrafterSpec):
         trees = context.model.trees and not context.needs_logits
         nodes = config.max_draft_nodes or 0 if trees else 0
         return Needs(
-            fixed_bytes=STORED_BYTES * config.suffix_store,
+            page_bytes=token_bytes() * config.page_size,
+            fixed_bytes=token_bytes() * config.suffix_store,
             max_nodes=max(config.max_draft_length, nodes),
         )
 

@@ -35,7 +35,7 @@ class Budget:
         return (
             f"cache: {self.pages - 1} pages of {self.page_size} tokens = {self.tokens} tokens, "
             f"up to {self.sequences} sequences at once, {total / 2**20:.0f} MiB "
-            f"({share:.0%} of it the drafter's)"
+            f"({share:.0%} of it for drafters)"
         )
 
 

@@ -78,7 +78,10 @@ class Wire(BaseModel):
 
 
 class SpeculationChange(Wire):
-    """The body of ``POST /v1/speculation``; fields that are left out keep their value."""
+    """The body of ``POST /v1/speculation``; fields that are left out keep their value.
+
+    A null draft length lets the engine choose it.
+    """
 
     enabled: bool | None = None
     drafter: str | None = None

@@ -67,19 +67,21 @@ def _why_not(length: int, chosen: beliefs.Beliefs | None) -> str | None:
 async def change(service: Service, body: SpeculationChange) -> None:
     """Set drafter and draft length from the next step on; missing fields keep their value.
 
+    A length of null leaves it to the engine.
+
     Raises:
         Refusal: there is no such drafter, the length is out of range, or the engine starts.
     """
     now = service.llm.speculation
     if now is None or service.llm.ready is None:
         raise Refusal("the engine is starting; try again.", status=503)
-    length = body.num_speculative_tokens
+    given = "num_speculative_tokens" in body.model_fields_set
     try:
         await service.llm.set_speculation(
             SpeculationState(
                 now.enabled if body.enabled is None else body.enabled,
                 body.drafter or now.drafter,
-                now.num_speculative_tokens if length is None else length,
+                body.num_speculative_tokens if given else now.num_speculative_tokens,
             )
         )
     except ConfigError as error:

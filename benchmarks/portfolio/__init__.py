@@ -1,0 +1,1 @@
+"""Drafter auto against fixed choices: cells, their rounds, and what follows from them."""
