@@ -4,8 +4,9 @@ Clients in a closed loop (as soon as one answer ends they ask again) send code t
 edit, JSON with a schema and chats, at random temperatures and lengths, streamed or not.
 ``/v1/speculation`` turns drafting on and off in windows, in the order on, off, off, on. What counts
 is the server's own counter of tokens, without the first moments of a window, in which requests of
-the one before still run. Each client draws the requests of both sides from the same seed. The
-answer is the ratio on / off within pairs of windows. Needs httpx (``outrider[benchmarks]``).
+the one before still run, and after a first pair of windows that warms up. Each client draws the
+requests of both sides from the same seed. The answer is the ratio on / off within pairs of windows.
+Needs httpx (``outrider[benchmarks]``).
 """
 
 import asyncio
@@ -122,9 +123,10 @@ async def measure(
             for i in range(clients)
         ]
         try:
-            for number in range(rounds):
+            for number in range(-1, rounds):  # -1 fills caches and teaches the controller
                 for side in SIDES[:: -1 if number % 2 else 1]:
-                    found[side].append(await load.window(side, seconds, warm_up))
+                    speed = await load.window(side, seconds, warm_up)
+                    found[side] += [speed] if number >= 0 else []
                     for task in tasks:
                         if task.done():
                             task.result()
