@@ -3,8 +3,10 @@
 It is the wall time from the end of one step to the end of the next, less what the library's own
 clock counted in its calls: scheduling, drafting, marshalling, acceptance, text, and what the caller
 does between steps ("around"). Figures are medians over the steps of all rounds in which the whole
-batch was decoding; "tokens" is what a sequence got of such a step. The engines (plain, ngram,
-suffix, and the checkpoint's own drafter if it has one) take turns within a round.
+batch was decoding; "tokens" is what a sequence got of such a step. The engines take turns within a
+round: plain, ngram, suffix, a prediction that comes true, auto, and if the checkpoint has a drafter
+of its own, that alone and merged with suffix. ``tests/unit/test_host.py`` guards against growth, in
+bytecodes.
 """
 
 from collections.abc import Sequence
@@ -18,11 +20,12 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from outrider.cli.common import JsonFile, numbers, write_json
+from outrider.drafters.registry import sibling
 from outrider.errors import ConfigError, ModelError
 from outrider.llm import LLM
 from outrider.native.choice import library
 from outrider.native.library import Library
-from outrider.types import SamplingParams
+from outrider.types import SamplingParams, Speculation
 
 from .common import (
     POCKET,
@@ -36,6 +39,8 @@ from .common import (
     read_prompts,
 )
 
+MODES = {"plain": "none", "ngram": "ngram", "suffix": "suffix", "prediction": "none"}
+"""Drafters by mode; a prediction comes with its request."""
 COLUMNS = ("mode", "batch", "steps", "host us", "around us", "native us", "us/sequence", "tokens")
 
 
@@ -50,10 +55,23 @@ class Step(NamedTuple):
     emitted: int
 
 
-def decode(clock: Library, llm: LLM, prompts: Sequence[str], params: SamplingParams) -> list[Step]:
+def modes_of(model: str) -> dict[str, str]:
+    """Return the drafters that a checkpoint has at hand, by mode."""
+    near = () if sibling(Path(model)) is None else ("model", "model+suffix")
+    return MODES | {mode: mode for mode in (*near, "auto")}
+
+
+def decode(
+    clock: Library,
+    llm: LLM,
+    prompts: Sequence[str],
+    params: SamplingParams,
+    speculation: Sequence[Speculation],
+) -> list[Step]:
     """Decode prompts together and return the steps in which all of them were decoding."""
     engine, steps = llm.engine, []
-    states = {state.request.id: state for state in llm.start(prompts, params)}
+    started = llm.start(prompts, params, speculation=speculation)
+    states = {state.request.id: state for state in started}
     left = perf_counter_ns()
     while engine.has_work:
         entered = perf_counter_ns()
@@ -108,20 +126,23 @@ def measure(
     clock = library()
     if clock is None:
         raise ModelError("the native step is off or was not built, so it has no time of its own.")
-    modes = {"plain": "none", "ngram": "ngram", "suffix": "suffix"}
-    if (Path(model) / "drafter").is_dir():
-        modes["model"] = str(Path(model) / "drafter")
     options: dict[str, Any] = {
         "num_speculative_tokens": length, "max_num_seqs": max(batches),
         "enable_prefix_caching": False,
     }  # fmt: skip
-    engines = {mode: LLM(model, drafter, **options) for mode, drafter in modes.items()}
+    engines = {mode: LLM(model, drafter, **options) for mode, drafter in modes_of(model).items()}
     params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=1, ignore_eos=True)
+    texts = list(islice(cycle(prompts), max(batches)))
+    expected = [
+        Speculation(prediction=tuple(output.outputs[0].token_ids))
+        for output in engines["plain"].generate(texts, params)
+    ]
 
     def run(mode: str, batch: int, _: int) -> list[Step]:
-        return decode(clock, engines[mode], list(islice(cycle(prompts), batch)), params)
+        wishes = expected if mode == "prediction" else [Speculation()] * batch
+        return decode(clock, engines[mode], texts[:batch], params, wishes[:batch])
 
-    cells = {(mode, batch): partial(run, mode, batch) for batch in batches for mode in modes}
+    cells = {(mode, batch): partial(run, mode, batch) for batch in batches for mode in engines}
     return [figures(*cell, list(chain(*steps))) for cell, steps in measured(cells, rounds).items()]
 
 

@@ -377,7 +377,7 @@ def test_host_time_is_a_step_without_its_native_calls(
     folder = shutil.copytree(tiny_llama, tmp_path / "pair")
     shutil.copytree(tiny_drafter, folder / "drafter")
     runs = host.measure(str(folder), PROMPTS, [1, 3], 2, 6, 1, 0.0)
-    modes = ("plain", "ngram", "suffix", "model")
+    modes = ("plain", "ngram", "suffix", "prediction", "model", "model+suffix", "auto")
     places = [(mode, batch) for batch in (1, 3) for mode in modes]
     assert [(run["mode"], run["batch_size"]) for run in runs] == places
     for run in runs:
