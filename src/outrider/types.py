@@ -361,7 +361,7 @@ class Draft(NamedTuple):
     def depth(self, index: int) -> int:
         """Return the depth of the draft of sequence ``index``."""
         parents = self.parents[index]
-        return len(parents) if is_chain(parents) else max(depths(parents))
+        return len(parents) if is_chain(parents) else max(depths(parents), default=0)
 
 
 class Drafted(NamedTuple):

@@ -291,29 +291,41 @@ class Adaptive:
         return max(least, min(most, round(own / (OWN * self._step))))
 
     def _learn_costs(self, plan: Plan, draft: Draft, seconds: Seconds) -> None:
-        controller = self.controller
+        controller, costs = self.controller, self.controller.costs
         context = self._context = sum([len(s.tokens) for s in self._sequences])
-        nodes = sum([len(tokens) for tokens in draft.tokens])
-        slow = seconds.verify / controller.costs.verify(plan.decoding + nodes, context)
+        committed = plan.decoding + sum([len(tokens) for tokens in draft.tokens])
+        expected = costs.verify(committed, context)
+        slow = seconds.verify / expected
         window, self._window = self._window, _Window(plan.decoding)
         controller.observe(window.streams, window.emitted, window.took, window.all, slow)
         longest = SPIKE * seconds.step
         self._longest = min(self._longest, 2 * longest) * 0.8 + 0.2 * longest
-        controller.costs.observe_verify(plan.decoding + nodes, context, seconds.verify)
-        rest = seconds.step - seconds.verify - sum(seconds.draft.values())
-        controller.costs.observe_host(plan.decoding, rest)
+        expected += costs.host(plan.decoding)
         drafting = [
-            (controller.methods[self._chosen[item.sequence.id][0].method], item.budget.depth)
+            (self._chosen[item.sequence.id][0].method, item.budget.depth)
             for item in plan.batch
             if item.budget.depth
         ]
+        methods = [(controller.methods[name], depth) for name, depth in drafting]
         rows = counts_by_depth(
-            (name, depth, method.width) for method, depth in drafting for name in parts_of(method)
+            (name, depth, method.width) for method, depth in methods for name in parts_of(method)
         )
+        usual = not any(self._catches_up(name) for name in rows)
+        if usual:
+            expected += sum([costs.draft(name, by_depth) for name, by_depth in rows.items()])
+            names = {name for name, _ in drafting} or {PLAIN.method}
+            if len(names) == 1 and len(drafting) in (0, plan.decoding):
+                costs.observe_step(names.pop(), seconds.step / expected)
+        costs.observe_verify(committed, context, seconds.verify)
+        rest = seconds.step - seconds.verify - sum(seconds.draft.values())
+        costs.observe_host(plan.decoding, rest)
         for name, by_depth in rows.items():
-            drafter = self._drafters.get(name)
-            if name in seconds.draft and not (drafter and drafter.catching_up):
-                controller.costs.observe_draft(name, by_depth, seconds.draft[name])
+            if name in seconds.draft and not self._catches_up(name):
+                costs.observe_draft(name, by_depth, seconds.draft[name])
+
+    def _catches_up(self, name: str) -> bool:
+        drafter = self._drafters.get(name)
+        return drafter is not None and drafter.catching_up
 
     def _score(self, batch: Sequence[Scheduled], draft: Draft) -> None:
         """Score drafts; single nodes also where they were not verified."""

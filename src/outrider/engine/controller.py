@@ -35,6 +35,9 @@ MOST_GROUPS = 12
 EXPLORED_ALONE, EXPLORED = 0.01, 0.005
 """Share of the time of one stream, and of several, that may go into trying unused methods."""
 PROBE_DEPTH = 3
+KNOWN, LONGER = 8, 4
+"""Trials of each unused method before the first longer draft of one in use, and trials of which
+one is such a draft after that."""
 LOST = 4.0
 """Plain steps that drafting may lose before it pauses."""
 FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
@@ -107,6 +110,7 @@ class Controller:
     _assigned: dict[str, Choice] = field(default_factory=dict)
     _guards: dict[int, _Guard] = field(default_factory=dict)
     _tried: dict[Choice, int] = field(default_factory=dict)
+    _num_tried: int = 0
 
     def decide(self, streams: Sequence[Stream]) -> list[Choice]:
         """Return the choice for each decoding sequence of the next step."""
@@ -242,24 +246,25 @@ class Controller:
         if price > budget:
             return choices
         self._tried[trial] = self.step
+        self._num_tried += 1
         self._steady, self.tries = False, True
         self.explored += price
         return [*choices[:place], trial, *choices[place + 1 :]]
 
     def _trials(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
-        """Return what is worth trying: methods that nobody uses, and longer drafts of the others.
+        """Return what is worth trying: methods that nobody uses, now and then longer drafts.
 
         Steps with more rows than any of late may cost less than is believed.
         """
         used = {choice.method for choice in choices}
-        trials: list[Choice] = []
-        for name in stream.methods:
-            most = min(self.methods[name].longest, stream.bound)
-            if name in used:
-                trials.append(Choice(name, most))
-            elif name not in self.shadowed:
-                trials.append(Choice(name, min(PROBE_DEPTH, most)))
-        return [trial for trial in trials if trial not in choices]
+        most = {name: min(self.methods[name].longest, stream.bound) for name in stream.methods}
+        longer = [Choice(name, most[name]) for name in stream.methods if name in used]
+        longer = [trial for trial in longer if trial not in choices]
+        unused = {*stream.methods} - self.shadowed - used
+        known = self._num_tried >= KNOWN * len(unused)
+        if longer and known and (not unused or self._num_tried % LONGER == LONGER - 1):
+            return longer
+        return [Choice(name, min(PROBE_DEPTH, most[name])) for name in sorted(unused)]
 
     def _drafting(self, stream: Stream, choice: Choice, streams: int) -> tuple[float, float]:
         """Return the seconds that a sequence's draft adds to a step, and the tokens it brings."""

@@ -230,6 +230,7 @@ class CostModel:
         self._target = _Correction()
         self._drafters = {name: _Correction() for name in prior.drafters}
         self._host = _Correction()
+        self._steps: dict[str, _Ratio] = {}
         self._rows: dict[int, tuple[float, float]] = {}
         self._drafts: dict[tuple[str, int, int], float] = {}
 
@@ -271,6 +272,18 @@ class CostModel:
     def _draft(self, name: str, counts: Sequence[int]) -> float:
         own = self._drafters[name].at(counts[0])
         return self.prior.drafters[name].at(counts) * own * self._target.overall.value
+
+    def step(self, method: str) -> float:
+        """Return how many times longer steps of a method take than the sum of their parts.
+
+        Trees cost more than chains of as many rows, and merging more than its parts.
+        """
+        ratio = self._steps.get(method)
+        return 1.0 if ratio is None else (ratio.seen * ratio.value + PULL) / (ratio.seen + PULL)
+
+    def observe_step(self, method: str, ratio: float) -> None:
+        """Take in what a step took, over the sum of what was expected of its parts."""
+        self._steps.setdefault(method, _Ratio()).observe(ratio)
 
     def observe_verify(self, rows: int, context: int, seconds: float) -> None:
         """Take in what a forward took."""

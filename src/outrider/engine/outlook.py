@@ -121,7 +121,8 @@ class Outlook:
         self.counts = counts
         self._methods, self._costs, self._survival = methods, costs, survival
         self._context = context
-        self._host = costs.host(sum(counts.values()))
+        self._sequences = sum(counts.values())
+        self._host = costs.host(self._sequences)
         self.options = {group: self._options(group) for group in counts}
         self._by_choice = {
             group: {option.choice: option for option in options}
@@ -145,16 +146,18 @@ class Outlook:
 
     def speed(self, choices: Mapping[Group, Option]) -> float:
         """Return the expected tokens per second."""
-        tokens = rows = 0.0
+        tokens = rows = longer = 0.0
         drafting: dict[Choice, int] = {}
         for group, count in self.counts.items():
             choice, each, width = choices[group]
             tokens += count * each
             rows += count * width
+            longer += count * self._costs.step(choice.method)
             if choice.depth:
                 drafting[choice] = drafting.get(choice, 0) + count
         seconds = self._host + self._costs.verify(round(rows), self._context)
-        return tokens / (seconds + self._drafting(drafting))
+        seconds += self._drafting(drafting)
+        return tokens / (seconds * longer / self._sequences)
 
     def _drafting(self, sequences: Mapping[Choice, int]) -> float:
         """Return the seconds of drafting where so many sequences draft by each choice."""
