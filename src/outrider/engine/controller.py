@@ -35,9 +35,9 @@ MOST_GROUPS = 12
 EXPLORED_ALONE, EXPLORED = 0.01, 0.005
 """Share of the time of one stream, and of several, that may go into trying unused methods."""
 PROBE_DEPTH = 3
-KNOWN, LONGER = 8, 4
-"""Trials of each unused method before the first longer draft of one in use, and trials of which
-one is such a draft after that."""
+KNOWN, MORE = 8, 1.2
+"""Trials of each unused method before the first longer draft of one in use, and the factor on its
+tokens that makes one worth trying."""
 LOST = 4.0
 """Plain steps that drafting may lose before it pauses."""
 FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
@@ -252,18 +252,21 @@ class Controller:
         return [*choices[:place], trial, *choices[place + 1 :]]
 
     def _trials(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
-        """Return what is worth trying: methods that nobody uses, now and then longer drafts.
+        """Return what is worth trying: methods that nobody uses, or a longer draft of the others.
 
-        Steps with more rows than any of late may cost less than is believed.
+        Longer drafts that promise more are tried until it was measured what so many rows take.
         """
-        used = {choice.method for choice in choices}
         most = {name: min(self.methods[name].longest, stream.bound) for name in stream.methods}
-        longer = [Choice(name, most[name]) for name in stream.methods if name in used]
-        longer = [trial for trial in longer if trial not in choices]
-        unused = {*stream.methods} - self.shadowed - used
-        known = self._num_tried >= KNOWN * len(unused)
-        if longer and known and (not unused or self._num_tried % LONGER == LONGER - 1):
-            return longer
+        unused = {*stream.methods} - self.shadowed - {choice.method for choice in choices}
+        for choice in dict.fromkeys(choices) if self._num_tried >= KNOWN * len(unused) else ():
+            name, depth = choice
+            if name not in most or self.costs.measured(
+                len(choices) + self.methods[name].nodes(most[name])
+            ):
+                continue
+            curve = self.survival.curve(name, stream.workload, most[name])
+            if 1 + sum(curve) > MORE * (1 + sum(curve[:depth])):
+                return [Choice(name, most[name])]
         return [Choice(name, min(PROBE_DEPTH, most[name])) for name in sorted(unused)]
 
     def _drafting(self, stream: Stream, choice: Choice, streams: int) -> tuple[float, float]:

@@ -212,6 +212,11 @@ class _Correction:
         self._known.clear()
         self._level = self.overall.value
 
+    def seen(self, size: int) -> int:
+        """Return how often a ratio was observed around a size."""
+        own = self.sizes.get(round(log2(max(size, 1))))
+        return 0 if own is None else own.seen
+
     def observe(self, size: int, ratio: float) -> None:
         power, ratio = round(log2(max(size, 1))), max(ratio, LEAST_RATIO)
         self.overall.observe(ratio / self._near(power))
@@ -247,6 +252,10 @@ class CostModel:
         if known is None:
             known = self._rows[rows] = self.prior.target.at(rows), self._target.at(rows)
         return (known[0] + self.prior.per_context * context) * known[1]
+
+    def measured(self, rows: int) -> bool:
+        """Return True where forwards of about as many rows were measured while the engine ran."""
+        return self._target.seen(rows) >= TRUSTED
 
     def host(self, sequences: int) -> float:
         """Return the seconds of a step beside its forward and its drafting."""
