@@ -352,6 +352,7 @@ class Draft(NamedTuple):
     sources: list[list[str]] | None = None
     margins: list[list[float]] | None = None
     survivals: list[list[float]] | None = None
+    """In ``sources``, ``margins`` and ``survivals`` a sequence whose drafter knows none has none."""
 
     @staticmethod
     def chains(tokens: list[list[int]]) -> Draft:

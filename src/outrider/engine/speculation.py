@@ -137,6 +137,8 @@ class Speculator:
         self._releasing = [n for n, each in live.items() if overrides(each, "release")]
         self._usual = self._choice(DEFAULT_SPECULATION)
         self._freedoms: dict[Speculation, Freedom] = {}
+        if self.adaptive is not None:
+            self.adaptive.rest()  # what it has chosen may not be allowed any more
 
     @property
     def default(self) -> Drafter:
@@ -380,7 +382,8 @@ def _merged(names: list[str], parts: Mapping[str, list[int]], made: Mapping[str,
         for field in ("logits", "sources", "margins", "survivals"):
             values = getattr(draft, field)
             if values is not None:
-                column = columns.setdefault(field, [None] * len(names))
+                unknown = None if field == "logits" else []
+                column = columns.setdefault(field, [unknown] * len(names))
                 for i, value in zip(indices, values, strict=True):
                     column[i] = value
     return found._replace(drafters=names, **columns)

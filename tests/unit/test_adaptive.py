@@ -1,0 +1,58 @@
+"""An engine that chooses how to draft: batches of many kinds of requests, switches while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider import LLM, SamplingParams, Speculation
+from outrider.engine.speculation import SpeculationState
+
+pytestmark = pytest.mark.engine
+PROMPTS = ["the quick brown fox", "lazy dogs sleep", "jumps over the lazy dog", "hello world"]
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+
+def texts(llm: LLM, speculation: list[Speculation] | None = None) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, GREEDY, speculation=speculation)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_llama: Path) -> list[list[int]]:
+    return texts(LLM(tiny_llama, drafter="none", memory=2**24))
+
+
+def test_drafters_with_and_without_margins_share_a_batch(
+    tiny_llama: Path, tiny_drafter: Path, plain: list[list[int]]
+) -> None:
+    llm = LLM(tiny_llama, drafter=f"auto+{tiny_drafter}", memory=2**24)
+    predicted = [Speculation(prediction=tuple(ids)) for ids in plain]
+    wishes = [
+        predicted[0],
+        Speculation(),
+        Speculation(drafter="model", num_speculative_tokens=3),
+        Speculation(enabled=False),
+    ]
+    for _ in range(4):
+        assert texts(llm, wishes) == plain
+        wishes = wishes[1:] + wishes[:1]
+        wishes = [predicted[i] if w.prediction else w for i, w in enumerate(wishes)]
+
+
+def test_a_switch_reaches_requests_that_run(
+    tiny_llama: Path, tiny_drafter: Path, plain: list[list[int]]
+) -> None:
+    llm = LLM(tiny_llama, drafter=f"auto+{tiny_drafter}", memory=2**24)
+    llm.set_speculation(SpeculationState(True, "none", None))
+    drafted: list[int] = []
+    ids: list[int] = []
+    for event in llm.stream(PROMPTS[:1], GREEDY):
+        drafted.append(event.drafted is not None)
+        ids.append(event.token_id or 0)
+        if len(ids) == 10:
+            llm.set_speculation(SpeculationState(True, "model", None))
+    assert ids == plain[0]
+    assert not any(drafted[:10])
+    assert any(drafted[10:])
