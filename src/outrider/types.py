@@ -352,7 +352,7 @@ class Draft(NamedTuple):
     sources: list[list[str]] | None = None
     margins: list[list[float]] | None = None
     survivals: list[list[float]] | None = None
-    """In ``sources``, ``margins`` and ``survivals`` a sequence whose drafter knows none has none."""
+    """Of these three a sequence has an empty list where its drafter does not know them."""
 
     @staticmethod
     def chains(tokens: list[list[int]]) -> Draft:

@@ -1,4 +1,4 @@
-"""An engine that chooses how to draft: batches of many kinds of requests, switches while it runs."""
+"""An engine that chooses how to draft: batches of many kinds of requests, and switches."""
 
 from __future__ import annotations
 

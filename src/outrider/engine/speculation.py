@@ -382,7 +382,7 @@ def _merged(names: list[str], parts: Mapping[str, list[int]], made: Mapping[str,
         for field in ("logits", "sources", "margins", "survivals"):
             values = getattr(draft, field)
             if values is not None:
-                unknown = None if field == "logits" else []
+                unknown: Any = None if field == "logits" else []
                 column = columns.setdefault(field, [unknown] * len(names))
                 for i, value in zip(indices, values, strict=True):
                     column[i] = value

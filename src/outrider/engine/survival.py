@@ -35,8 +35,8 @@ PRIORS = {
     "prediction": 0.8,
     "medusa": 0.65,
     "model": 0.65,
-    "suffix": 0.4,
-    "ngram": 0.4,
+    "suffix": 0.6,
+    "ngram": 0.5,
 }
 """P(accept) by method before anything is seen; of others 0.5."""
 FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
