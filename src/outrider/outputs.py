@@ -234,8 +234,8 @@ class RequestState:
     def write(self) -> None:
         """Write the texts of all samples, whose events were collected.
 
-        Written at once a text costs a third of what it costs token by token between forwards,
-        which take its writer out of the processor's caches.
+        Written at once a text costs less than token by token between forwards, which take its
+        writer out of the processor's caches.
         """
         for writer, sample in zip(self._texts or (), self.samples, strict=False):
             try:
