@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
 import tracemalloc
 from collections.abc import Callable
@@ -33,6 +34,7 @@ def most(used: Callable[[], int], make: Callable[[int], Any], room: int = ROOM) 
     """Return the bytes by token that an index takes at most, for each text."""
     found, kept = {}, []  # what is freed is not always given back
     for name, text in texts(room).items():
+        gc.collect()  # garbage of other tests would be freed on the way
         before, worst = used(), 0.0
         kept.append(index := make(room))
         for end in range(100, len(text), 100):
