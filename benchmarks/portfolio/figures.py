@@ -1,4 +1,4 @@
-"""What follows from the speeds of a cell's rounds: ratios, their intervals, the mixture."""
+"""Ratios of the speeds of a cell's rounds, their intervals, and the mixture of all cells."""
 
 from __future__ import annotations
 

@@ -31,6 +31,16 @@ def streaming(server: Served, body: dict[str, Any]) -> AbstractContextManager[ht
     return httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60)
 
 
+@contextlib.contextmanager
+def terminated(server: Served) -> Iterator[Iterator[str]]:
+    """Yield the lines of a long stream behind the first, at which the server gets SIGTERM."""
+    with streaming(server, BODY | {"n": 128}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        yield lines
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
@@ -93,11 +103,8 @@ def test_metrics_may_have_a_port_of_their_own(
 
 
 def test_while_it_drains_it_is_not_ready_and_takes_nothing(servers: dict[str, Served]) -> None:
-    body, server = BODY | {"n": 128}, servers["drains"]
-    with streaming(server, body) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        server.process.send_signal(signal.SIGTERM)
+    server = servers["drains"]
+    with terminated(server) as lines:
         deadline = time.monotonic() + 10
         while (ready := httpx.get(f"{server.url}/ready")).status_code != 503:
             assert time.monotonic() < deadline
@@ -113,11 +120,8 @@ def test_while_it_drains_it_is_not_ready_and_takes_nothing(servers: dict[str, Se
 
 
 def test_a_stream_longer_than_the_timeout_is_cut(servers: dict[str, Served]) -> None:
-    body, server = BODY | {"n": 128}, servers["is cut"]
-    with streaming(server, body) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        server.process.send_signal(signal.SIGTERM)
+    server = servers["is cut"]
+    with terminated(server) as lines:
         last = [line for line in lines if line][-2:]
     assert "the engine was shut down" in last[0]
     assert last[1] == "data: [DONE]"

@@ -23,8 +23,6 @@ from .suffix_index import SuffixIndex
 
 NATIVE_BYTES, PYTHON_BYTES = 384, 1024
 """What a token in an index takes at most, in C++ and in Python; texts of two words come near."""
-
-
 USUAL = 64
 """Tokens that a step finds unread, at most, where drafts come step after step."""
 

@@ -10,7 +10,6 @@ from math import inf
 from typing import NamedTuple
 
 from ..drafters.base import Drafter, NoSpec
-from ..drafters.combine import TOGETHER
 from ..drafters.model import num_alike
 from ..native.interface import DEPTHS, MARGINS, RANKS
 from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
@@ -84,8 +83,8 @@ def methods_of(
         if trees and drafter.max_nodes > longest:
             methods[name + TREE] = Method((name,), longest, -(-drafter.max_nodes // longest))
     for names in together if trees else ():
-        longest = min(methods[name].longest for name in names)
-        methods[TOGETHER.join(names)] = Method(names, longest)
+        method = Method(names, min(methods[name].longest for name in names))
+        methods[method.drafter] = method
     return methods
 
 
@@ -157,7 +156,7 @@ class Adaptive:
         for stream, choice in zip(streams, choices, strict=True):
             budget = self._budget(choice, stream, len(streams)) if choice.depth else NO_DRAFT
             method = self.controller.methods.get(choice.method)
-            name = NoSpec.name if method is None else TOGETHER.join(method.drafters)
+            name = NoSpec.name if method is None else method.drafter
             self._chosen[stream.id] = choice, name, budget
 
     def rest(self) -> None:
@@ -310,8 +309,7 @@ class Adaptive:
         rows = counts_by_depth(
             (name, depth, method.width) for method, depth in methods for name in parts_of(method)
         )
-        usual = not any(self._catches_up(name) for name in rows)
-        if usual:
+        if not any(self._catches_up(name) for name in rows):
             expected += sum([costs.draft(name, by_depth) for name, by_depth in rows.items()])
             names = {name for name, _ in drafting} or {PLAIN.method}
             if len(names) == 1 and len(drafting) in (0, plan.decoding):

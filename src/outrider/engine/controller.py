@@ -235,8 +235,8 @@ class Controller:
             return choices
         place = self.step % len(streams)
         stream = streams[place]
-        trials = self._trials(stream, choices)
-        if not trials or stream.fixed:
+        trials = [] if stream.fixed else self._trials(stream, choices)
+        if not trials:
             return choices
         trial = min(trials, key=lambda each: self._tried.get(each, 0))
         (took, gain), (usual, lost) = (
@@ -260,12 +260,12 @@ class Controller:
         unused = {*stream.methods} - self.shadowed - {choice.method for choice in choices}
         for choice in dict.fromkeys(choices) if self._num_tried >= KNOWN * len(unused) else ():
             name, depth = choice
-            if name not in most or self.costs.measured(
-                len(choices) + self.methods[name].nodes(most[name])
-            ):
+            if name not in most:
                 continue
+            rows = len(choices) + self.methods[name].nodes(most[name])
             curve = self.survival.curve(name, stream.workload, most[name])
-            if 1 + sum(curve) > MORE * (1 + sum(curve[:depth])):
+            promises = 1 + sum(curve) > MORE * (1 + sum(curve[:depth]))
+            if promises and not self.costs.measured(rows):
                 return [Choice(name, most[name])]
         return [Choice(name, min(PROBE_DEPTH, most[name])) for name in sorted(unused)]
 

@@ -180,6 +180,15 @@ class _Ratio:
         self.seen += 1
         self.value += max(self.smoothing, 1 / self.seen) * (ratio - self.value)
 
+    @property
+    def cautious(self) -> float:
+        """The mean, nearer to 1 the fewer were seen."""
+        return (self.seen * self.value + PULL) / (self.seen + PULL)
+
+
+def _nearest_power(size: int) -> int:
+    return round(log2(max(size, 1)))
+
 
 @dataclass
 class _Correction:
@@ -206,7 +215,7 @@ class _Correction:
 
     def _near(self, power: int) -> float:
         own = self.sizes.get(power)
-        return 1.0 if own is None else (own.seen * own.value + PULL) / (own.seen + PULL)
+        return 1.0 if own is None else own.cautious
 
     def count(self) -> None:
         self._known.clear()
@@ -214,11 +223,11 @@ class _Correction:
 
     def seen(self, size: int) -> int:
         """Return how often a ratio was observed around a size."""
-        own = self.sizes.get(round(log2(max(size, 1))))
+        own = self.sizes.get(_nearest_power(size))
         return 0 if own is None else own.seen
 
     def observe(self, size: int, ratio: float) -> None:
-        power, ratio = round(log2(max(size, 1))), max(ratio, LEAST_RATIO)
+        power, ratio = _nearest_power(size), max(ratio, LEAST_RATIO)
         self.overall.observe(ratio / self._near(power))
         self.sizes.setdefault(power, _Ratio()).observe(ratio / self.overall.value)
 
@@ -288,7 +297,7 @@ class CostModel:
         Trees cost more than chains of as many rows, and merging more than its parts.
         """
         ratio = self._steps.get(method)
-        return 1.0 if ratio is None else (ratio.seen * ratio.value + PULL) / (ratio.seen + PULL)
+        return 1.0 if ratio is None else ratio.cautious
 
     def observe_step(self, method: str, ratio: float) -> None:
         """Take in what a step took, over the sum of what was expected of its parts."""

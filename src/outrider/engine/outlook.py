@@ -24,6 +24,11 @@ class Method(NamedTuple):
     longest: int
     width: int = 1
 
+    @property
+    def drafter(self) -> str:
+        """The name of its drafter, or of several together."""
+        return TOGETHER.join(self.drafters)
+
     def nodes(self, depth: int) -> int:
         """Return the nodes that a draft of that depth may have."""
         return depth * self.width * len(self.drafters)
@@ -104,7 +109,7 @@ def draft_cost(costs: CostModel, method: Method, by_depth: Sequence[int]) -> flo
 def parts_of(method: Method) -> tuple[str, ...]:
     """Return what a method's time is spent on: its drafters, and merging if they are several."""
     drafters = method.drafters
-    return drafters if len(drafters) == 1 else (*drafters, TOGETHER.join(drafters))
+    return drafters if len(drafters) == 1 else (*drafters, method.drafter)
 
 
 class Outlook:

@@ -316,7 +316,7 @@ class Scheduler:
             [*others, sequence.finish_reason],
             repeat(None),
             repeat(None),
-            verdict.logprobs[index] or repeat(None) if verdict.logprobs else repeat(None),
+            (verdict.logprobs and verdict.logprobs[index]) or repeat(None),
             [prompt_logprobs, *others],
             [drafted, *others],
             [start, *others],

@@ -204,10 +204,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "draw": (_Text, [_Pointer, Whole("rows"), _long("stride"), Whole("width"), *[_Pointer] * 4]),
     "decide": (_Text, [_Pointer] * 13),
-    "draft": (
-        _Text,
-        [_Pointer] * 9,
-    ),
+    "draft": (_Text, [_Pointer] * 9),
     "logprobs": (
         _Text,
         [

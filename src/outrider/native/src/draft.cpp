@@ -328,9 +328,9 @@ struct DecideSizes {
 // A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
 // lines are those of the rows that want logits. A segment with a pipeline wants them of its last token
 // and of all nodes: these rows are decided, with a mask a row, of `mask_bytes` or more, unless `masks`
-// is null, and their `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits are copied before
-// that to the next lines behind the others. A segment without a pipeline (null) keeps its logits as they
-// are. `planted` (null: none) has an entry for each segment that wants logits. `hidden` are layers, and
+// is null, and their `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits
+// are copied before that to the next lines behind the others. A segment without a pipeline (null) keeps
+// its logits as they are. `planted` (null: none) has an entry for each segment that wants logits. `hidden` are layers, and
 // `hidden_out` is as outrider_forward's.
 API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
                                 const std::int32_t* words, const Pipeline* const* pipelines,
