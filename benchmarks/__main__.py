@@ -13,6 +13,7 @@ BENCHMARKS = {
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
     "context": ("context", "speed by the length of the context, with and without windows"),
     "trees": ("trees", "trees beside chains: what their rows cost, and what they bring"),
+    "builds": ("builds", "two builds of Outrider beside each other"),
     "portfolio": ("portfolio.command", "drafter auto against fixed choices"),
     "serving": ("serving", "speed over HTTP beside the engine's own"),
     "mixed": ("mixed", "the default drafter under mixed load, beside no speculation"),

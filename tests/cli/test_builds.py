@@ -1,0 +1,37 @@
+"""The benchmark of two builds: its table, and what it refuses."""
+
+from math import log
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import application
+from benchmarks.builds import report_lines
+from outrider import pocket
+
+
+def test_a_build_that_is_twice_as_fast():
+    """Each cell, each pair and all together say 2, with an interval around it."""
+    logs = [log(2) + change for change in (-0.01, 0.01, -0.01, 0.01)]
+    starts = [{("none", 1): value, ("ngram", 8): value} for value in logs]
+    lines = report_lines({"pocket": starts, "planted": starts})
+    named = [line.split("|")[1].strip() for line in lines[2:]]
+    both = ["none, batch 1", "ngram, batch 8"]
+    assert named == [
+        *(f"pocket, {cell}" for cell in both), "pocket",
+        *(f"planted, {cell}" for cell in both), "planted", "together",
+    ]  # fmt: skip
+    assert all(line.split("|")[2].strip().startswith("2.000 [1.9") for line in lines[2:])
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_folders_that_are_no_two_builds(tmp_path, same):
+    """One folder twice, or one without the package, is refused in a sentence."""
+    package = pocket.PATH.parents[2]
+    other = package if same else tmp_path
+    arguments = ["builds", str(package), str(other), "--starts", "2"]
+    result = CliRunner().invoke(application("builds"), arguments)
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
+    wanted = "give two folders" if same else "ended; its own error stands above"
+    assert wanted in result.output
