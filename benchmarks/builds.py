@@ -98,7 +98,7 @@ def run_start(
         ratios: list[float] = []
         for number in range(-1, pairs):  # the first warms up
             order = builds if number % 2 else builds[::-1]
-            answers = {build.folder: build.ask(cell, tokens, seed + number) for build in order}
+            answers = {build.folder: build.ask(cell, tokens, seed + number + 1) for build in order}
             old, new = (answers[build.folder] for build in builds)
             if old.tokens != new.tokens:
                 raise OutriderError(f"outputs differ: drafter {cell[0]}, batch {cell[1]}.")
