@@ -2,25 +2,22 @@
 
 Each build answers in a process of its own, in the same environment: ``outrider`` comes from the
 folder that is given, with the libraries that lie in it. Both processes stay alive, and one of them
-is stopped while the other decodes. A cell is a drafter and a batch size; a start is a fresh pair of
-processes, since two starts of one build differ by more than two rounds of one start. In a start a
-cell runs several times in the order old, new, new, old; its value is the median ratio. Intervals
-are Student's, of the mean logarithm over starts. Outputs of both builds are compared, token by
-token.
+is stopped while the other decodes. A cell is a mode and a batch size; a start has fresh processes,
+a pair for each mode, since two starts of one build differ by more than two rounds of one start. In
+a start a cell runs several times in the order old, new, new, old; its value is the median ratio.
+Intervals are Student's, of the mean logarithm over starts. Outputs of both builds are compared,
+token by token.
 """
 
-import json
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from math import log
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from tqdm import tqdm
@@ -31,79 +28,97 @@ from outrider.errors import OutriderError
 
 from .common import table
 from .peers.pairs import Pair, find_pair
+from .peers.session import Session
 from .portfolio.figures import estimate
 
-DRAFTERS = ("none", "ngram", "model")
+MODES = ("plain", "ngram", "draft")
 BATCHES = (1, 8)
-WORKER = Path(__file__).with_name("builds_worker.py")
+PROMPTS = 8
+ALONE = 2
+"""Prompts of a run at batch 1, one after the other."""
+LENGTH = 4
+"""Draft length K."""
+TEMPERATURE = 0.7
 
 Cell = tuple[str, int]
+"""A mode and a batch size."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a build did: nanoseconds, and the output tokens of each prompt."""
+@contextmanager
+def opened(folder: Path, pair: Pair, mode: str, tokens: int, log: Path) -> Iterator[Session]:
+    """Yield a build with its models loaded, stopped.
 
-    took: int
-    tokens: list[list[int]]
-
-
-class Build:
-    """A process that runs one build, stopped unless it is asked."""
-
-    def __init__(self, folder: Path, pair: Pair, prompts: Path) -> None:
-        drafter = pair.drafter or ""
-        command = [sys.executable, str(WORKER), str(folder), str(pair.target), str(drafter)]
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [*command, str(prompts)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._read()
-        self.process.send_signal(signal.SIGSTOP)
-
-    def ask(self, cell: Cell, tokens: int, seed: int) -> Answer:
-        """Return what decoding in a cell took, and its outputs."""
-        assert self.process.stdin
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write(json.dumps([*cell, tokens, seed]) + "\n")
-        self.process.stdin.flush()
-        answer = Answer(*self._read())
-        self.process.send_signal(signal.SIGSTOP)
-        return answer
-
-    def end(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.communicate()
-
-    def _read(self) -> Any:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            self.end()
-            raise OutriderError(f"the build in {self.folder} ended; its own error stands above.")
-        return json.loads(line)
+    Raises:
+        PeerError: the folder holds no build that runs.
+    """
+    spec = {
+        "package": str(folder.resolve()), "target": str(pair.target), "drafter": str(pair.drafter),
+        "dtype": "bfloat16", "drafter_dtype": "int8", "mode": mode, "k": LENGTH, "threads": None,
+        "context": tokens + max(map(len, pair.prompts)), "parallel": max(BATCHES),
+    }  # fmt: skip
+    command = (sys.executable, "-P", "-m", "benchmarks.builds_worker")
+    session = Session(command, spec, log, {"PYTHONPATH": str(Path(__file__).parents[1])})
+    session.process.send_signal(signal.SIGSTOP)
+    try:
+        yield session
+    finally:
+        session.process.send_signal(signal.SIGCONT)
+        session.close()
 
 
-def run_start(
-    builds: Sequence[Build], cells: Sequence[Cell], tokens: int, pairs: int, seed: int
-) -> dict[Cell, float]:
-    """Return log(old / new) of each cell's time in one start.
+def decode(
+    session: Session, prompts: Sequence[list[int]], batch: int, tokens: int, seed: int
+) -> tuple[float, list[list[int]]]:
+    """Return the seconds of decoding prompts in batches, and their output ids."""
+    session.process.send_signal(signal.SIGCONT)
+    answers = [
+        session.run(list(prompts[i : i + batch]), tokens, TEMPERATURE, seed + i)
+        for i in range(0, len(prompts), batch)
+    ]
+    session.process.send_signal(signal.SIGSTOP)
+    return sum(each.seconds for each in answers), [ids for each in answers for ids in each.ids]
+
+
+def compare(
+    old: Session, new: Session, pair: Pair, cell: Cell, tokens: int, pairs: int, seed: int
+) -> float:
+    """Return the median of log(old / new) of a cell's times in one start.
 
     Raises:
         OutriderError: the builds gave different outputs.
     """
+    mode, batch = cell
+    ratios: list[float] = []
+    for number in range(pairs + 1):  # the first warms up
+        first = seed + number
+        count = PROMPTS if batch > 1 else ALONE
+        prompts = [pair.prompts[(first + i) % len(pair.prompts)] for i in range(count)]
+        order = (old, new) if number % 2 else (new, old)
+        found = {each: decode(each, prompts, batch, tokens, first) for each in order}
+        if found[old][1] != found[new][1]:
+            raise OutriderError(
+                f"outputs differ: {pair.name}, {mode}, batch {batch}, seed {first}."
+            )
+        ratios.append(log(found[old][0] / found[new][0]))
+    return median(ratios[1:])
+
+
+def run_start(
+    pair: Pair, old: Path, new: Path, start: int, tokens: int, pairs: int
+) -> dict[Cell, float]:
+    """Return log(old / new) of each cell's time in fresh processes."""
     found: dict[Cell, float] = {}
-    for cell in cells:
-        ratios: list[float] = []
-        for number in range(-1, pairs):  # the first warms up
-            order = builds if number % 2 else builds[::-1]
-            answers = {build.folder: build.ask(cell, tokens, seed + number + 1) for build in order}
-            old, new = (answers[build.folder] for build in builds)
-            if old.tokens != new.tokens:
-                raise OutriderError(f"outputs differ: drafter {cell[0]}, batch {cell[1]}.")
-            ratios.append(log(old.took / new.took))
-        found[cell] = median(ratios[1:])
+    folders = (old, new) if start % 2 else (new, old)
+    for mode in MODES if pair.drafter else MODES[:-1]:
+        with ExitStack() as stack:
+            logs = stack.enter_context(tempfile.TemporaryDirectory())
+            sides = {
+                folder: stack.enter_context(opened(folder, pair, mode, tokens, Path(logs, str(i))))
+                for i, folder in enumerate(folders)
+            }
+            for cell in ((mode, batch) for batch in BATCHES):
+                seed = 1000 * start
+                found[cell] = compare(sides[old], sides[new], pair, cell, tokens, pairs, seed)
     return found
 
 
@@ -111,9 +126,9 @@ def report_lines(starts: Mapping[str, Sequence[Mapping[Cell, float]]]) -> list[s
     """Return the table: speed of the new build over the old one by cell, pair and together."""
     rows: list[tuple[str, str]] = []
     for pair, values in starts.items():
-        for drafter, batch in values[0]:
-            logs = [start[drafter, batch] for start in values]
-            rows.append((f"{pair}, {drafter}, batch {batch}", str(estimate(logs))))
+        for mode, batch in values[0]:
+            logs = [start[mode, batch] for start in values]
+            rows.append((f"{pair}, {mode}, batch {batch}", str(estimate(logs))))
         rows.append((pair, str(estimate([fmean(start.values()) for start in values]))))
     if len(starts) > 1:
         logs = [
@@ -136,28 +151,16 @@ def main(
     """Measure two builds beside each other."""
     if old.resolve() == new.resolve():
         raise OutriderError(f"both builds are in {old}; give two folders.")
-    found: dict[str, list[dict[Cell, float]]] = {}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for number in tqdm(range(starts), leave=False, disable=None):
-            for name in pair.split(","):
-                models = find_pair(name)
-                prompts = folder / f"{name.replace('/', '-')}.json"
-                prompts.write_text(json.dumps([list(each) for each in models.prompts]))
-                cells = [
-                    (d, b) for d in DRAFTERS if d != "model" or models.drafter for b in BATCHES
-                ]
-                with ExitStack() as alive:
-                    builds: dict[Path, Build] = {}
-                    for each in (old, new) if number % 2 else (new, old):
-                        builds[each] = Build(each.resolve(), models, prompts)
-                        alive.callback(builds[each].end)
-                    sides = [builds[old], builds[new]]
-                    values = run_start(sides, cells, tokens, pairs, 1000 * number)
-                found.setdefault(name, []).append(values)
+    models = [find_pair(name) for name in pair.split(",")]
+    found: dict[str, list[dict[Cell, float]]] = {each.name: [] for each in models}
+    for start in tqdm(range(starts), leave=False, disable=None):
+        for each in models:
+            found[each.name].append(run_start(each, old, new, start, tokens, pairs))
     print("\n".join(report_lines(found)))
     rows = {
-        name: [{f"{d}/{b}": value for (d, b), value in start.items()} for start in values]
+        name: [
+            {f"{mode}/{batch}": value for (mode, batch), value in each.items()} for each in values
+        ]
         for name, values in found.items()
     }
     settings = {"tokens": tokens, "pairs": pairs}

@@ -1,56 +1,36 @@
-"""Run one build for ``builds``: takes [drafter, batch, tokens, seed], answers [ns, output ids].
+"""Outrider by the peers' protocol, from a folder rather than from what is installed."""
 
-It uses only what builds have in common.
-"""
-
-import gc
-import json
 import sys
-import time
 from pathlib import Path
-from typing import Any
+
+from .peers.runners.serve import Runner, Spec, Unsupported, serve
 
 
-def main(folder: str, target: str, drafter: str, prompts: str) -> None:
-    """Answer commands from stdin, a JSON line each."""
-    # An editable installation's hook would come before any folder.
-    sys.meta_path[:] = [hook for hook in sys.meta_path if "Editable" not in type(hook).__name__
-                        and "Redirecting" not in type(hook).__name__]  # fmt: skip
+def open_build(spec: Spec) -> Runner:
+    """Return ``own.Own`` of the package below the folder ``spec["package"]``.
+
+    Raises:
+        Unsupported: there is no package, or it has no native step.
+    """
+    folder = spec["package"]
+    # The hooks of an editable installation come before any folder.
+    hooks = ("Redirecting", "Editable")
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if not any(h in type(finder).__name__ for h in hooks)
+    ]
     sys.path.insert(0, folder)
     import outrider
 
     if not Path(str(outrider.__file__)).is_relative_to(folder):
-        sys.exit(f"error: {folder} holds no package outrider; give the folder above it.")
-    from outrider import LLM, SamplingParams
-    from outrider.native import choice
+        raise Unsupported(f"{folder} holds no package outrider; give the folder above it")
+    from outrider.native.choice import library
 
-    if choice.library() is None:
-        sys.exit(f"error: {folder} holds no native step; copy its libraries to outrider/native.")
-    options: Any = {"max_num_seqs": 8, "enable_prefix_caching": False}
-    engines = {"none": LLM(target, "none", **options)}
-    for name, path in (("ngram", "ngram"), ("model", drafter)):
-        if path:
-            engines[name] = LLM(target, path, num_speculative_tokens=4, **options)
-    texts = [{"prompt_token_ids": ids} for ids in json.loads(Path(prompts).read_text())]
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        name, batch, tokens, seed = json.loads(line)
-        chosen = [texts[(seed + i) % len(texts)] for i in range(max(batch, 2))]
-        params = [
-            SamplingParams(temperature=0.7, max_tokens=tokens, seed=seed + i, ignore_eos=True)
-            for i in range(len(chosen))
-        ]
-        gc.collect()
-        begin = time.perf_counter_ns()
-        outputs = [
-            output
-            for i in range(0, len(chosen), batch)
-            for output in engines[name].generate(chosen[i : i + batch], params[i : i + batch])
-        ]
-        took = time.perf_counter_ns() - begin
-        ids = [list(output.outputs[0].token_ids) for output in outputs]
-        print(json.dumps([took, ids]), flush=True)
+    if library() is None:
+        raise Unsupported(f"the package in {folder} has no native step; put its libraries there")
+    from .peers.runners.own import Own
+
+    return Own(spec)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(open_build)

@@ -13,10 +13,10 @@ from outrider import pocket
 def test_a_build_that_is_twice_as_fast():
     """Each cell, each pair and all together say 2, with an interval around it."""
     logs = [log(2) + change for change in (-0.01, 0.01, -0.01, 0.01)]
-    starts = [{("none", 1): value, ("ngram", 8): value} for value in logs]
+    starts = [{("plain", 1): value, ("ngram", 8): value} for value in logs]
     lines = report_lines({"pocket": starts, "planted": starts})
     named = [line.split("|")[1].strip() for line in lines[2:]]
-    both = ["none, batch 1", "ngram, batch 8"]
+    both = ["plain, batch 1", "ngram, batch 8"]
     assert named == [
         *(f"pocket, {cell}" for cell in both), "pocket",
         *(f"planted, {cell}" for cell in both), "planted", "together",
@@ -33,5 +33,5 @@ def test_folders_that_are_no_two_builds(tmp_path, same):
     result = CliRunner().invoke(application("builds"), arguments)
     assert result.exit_code != 0
     assert "Traceback" not in result.output
-    wanted = "give two folders" if same else "ended; its own error stands above"
+    wanted = "give two folders" if same else "holds no package outrider"
     assert wanted in result.output

@@ -330,8 +330,8 @@ struct DecideSizes {
 // and of all nodes: these rows are decided, with a mask a row, of `mask_bytes` or more, unless `masks`
 // is null, and their `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits
 // are copied before that to the next lines behind the others. A segment without a pipeline (null) keeps
-// its logits as they are. `planted` (null: none) has an entry for each segment that wants logits. `hidden` are layers, and
-// `hidden_out` is as outrider_forward's.
+// its logits as they are. `planted` (null: none) has an entry for each segment that wants logits.
+// `hidden` are layers, and `hidden_out` is as outrider_forward's.
 API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
                                 const std::int32_t* words, const Pipeline* const* pipelines,
                                 const Planted* planted, const std::uint8_t* keeps,
