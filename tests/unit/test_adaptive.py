@@ -45,14 +45,18 @@ def test_a_switch_reaches_requests_that_run(
     tiny_llama: Path, tiny_drafter: Path, plain: list[list[int]]
 ) -> None:
     llm = LLM(tiny_llama, drafter=f"auto+{tiny_drafter}", memory=2**24)
-    llm.set_speculation(SpeculationState(True, "none", None))
-    drafted: list[int] = []
+    off = SpeculationState(True, "none", None)
+    # With a length: without one the controller may find that plain decoding is faster.
+    switches = {10: SpeculationState(True, "model", 3), 25: off}
+    llm.set_speculation(off)
+    drafted: list[bool] = []
     ids: list[int] = []
     for event in llm.stream(PROMPTS[:1], GREEDY):
         drafted.append(event.drafted is not None)
         ids.append(event.token_id or 0)
-        if len(ids) == 10:
-            llm.set_speculation(SpeculationState(True, "model", None))
+        if state := switches.get(len(ids)):
+            llm.set_speculation(state)
     assert ids == plain[0]
     assert not any(drafted[:10])
-    assert any(drafted[10:])
+    assert any(drafted[10:25])
+    assert not any(drafted[29:])  # a step of four tokens may have been under way
