@@ -19,6 +19,7 @@ from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.native.interface import BINS, DEPTHS, RANKS, DraftLimits, Rates
 from outrider.native.native_sampling import NativeNoise, NativePipeline
+from outrider.sampling.grammar import Mask
 from outrider.sampling.pipeline import RequestPipeline
 from outrider.text.detokenize import Detokenizer
 from outrider.types import Request, SamplingParams, SequenceState
@@ -94,6 +95,44 @@ def test_native_trees_are_those_of_python(
     assert max(native[2].parents) < 15
     assert min(native[3].survivals) >= 0.1
     assert len(native[2].tokens) == 16
+
+
+def masks(sequence: SequenceState, paths: list[list[int]]) -> list[Mask | str | None]:
+    """A grammar of a third of the vocabulary at each place, that ends or fails at some."""
+    found: list[Mask | str | None] = []
+    for path in paths:
+        rng = np.random.default_rng([*map(ord, sequence.id), *path])
+        size = -(-sequence.pipeline.vocab_size // 8)  # type: ignore[attr-defined]
+        bits = rng.integers(0, 256, size, np.uint8) & rng.integers(0, 256, size, np.uint8)
+        choice = rng.random() if path else 1.0
+        found.append("failed" if choice < 0.1 else None if choice < 0.2 else bits * (choice > 0.3))
+    return found
+
+
+def test_masks_of_drafted_tokens(model: NativeTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar's drafts are made in C++, which calls back, and are those of Python."""
+    sequences = [sequence_of(model, i, temperature=1.0) for i in range(6)]
+    for sequence in sequences[1:]:
+        pipeline: Any = sequence.pipeline
+        pipeline.has_grammar = True
+        pipeline.masks = lambda _, paths, sequence=sequence: masks(sequence, paths)
+    tree = DraftLimits(4, 12, 3, 3, rates=random_rates(5))
+    limits = [tree, tree, DraftLimits(6, 6), DraftLimits(6, 6), tree, DraftLimits(3, 3)]
+    python = drafts(model, sequences, limits, Model.draft)
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "draft", None)  # no sequence is left to Python
+        native = drafts(model, sequences, limits, NativeTransformer.draft)
+    for ours, theirs in zip(native, python, strict=True):
+        assert (ours.tokens, ours.parents) == (theirs.tokens, theirs.parents)
+    for sequence, nodes in zip(sequences[1:], native[1:], strict=True):
+        paths: list[list[int]] = []
+        for token, parent in zip(nodes.tokens, nodes.parents, strict=True):
+            before = paths[parent] if parent >= 0 else []
+            (mask,) = masks(sequence, [before])
+            assert not isinstance(mask, str)
+            assert mask is None or mask[token // 8] >> token % 8 & 1
+            paths.append([*before, token])
+    assert sum(len(nodes.tokens) for nodes in native[1:]) > 12
 
 
 def test_a_trees_first_branch_is_the_chain(model: NativeTransformer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -407,6 +407,25 @@ def test_what_cannot_be_decided_is_refused(
         handles = [pipeline.handle for pipeline in pipelines]
         with pytest.raises(ModelError, match=sentence):
             found.draft(model.handle, store.handle, _words([segment]), handles, limits)
+
+    def fail(path: list[int]) -> NoReturn:
+        raise KeyError(path)
+
+    byte = np.zeros(1, np.uint8)
+    for mask, size, error, sentence in (
+        (lambda path: byte, 1, ModelError, "shorter than the vocabulary"),
+        (lambda path: byte, 2**31, ModelError, "mask_bytes is 2147483648"),
+        (lambda path: byte, -(-width // 8), ModelError, "none of this vocabulary"),
+        (lambda path: np.zeros(width, np.int64), -(-width // 8), ModelError, "none of this voc"),
+        (lambda path: np.zeros(width, np.uint8)[::2], -(-width // 8), ModelError, "none of this"),
+        (fail, -(-width // 8), KeyError, r"\[\]"),
+    ):
+        with pytest.raises(error, match=sentence):
+            found.draft(
+                *(model.handle, store.handle, _words([one]), [good.handle], [DraftLimits(3, 3)]),
+                masks={0: mask},
+                mask_bytes=size,
+            )
     for wrong in (torch.empty(2, 2, dtype=torch.float64), torch.empty(2, 2).T[:1]):
         with pytest.raises(ModelError, match="cannot read"):
             Room(wrong)

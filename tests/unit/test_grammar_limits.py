@@ -50,8 +50,10 @@ def test_what_the_parser_says_of_drafts_reaches_no_output() -> None:
     first, behind = grammar.masks([[], ids])
     assert isinstance(first, np.ndarray)
     assert isinstance(behind, str)
-    (again,) = grammar.masks([[]])
-    assert np.array_equal(first, again)
+    (after,) = grammar.masks([ids[:1]])
+    (fresh,) = grammar.copy().masks([ids[:1]])
+    assert isinstance(after, np.ndarray)
+    assert np.array_equal(after, fresh)
     grammar.advance(ids[:1])
     assert grammar.accepts(ids[1:2]) == 1
 
@@ -140,17 +142,17 @@ def test_masks_that_take_long_end_their_request(monkeypatch: pytest.MonkeyPatch)
     grammars = Grammars(codec.backend, 4096, frozenset([0]))
     grammar, ids = compiled(grammars, regex="[a-z]+"), codec.encode("self")
     (expected,) = grammar.masks([[]])
-    times = iter([0.0, 0.0, 0.0, 1.0])
+    times = iter([0.0, 1.0])  # the first mask is known
     monkeypatch.setattr(limits.time, "thread_time", lambda: next(times, 0.0))
     first, behind = grammar.masks([[], ids])
     assert isinstance(behind, str)
     assert "takes too long" in behind  # behind a draft it is told, and nothing is lost
-    (again,) = grammar.masks([[]])
+    (again,) = grammar.masks([ids])
     assert np.array_equal(first, expected)
-    assert np.array_equal(again, expected)
+    assert isinstance(again, np.ndarray)
     monkeypatch.setattr(limits, "SLOWEST_MASK_SECONDS", -1.0)
     with pytest.raises(RequestError, match="takes too long"):
-        grammar.masks([[]])
+        grammar.copy().masks([[]])
     with pytest.raises(RequestError, match="takes too long"):
         compiled(grammars, regex="[a-y]+")
 

@@ -7,11 +7,13 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ..native.interface import DraftLimits
 from ..native.interface import DraftNodes as DraftNodes
+from ..native.masks import AllowedAfter
 from ..sampling.grammar import Mask
 from ..sampling.pipeline import NEVER
 from ..sampling.shared_noise import Noise
@@ -185,6 +187,28 @@ def grammar_masks(
                 slow.append(i)
         masks += [None if isinstance(mask, str) else mask for mask in found]
     return masks
+
+
+def mask_bytes(vocab_size: int) -> int:
+    """Return the bytes of a mask, at least."""
+    return -(-vocab_size // 8)
+
+
+def allowed_after(sequence: SequenceState, vocab_size: int) -> AllowedAfter:
+    """Return the function of the tokens that a sequence's grammar allows behind drafted ones.
+
+    It allows none where the parser gives up: the target meets that too, and says why.
+    """
+    nothing = np.zeros(mask_bytes(vocab_size), np.uint8)
+
+    def allowed(path: list[int]) -> Mask | None:
+        try:
+            (mask,) = sequence.pipeline.masks(sequence.tokens, [path])
+        except Exception:
+            return nothing
+        return nothing if isinstance(mask, str) else mask
+
+    return allowed
 
 
 def with_kept(

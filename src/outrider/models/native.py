@@ -14,6 +14,7 @@ from ..errors import ModelError
 from ..native.checks import free_with, within
 from ..native.interface import DTYPES, TABLES, Config, DraftLimits
 from ..native.library import Library
+from ..native.masks import AllowedAfter
 from ..native.native_sampling import NativeNoise, NativePipeline
 from ..sampling.shared_noise import Noise
 from .base import Model, Output, Store
@@ -23,7 +24,9 @@ from .decide import (
     Keep,
     SampleInput,
     Samples,
+    allowed_after,
     grammar_masks,
+    mask_bytes,
     sample_in_python,
     with_kept,
 )
@@ -341,8 +344,8 @@ class NativeTransformer(Model):
     ) -> list[DraftNodes]:
         """See ``base.Model``; chains that need no Python are drafted in one call.
 
-        A chain also ends where its pipeline leaves nothing to draw. A grammar's masks follow from
-        tokens, so that its chains are drafted token by token.
+        A chain also ends where its pipeline leaves nothing to draw. C++ calls back for a grammar's
+        masks, which follow from what was drafted.
 
         Raises:
             ModelError: a token, page or position is out of range.
@@ -353,16 +356,19 @@ class NativeTransformer(Model):
         limits: list[DraftLimits] = []
         planted = False
         drafting: list[int] = []
+        masks: dict[int, AllowedAfter] = {}
         fast: list[Segment] = []
         slow: list[int] = []
         for i, asked in enumerate(inputs):
             if asked is not None:
                 pipeline = asked.sequence.pipeline
-                if not native or pipeline.has_grammar or not pipeline.native_handle:
+                if not native or not pipeline.native_handle:
                     slow.append(i)
                     continue
                 if pipeline.penalises:
                     self._handle(SampleInput(asked.sequence))
+                if pipeline.has_grammar:
+                    masks[len(drafting)] = allowed_after(asked.sequence, noise.vocab_size)
                 pipelines.append(pipeline.native_handle)
                 limits.append(asked.limits)
                 planted |= segments[i].planted is not None
@@ -374,7 +380,11 @@ class NativeTransformer(Model):
         if fast:
             words = _words(fast)
             laws = [entries(segments[i]) for i in drafting] if planted else ()
-            drafts = self.library.draft(self.handle, store.handle, words, pipelines, limits, laws)
+            drafts = self.library.draft(
+                *(self.handle, store.handle, words, pipelines, limits, laws),
+                masks=masks,
+                mask_bytes=mask_bytes(noise.vocab_size) if masks else 0,
+            )
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted
         if slow:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .checks import Fields, Whole
 
-ABI = 15
+ABI = 16
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
 DEPTHS, RANKS, BINS = 8, 4, 4
@@ -204,7 +204,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "draw": (_Text, [_Pointer, Whole("rows"), _long("stride"), Whole("width"), *[_Pointer] * 4]),
     "decide": (_Text, [_Pointer] * 13),
-    "draft": (_Text, [_Pointer] * 9),
+    "draft": (_Text, [_Pointer] * 11),
     "logprobs": (
         _Text,
         [

@@ -17,6 +17,7 @@ from ..limits import LARGEST_INT
 from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
 from .interface import SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options, Planted
+from .masks import NO_MASKS, AllowedAfter, MaskCalls
 from .packing import PackingCalls
 
 LIMITS = struct.Struct("=4i2fQ")
@@ -261,6 +262,8 @@ class Library(PackingCalls):
         pipelines: Sequence[int],
         limits: Sequence[DraftLimits],
         planted: Sequence[Planted | None] = (),
+        masks: Mapping[int, AllowedAfter] = NO_MASKS,
+        mask_bytes: int = 0,
     ) -> list[DraftNodes]:
         """Run the segments in ``words`` and go on from those that want a row of logits.
 
@@ -269,6 +272,9 @@ class Library(PackingCalls):
             pipelines: of each segment that drafts.
             limits: of each of them.
             planted: none, or of each segment that drafts what its rows have instead.
+            masks: by the number of a draft, what returns the tokens that may follow drafted ids,
+                None for all; what it raises is raised here.
+            mask_bytes: of the shortest mask.
 
         Returns:
             What was drafted; less than asked for where a pipeline leaves nothing to draw.
@@ -282,9 +288,13 @@ class Library(PackingCalls):
         except struct.error as error:
             raise ModelError(f"limits of drafts are not of 32 bits ({error}).") from None
         size = count * most
-        sizes, handles = array("q", (len(words), count, most)), array("Q", pipelines)
+        within("mask_bytes", mask_bytes, 0, LARGEST_INT)
+        sizes = array("q", (len(words), count, most, mask_bytes))
+        handles = array("Q", pipelines)
         entries = _planted(planted) if planted else None
         whole, chances = array("i", bytes(4 * (3 * size + count))), array("f", bytes(8 * size))
+        asking = MaskCalls(masks, mask_bytes) if masks else None
+        flags = array("B", [number in masks for number in range(count)]) if masks else None
         self._run(
             self._c.outrider_draft,
             model,
@@ -294,9 +304,13 @@ class Library(PackingCalls):
             at(handles),
             None if entries is None else at(entries),
             numbers,
+            None if flags is None else at(flags),
+            None if asking is None else asking.pointer,
             at(whole),
             at(chances),
         )
+        if asking is not None:
+            asking.check()
         ints, floats = whole.tolist(), chances.tolist()
         drafts, first, second, third = [], 0, size, 2 * size
         for nodes in ints[3 * size :]:

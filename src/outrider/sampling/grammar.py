@@ -165,6 +165,8 @@ class Grammar:
         self._vocab_size = vocab_size
         self._ends = ends
         self._committed: list[int] = []
+        self._known: dict[tuple[int, ...], Mask | None] = {}
+        """Masks behind paths since the last commit: the target asks for those of its drafter."""
         self._slow = False
 
     def copy(self) -> Grammar:
@@ -180,6 +182,8 @@ class Grammar:
         tokens = list(output[len(self._committed) :])
         if tokens and not self._matcher.consume_tokens(tokens):
             raise RequestError(_failed(self._matcher.get_error()))
+        if tokens:
+            self._known.clear()
         self._committed += tokens
 
     def _recover(self) -> str | None:
@@ -222,6 +226,10 @@ class Grammar:
         # Texts instead of exceptions, which would keep this frame and its grammar alive.
         masks: list[Mask | str | None] = []
         for path in paths:
+            key = tuple(path)
+            if key in self._known:
+                masks.append(self._known[key])
+                continue
             taken = self._matcher.try_consume_tokens(list(path))
             mask = self._mask() if taken == len(path) else None
             stopped, failure = self._matcher.is_error(), self._recover()
@@ -229,6 +237,8 @@ class Grammar:
                 self._matcher.rollback(taken)
             if failure is not None and not path:
                 raise RequestError(failure)
+            if failure is None:
+                self._known[key] = mask
             masks.append(failure or mask)
         return masks
 

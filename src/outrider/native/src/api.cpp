@@ -234,7 +234,7 @@ std::unique_ptr<Model> make_model(const Config& config, const void* embedding) {
 
 using namespace outrider;
 
-API int outrider_abi() noexcept { return 15; }
+API int outrider_abi() noexcept { return 16; }
 
 // Nanoseconds that the process has spent in calls of this library that can fail.
 API std::int64_t outrider_spent() noexcept { return spent; }

@@ -19,6 +19,9 @@ struct DraftLimits {
     const float* rates;     // [DEPTHS, RANKS, BINS]: P(accepted | parent accepted); null: all of them 1
 };
 
+// Returns the tokens that may follow a path of drafted ids in the draft of that number; null: all.
+using AskMask = Mask (*)(std::int32_t draft, const std::int32_t* path, std::int32_t length);
+
 namespace {
 
 constexpr int MAX_BRANCHES = 8;
@@ -147,6 +150,7 @@ struct Drafting {
     const Planted* planted;  // or null
     const Scored from;  // all of its tokens are in the cache after the first forward
     const DraftLimits limits;
+    const bool constrained;  // a mask goes before its pipeline
     int room;            // rows that its pages hold behind the committed tokens
     std::vector<Node> nodes;  // parents before their children
     std::vector<int> open;    // numbers of the nodes whose rows run now
@@ -276,36 +280,46 @@ struct Drafting {
     }
 };
 
-void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all) {
+// A row of logits: whose, and behind which node.
+struct Line {
+    int draft, node;
+    std::vector<std::int32_t> path;  // the ids from the committed tokens to the node
+    Mask mask = nullptr;
+};
+
+void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all, AskMask ask) {
     const int own = model.c.vocabulary;
     for (Drafting& d : all) d.open = {-1};
-    std::vector<std::pair<Drafting*, int>> lines;  // of each row of logits: whose, behind which node
+    std::vector<Line> lines;
     std::vector<Drawn> drawn;
     for (;;) {
         float* logits = store.logits.reserve(std::size_t(rows.num_logits) * own);
         run(model, store, rows, logits);
         lines.clear();
-        for (Drafting& d : all)
-            for (int node : d.open) lines.emplace_back(&d, node);
+        for (int i = 0; i < int(all.size()); ++i)
+            for (int node : all[i].open) lines.push_back({i, node, all[i].path(node)});
         if (lines.empty()) return;
+        for (Line& line : lines)
+            if (all[line.draft].constrained)
+                line.mask = ask(line.draft, line.path.data(), int(line.path.size()));
         constexpr int each = MAX_BRANCHES + 1;
         drawn.assign(lines.size() * each, Drawn{0, -INFINITY});
         each_row(int(lines.size()), own, [&](int r) {
-            const auto [d, node] = lines[r];
-            const std::vector<std::int32_t> ids = d->path(node);
-            const int committed = d->from.committed, length = int(ids.size());
+            const Line& line = lines[r];
+            const Drafting& d = all[line.draft];
+            const int committed = d.from.committed, length = int(line.path.size());
             float* raw = logits + std::size_t(r) * own;
-            plant(d->planted, committed + length, raw, own);
+            plant(d.planted, committed + length, raw, own);
             std::vector<float> wide;
-            const float* z =
-                process(*d->pipeline, raw, own, committed, {ids.data(), length}, nullptr, wide);
-            const NoiseOf noise(*d->pipeline, committed + length);
-            draw_some(z, d->pipeline->o.vocabulary, noise.get(), d->draws(), &drawn[r * each]);
+            const float* z = process(*d.pipeline, raw, own, committed, {line.path.data(), length},
+                                     line.mask, wide);
+            const NoiseOf noise(*d.pipeline, committed + length);
+            draw_some(z, d.pipeline->o.vocabulary, noise.get(), d.draws(), &drawn[r * each]);
         });
         std::vector<int> first;
         for (Drafting& d : all) first.push_back(int(d.nodes.size()));
         for (std::size_t r = 0; r < lines.size(); ++r)
-            lines[r].first->branch(lines[r].second, &drawn[r * each]);
+            all[lines[r].draft].branch(lines[r].node, &drawn[r * each]);
         rows = Rows();
         for (std::size_t i = 0; i < all.size(); ++i) {
             all[i].open_next(first[i], own);
@@ -357,18 +371,20 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
 
 // Sizes of a call of outrider_draft; the layout is that of Library.draft.
 struct DraftSizes {
-    std::int64_t words, drafts, most;
+    std::int64_t words, drafts, most, mask_bytes;
 };
 
 // A forward over `words`; segments that want a row of logits, one each, go on by a pipeline each, as
 // their `limits` say, with `planted` logits (null: none) or those of the model. Their page tables reach
-// to the end of the draft. Written are `ints`: tokens, parents and runs [drafts, most each] and how much
+// to the end of the draft. Those that are `constrained` (null: none) have a mask a row, of `mask_bytes`
+// or more, for which the caller's thread calls `ask` between two forwards. Written are `ints`: tokens, parents and runs [drafts, most each] and how much
 // was drafted [drafts]; and `floats`: margins and survivals [drafts, most each]. Runs are the places
 // behind the committed tokens at which nodes have keys and values, or -1; survivals the chances, by the
 // rates, that a node and all before it are accepted.
 API const char* outrider_draft(const Model* model, Store* store, const DraftSizes* sizes,
                                const std::int32_t* words, const Pipeline* const* pipelines,
                                const Planted* planted, const DraftLimits* limits,
+                               const std::uint8_t* constrained, AskMask ask,
                                std::int32_t* ints, float* floats) {
     return guarded([&]() -> const char* {
         const DraftSizes& n = *sizes;
@@ -391,10 +407,13 @@ API const char* outrider_draft(const Model* model, Store* store, const DraftSize
                 return "a position is past the longest sequence";
             const std::int64_t room = std::int64_t(from.num_pages) * store->page_size - from.committed;
             if (room < l.depth - 1) return "a segment's pages do not cover its rows";
+            if (constrained && constrained[i] && n.mask_bytes * 8 < pipelines[i]->o.vocabulary)
+                return "a mask is shorter than the vocabulary";
             all.push_back({pipelines[i], planted ? planted + i : nullptr, from, l,
+                           constrained && constrained[i],
                            int(std::min<std::int64_t>(room, l.nodes)), {}, {}});
         }
-        draft(*model, *store, std::move(rows), all);
+        draft(*model, *store, std::move(rows), all, ask);
         const std::size_t size = std::size_t(n.drafts) * n.most;
         for (int i = 0; i < n.drafts; ++i) {
             std::int32_t* to = ints + std::size_t(i) * n.most;

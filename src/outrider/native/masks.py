@@ -1,0 +1,59 @@
+"""Masks of the tokens that may follow drafted ones, which C++ asks for while it drafts."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+
+AllowedAfter = Callable[[list[int]], NDArray[np.uint8] | None]
+"""Returns the tokens that may follow drafted ids, a bit each; None allows all."""
+NO_MASKS: Mapping[int, AllowedAfter] = MappingProxyType({})
+
+_ASK = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
+)
+
+
+class MaskCalls:
+    """The function that C++ calls for the masks of one call of ``Library.draft``.
+
+    Keeps the masks for as long as it lives, and the first exception, after which no token may
+    follow anything.
+
+    Args:
+        allowed: by the number of a draft.
+        size: bytes of the shortest mask.
+    """
+
+    def __init__(self, allowed: Mapping[int, AllowedAfter], size: int) -> None:
+        self._allowed = allowed
+        self._nothing = np.zeros(size, np.uint8)
+        self._kept: list[NDArray[np.uint8]] = []
+        self._error: BaseException | None = None
+        self._function = _ASK(self._address)
+        self.pointer = ctypes.cast(self._function, ctypes.c_void_p)
+
+    def _address(self, draft: int, path: Any, length: int) -> int | None:
+        """Return the address of a mask, None for none."""
+        try:
+            mask = self._nothing if self._error else self._allowed[draft](path[:length])
+            if mask is None:
+                return None
+            if mask.dtype != np.uint8 or mask.shape[0] < len(self._nothing) or mask.strides != (1,):
+                raise ModelError(f"a mask of shape {mask.shape} is none of this vocabulary.")
+        except BaseException as error:  # none may cross C++
+            self._error, mask = error, self._nothing
+        self._kept.append(mask)
+        return int(mask.ctypes.data)
+
+    def check(self) -> None:
+        """Raise what a mask's function raised, if one did."""
+        if self._error is not None:
+            raise self._error
