@@ -55,6 +55,10 @@ class Drafter(ABC):
         """
         return None
 
+    def num_unread(self, sequence: SequenceState) -> int:
+        """Return how many tokens of a sequence it must read before it can draft for it."""
+        return 0
+
     def observe(
         self,
         batch: Sequence[Scheduled],

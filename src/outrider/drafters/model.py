@@ -192,10 +192,7 @@ class ModelDrafter(Drafter):
             state = self._states.get(sequence.id)
             if state is None:
                 state = self._states[sequence.id] = self._known(sequence)
-            start, stop = state.num_computed, item.start + item.count
-            if self._reach is not None:
-                # Nothing that is still to be drafted depends on what lies before.
-                start = max(start, len(known) - self._reach)
+            start, stop = self._first_needed(sequence, state), item.start + item.count
             behind = known[start : min(stop, start + max(room, USUAL))]
             if stop - start > USUAL:
                 room -= len(behind)
@@ -220,6 +217,16 @@ class ModelDrafter(Drafter):
         tokens, parents, _, margins, survivals, logits = map(list, zip(*found, strict=True))
         kept = logits if self._needs_logits else None
         return Draft(tokens, parents, kept, margins=margins, survivals=survivals)
+
+    def _first_needed(self, sequence: SequenceState, state: _State) -> int:
+        """Return the first position that what is drafted next depends on and that is not read."""
+        if self._reach is None:
+            return state.num_computed
+        return max(state.num_computed, len(sequence.tokens) - self._reach)
+
+    def num_unread(self, sequence: SequenceState) -> int:
+        state = self._states.get(sequence.id) or self._known(sequence)
+        return len(sequence.tokens) - self._first_needed(sequence, state)
 
     def observe(
         self,

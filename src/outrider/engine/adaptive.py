@@ -105,6 +105,7 @@ class Adaptive:
         self._peeks = peeks
         self._streams: dict[str, Stream] = {}
         self._sequences: list[SequenceState] = []
+        self._by_id: dict[str, SequenceState] = {}
         self._context = 0
         self._window = _Window(0)
         self._longest = inf
@@ -112,7 +113,7 @@ class Adaptive:
         self._worth = 0.0
         self._looks = 0
         self._looking = False
-        self._step = self._own_look = self._own_choice = 0.0
+        self._step = self._own_look = self._own_choice = self._own = 0.0
         self._chosen: dict[str, tuple[Choice, str, DraftBudget]] = {}
         self._budgets: dict[tuple[Choice, str, int], DraftBudget] = {}
         self._priced: dict[DraftBudget, DraftBudget] = {}
@@ -120,6 +121,7 @@ class Adaptive:
         self._whole: Draft | None = None
         self._shadows: list[_Shadow] = []
         self._turn = 0
+        controller.unread = self._num_unread
 
     def plan(
         self, sequences: list[SequenceState], freedom: Callable[[Speculation], Freedom]
@@ -129,6 +131,7 @@ class Adaptive:
         ``freedom`` says what a request leaves open.
         """
         self._looking = self._turn < FIRST or self._turn % self._every == 0
+        self._own = 0.0
         if sequences == self._sequences and (
             not self._chosen or self.controller.steady(len(sequences))
         ):
@@ -139,6 +142,7 @@ class Adaptive:
             for s in sequences
         ]
         self._streams = {stream.id: stream for stream in streams}
+        self._by_id = {sequence.id: sequence for sequence in sequences}
         self._context = sum([stream.context for stream in streams])
         self._chosen = {}
         if not any(stream.methods or stream.fixed not in (None, PLAIN) for stream in streams):
@@ -158,6 +162,10 @@ class Adaptive:
             method = self.controller.methods.get(choice.method)
             name = NoSpec.name if method is None else method.drafter
             self._chosen[stream.id] = choice, name, budget
+        self._own = time.perf_counter() - begin
+
+    def _num_unread(self, id: str, name: str) -> int:
+        return self._drafters[name].num_unread(self._by_id[id])
 
     def rest(self) -> None:
         """Let the next step go without choices."""
@@ -216,10 +224,12 @@ class Adaptive:
                 chances[i] = known or self._survivals(draft, i, item.sequence)
         if not chances:
             return draft
+        begin = time.perf_counter()
         flat = [chance for each in chances.values() for chance in each]
         if self._looking:
             self._worth = self.controller.worth(flat, rows, len(self._sequences), spent)
             self._priced.clear()
+            self._own += time.perf_counter() - begin
         worth = self._worth
         if min(flat) >= worth:
             return draft
@@ -293,9 +303,12 @@ class Adaptive:
         controller, costs = self.controller, self.controller.costs
         context = self._context = sum([len(s.tokens) for s in self._sequences])
         committed = plan.decoding + sum([len(tokens) for tokens in draft.tokens])
+        step = seconds.step - self._own  # which is not what steps of this choice take
         expected = costs.verify(committed, context)
         slow = seconds.verify / expected
         window, self._window = self._window, _Window(plan.decoding)
+        if controller.tries:
+            controller.observe_trial(step / max(1.0, slow))
         controller.observe(window.streams, window.emitted, window.took, window.all, slow)
         longest = SPIKE * seconds.step
         self._longest = min(self._longest, 2 * longest) * 0.8 + 0.2 * longest
@@ -313,9 +326,9 @@ class Adaptive:
             expected += sum([costs.draft(name, by_depth) for name, by_depth in rows.items()])
             names = {name for name, _ in drafting} or {PLAIN.method}
             if len(names) == 1 and len(drafting) in (0, plan.decoding):
-                costs.observe_step(names.pop(), seconds.step / expected)
+                costs.observe_step(names.pop(), step / expected)
         costs.observe_verify(committed, context, seconds.verify)
-        rest = seconds.step - seconds.verify - sum(seconds.draft.values())
+        rest = step - seconds.verify - sum(seconds.draft.values())
         costs.observe_host(plan.decoding, rest)
         for name, by_depth in rows.items():
             if name in seconds.draft and not self._catches_up(name):

@@ -11,10 +11,11 @@ themselves, which the coupled rule allows and the ratio rules do not.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import log2
+from typing import NamedTuple
 
 from .costs import CostModel
 from .outlook import PLAIN, Choice, Group, Method, Outlook, Stream, draft_cost
@@ -24,8 +25,8 @@ REVIEW_STEPS = 16
 """Steps after which choices are compared again, if the batch stays alike."""
 FIRST_REVIEWS = 16
 """Steps that are reviewed one by one, while everything is new."""
-WORTHWHILE = 1.02
-"""Expected speed over plain decoding from which on anything is drafted."""
+ENTER, STAY = 1.04, 1.01
+"""Expected speed over plain decoding from which on drafting begins, and goes on."""
 BETTER = 1.01
 """Expected speed over that of the present choices from which on others take their place."""
 MOST_LEVELS = 2
@@ -33,7 +34,7 @@ MOST_LEVELS = 2
 MOST_GROUPS = 12
 """Groups beyond which sequences of a workload are not told apart."""
 EXPLORED_ALONE, EXPLORED = 0.01, 0.005
-"""Share of the time of one stream, and of several, that may go into trying unused methods."""
+"""Share of the time of one stream, and of several, that may go into trying what is not used."""
 PROBE_DEPTH = 3
 KNOWN, MORE = 8, 1.2
 """Trials of each unused method before the first longer draft of one in use, and the factor on its
@@ -42,12 +43,28 @@ LOST = 4.0
 """Plain steps that drafting may lose before it pauses."""
 FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
+NEAR = 0.7
+"""Speed of plain decoding over that of drafts from which on plain steps are tried."""
+LEAST_PRICE = 0.02
+"""Share of a plain step that trying one costs at least."""
 TINY = 1e-6
 WORST = 0.9
 """Chance of acceptance from which a node is drafted whatever that costs."""
 CUTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128,
         160, 192, 224, 256, 320, 384, 448, 512)  # fmt: skip
 """Nodes of a step that are compared."""
+
+
+class Trial(NamedTuple):
+    """A choice that a step tries, for the sequence of an id or for all (None).
+
+    ``seconds`` are those of the step, ``price`` those that are lost.
+    """
+
+    choice: Choice
+    id: str | None
+    seconds: float
+    price: float
 
 
 @dataclass
@@ -79,12 +96,14 @@ class Controller:
         review_steps: steps after which choices are compared again, if the batch stays alike.
         shadowed: methods whose drafts are scored without being verified, so that none needs to be
             tried.
+        unread: returns how many tokens of a sequence a drafter has missed, by their names.
     """
 
     costs: CostModel
     survival: Survival
     methods: Mapping[str, Method]
     shadowed: frozenset[str] = frozenset()
+    unread: Callable[[str, str], int] = lambda sequence, drafter: 0
     review_steps: int = REVIEW_STEPS
     choices: dict[Group, Choice] = field(default_factory=dict)
     counts: dict[Group, int] = field(default_factory=dict)
@@ -106,6 +125,9 @@ class Controller:
     _size: int = 0
     _context: int = 0
     _plain_seconds: float = 1.0
+    _step_seconds: float = 1.0
+    _planned: Trial | None = None
+    _trial: Trial | None = None
     _steady: bool = False
     _assigned: dict[str, Choice] = field(default_factory=dict)
     _guards: dict[int, _Guard] = field(default_factory=dict)
@@ -124,7 +146,12 @@ class Controller:
             self._review(streams)
         assigned = self._assigned
         choices = [s.fixed or assigned.get(s.id) or self._joined(s) for s in streams]
-        return self._explored(streams, choices) if due else choices
+        if due:
+            self._planned = self._affordable(streams, choices)
+            self._steady = self._planned is None
+        elif self._planned is not None:
+            return self._try(self._planned, streams, choices)
+        return choices
 
     def steady(self, streams: int) -> bool:
         """Return True, and count a step, where ``decide`` would choose the same again."""
@@ -173,7 +200,8 @@ class Controller:
         for group in groups:
             counts[group] = counts.get(group, 0) + 1
         self.counts = counts
-        outlook = Outlook(counts, self.methods, self.costs, self.survival, self._context)
+        unread = self._missed(streams, groups)
+        outlook = Outlook(counts, self.methods, self.costs, self.survival, self._context, unread)
         speed, choices = outlook.best()
         present = outlook.known(self.choices)
         now, plain = outlook.speed(present), outlook.plain()
@@ -182,11 +210,24 @@ class Controller:
         self._plain_seconds += self.costs.host(len(streams))
         if speed < BETTER * now:
             speed, choices = now, present
-        if speed < WORTHWHILE * self.plain_per_second:
+        drafts = any(option.choice.depth for option in present.values())
+        if speed < (STAY if drafts else ENTER) * self.plain_per_second:
             speed, choices = self.plain_per_second, plain
         self.tokens_per_second = speed
+        self._step_seconds = sum(counts[g] * o.tokens for g, o in choices.items()) / speed
         self.choices = {group: option.choice for group, option in choices.items()}
         self._assigned = {s.id: self.choices[g] for s, g in zip(streams, groups, strict=True)}
+
+    def _missed(
+        self, streams: Sequence[Stream], groups: Sequence[Group]
+    ) -> dict[tuple[Group, str], int]:
+        """Return the tokens that drafters have missed of each group."""
+        found: dict[tuple[Group, str], int] = {}
+        for stream, group in zip(streams, groups, strict=True):
+            names = {name for method in stream.methods for name in self.methods[method].drafters}
+            for name in filter(self.costs.reads, names):
+                found[group, name] = found.get((group, name), 0) + self.unread(stream.id, name)
+        return found
 
     def least(self, name: str, sequences: int) -> float:
         """Return the chance of acceptance from which a node is worth a drafter's pass behind it.
@@ -224,35 +265,73 @@ class Controller:
         least_likely_kept = order[most - 1] if most else 1.1
         return min(least_likely_kept, max(most_likely_cut, best * row))
 
-    def _explored(self, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
-        """Let one sequence try a method that nobody uses, as far as the time for that goes.
+    def _affordable(self, streams: Sequence[Stream], choices: Sequence[Choice]) -> Trial | None:
+        """Return what the next step should try, if the time for that is there.
 
-        A trial costs the seconds that it takes beyond the usual draft's, and those that the batch
+        Not this step: a review's own time would count as the trial's.
+        """
+        share = EXPLORED_ALONE if len(streams) == 1 else EXPLORED
+        budget = share * self.seconds - self.explored
+        trials = [] if budget < 0 else self._trials(streams, choices)
+        trial = max(
+            trials,
+            key=lambda each: (self.step - self._tried.get(each.choice, 0)) / each.price,
+            default=None,
+        )
+        return None if trial is None or trial.price > budget else trial
+
+    def _try(self, trial: Trial, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
+        """Return the choices of a step that tries something."""
+        self._planned, self._steady = None, False
+        places = [i for i, s in enumerate(streams) if trial.id in (None, s.id) and s.fixed is None]
+        if not places:
+            return choices  # its sequence has ended
+        self.tries, self._trial = True, trial
+        self._tried[trial.choice] = self.step
+        self._num_tried += trial.id is not None
+        self.explored += trial.price
+        for place in places:
+            choices[place] = trial.choice
+        return choices
+
+    def _trials(self, streams: Sequence[Stream], choices: Sequence[Choice]) -> list[Trial]:
+        """Return what may be tried: plain steps where drafts are used, and what nobody uses.
+
+        A trial costs the seconds that it takes beyond the usual step, and those that the batch
         needs for the tokens that it brings less.
         """
-        budget = (EXPLORED_ALONE if len(streams) == 1 else EXPLORED) * self.seconds - self.explored
-        if budget < 0:
-            return choices
-        place = self.step % len(streams)
-        stream = streams[place]
-        trials = [] if stream.fixed else self._trials(stream, choices)
-        if not trials:
-            return choices
-        trial = min(trials, key=lambda each: self._tried.get(each, 0))
-        (took, gain), (usual, lost) = (
-            self._drafting(stream, each, len(streams)) for each in (trial, choices[place])
-        )
-        price = max(took - usual + (lost - gain) / self.tokens_per_second, took / 4)
-        if price > budget:
-            return choices
-        self._tried[trial] = self.step
-        self._num_tried += 1
-        self._steady, self.tries = False, True
-        self.explored += price
-        return [*choices[:place], trial, *choices[place + 1 :]]
+        found: list[Trial] = []
+        drafts = (c.depth and not s.fixed for s, c in zip(streams, choices, strict=True))
+        if self.plain_per_second > NEAR * self.tokens_per_second and any(drafts):
+            took = self._plain_seconds
+            lost = took * (1 - self.plain_per_second / self.tokens_per_second)
+            found.append(Trial(PLAIN, None, took, max(lost, took * LEAST_PRICE)))
+        turn = self.step % len(streams)
+        for choice in [] if streams[turn].fixed else self._unused(streams[turn], choices):
+            place, missed = self._place(choice, streams, turn)
+            (took, gain), (usual, lost) = (
+                self._drafting(streams[place], each, len(streams))
+                for each in (choice, choices[place])
+            )
+            took += missed
+            price = max(took - usual + (lost - gain) / self.tokens_per_second, took / 4)
+            seconds = self._step_seconds + took - usual
+            found.append(Trial(choice, streams[place].id, seconds, price))
+        return found
 
-    def _trials(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
-        """Return what is worth trying: methods that nobody uses, or a longer draft of the others.
+    def _place(self, choice: Choice, streams: Sequence[Stream], turn: int) -> tuple[int, float]:
+        """Return the sequence whose drafters have missed least, and the seconds to read that."""
+        names = [name for name in self.methods[choice.method].drafters if self.costs.reads(name)]
+        found = turn, 0.0
+        for i in (*range(turn, len(streams)), *range(turn)) if names else ():
+            if streams[i].fixed is None and choice.method in streams[i].methods:
+                missed = sum([self.costs.read(n, self.unread(streams[i].id, n)) for n in names])
+                if i == turn or missed < found[1]:
+                    found = i, missed
+        return found
+
+    def _unused(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
+        """Return methods that nobody uses, or a longer draft of the others.
 
         Longer drafts that promise more are tried until it was measured what so many rows take.
         """
@@ -303,6 +382,12 @@ class Controller:
             guard.observe(self.step, lost)
             if self.step < guard.until:
                 self._steady = False
+
+    def observe_trial(self, seconds: float) -> None:
+        """Take in what a step took in which something was tried, beyond what was expected."""
+        if self._trial is not None:
+            self.explored += min(max(0.0, seconds - self._trial.seconds), self._step_seconds)
+            self._trial = None
 
     @property
     def pauses(self) -> dict[int, int]:

@@ -34,6 +34,10 @@ SPIKE = 1.5
 HOST, HOST_PER_SEQUENCE = 1e-4, 2e-5
 """Seconds of a step beside its forwards, before they are measured."""
 LEAST_RATIO = 0.01
+READ = 256
+"""Tokens that a drafter reads at once where it has missed many."""
+FRESHNESS = 0.98
+"""What a ratio keeps of its weight with each forward that is measured."""
 TRUSTED = 4
 """Measurements before spikes are cut."""
 
@@ -173,12 +177,17 @@ class _Ratio:
     smoothing: float = RATIO_SMOOTHING
     value: float = 1.0
     seen: int = 0
+    _recent: float = 0.0
+    _turn: int = 0
 
-    def observe(self, ratio: float) -> None:
+    def observe(self, ratio: float, turn: int) -> None:
+        """Take in a ratio; the longer ago the others were seen, by ``turn``, the more it weighs."""
         if self.seen >= TRUSTED:
             ratio = min(max(ratio, self.value / SPIKE), self.value * SPIKE)
         self.seen += 1
-        self.value += max(self.smoothing, 1 / self.seen) * (ratio - self.value)
+        self._recent = self._recent * FRESHNESS ** (turn - self._turn) + 1
+        self._turn = turn
+        self.value += max(self.smoothing, 1 / self._recent) * (ratio - self.value)
 
     @property
     def cautious(self) -> float:
@@ -226,10 +235,10 @@ class _Correction:
         own = self.sizes.get(_nearest_power(size))
         return 0 if own is None else own.seen
 
-    def observe(self, size: int, ratio: float) -> None:
+    def observe(self, size: int, ratio: float, turn: int) -> None:
         power, ratio = _nearest_power(size), max(ratio, LEAST_RATIO)
-        self.overall.observe(ratio / self._near(power))
-        self.sizes.setdefault(power, _Ratio()).observe(ratio / self.overall.value)
+        self.overall.observe(ratio / self._near(power), turn)
+        self.sizes.setdefault(power, _Ratio()).observe(ratio / self.overall.value, turn)
 
 
 class CostModel:
@@ -245,6 +254,7 @@ class CostModel:
         self._drafters = {name: _Correction() for name in prior.drafters}
         self._host = _Correction()
         self._steps: dict[str, _Ratio] = {}
+        self._turn = 0
         self._rows: dict[int, tuple[float, float]] = {}
         self._drafts: dict[tuple[str, int, int], float] = {}
 
@@ -273,7 +283,7 @@ class CostModel:
     def observe_host(self, sequences: int, seconds: float) -> None:
         """Take in what a step took beside its forward and its drafting."""
         prior = HOST + HOST_PER_SEQUENCE * sequences
-        self._host.observe(sequences, max(seconds, 0.0) / prior)
+        self._host.observe(sequences, max(seconds, 0.0) / prior, self._turn)
 
     def draft(self, name: str, counts: Sequence[int]) -> float:
         """Return the seconds of a drafter, see ``DraftCosts.at``."""
@@ -291,6 +301,15 @@ class CostModel:
         own = self._drafters[name].at(counts[0])
         return self.prior.drafters[name].at(counts) * own * self._target.overall.value
 
+    def reads(self, name: str) -> bool:
+        """Return True if a drafter must read a sequence before it can draft for it."""
+        known = self.prior.drafters.get(name)
+        return known is not None and known.passes is not None
+
+    def read(self, name: str, tokens: int) -> float:
+        """Return the seconds that a drafter takes to read tokens that it has missed."""
+        return self.draft(name, [READ]) * tokens / READ
+
     def step(self, method: str) -> float:
         """Return how many times longer steps of a method take than the sum of their parts.
 
@@ -301,15 +320,16 @@ class CostModel:
 
     def observe_step(self, method: str, ratio: float) -> None:
         """Take in what a step took, over the sum of what was expected of its parts."""
-        self._steps.setdefault(method, _Ratio()).observe(ratio)
+        self._steps.setdefault(method, _Ratio()).observe(ratio, self._turn)
 
     def observe_verify(self, rows: int, context: int, seconds: float) -> None:
         """Take in what a forward took."""
         prior = self.prior.target.at(rows) + self.prior.per_context * context
-        self._target.observe(rows, seconds / prior)
+        self._turn += 1
+        self._target.observe(rows, seconds / prior, self._turn)
 
     def observe_draft(self, name: str, counts: Sequence[int], seconds: float) -> None:
         """Take in what a drafter took."""
         prior = self.prior.drafters[name].at(counts) * self._target.overall.value
         if prior > 0:
-            self._drafters[name].observe(counts[0], seconds / prior)
+            self._drafters[name].observe(counts[0], seconds / prior, self._turn)

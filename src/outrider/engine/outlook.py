@@ -12,6 +12,9 @@ from .survival import Survival
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Depths that are compared, and the longest of each method."""
 
+HORIZON = 128
+"""Tokens of a sequence over which a drafter's reading of what it missed is spread."""
+
 
 class Method(NamedTuple):
     """A way to draft: one drafter or several together, in chains or in trees.
@@ -74,11 +77,16 @@ class Group(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A choice, and what a sequence expects of it: emitted tokens and rows."""
+    """A choice, and what a sequence expects of it.
+
+    A step of it emits ``tokens`` by ``rows``. ``reading`` are the seconds, for each token to come,
+    in which drafters read what they have missed.
+    """
 
     choice: Choice
     tokens: float = 1.0
     rows: float = 1.0
+    reading: float = 0.0
 
 
 NOTHING = Option(PLAIN)
@@ -113,7 +121,14 @@ def parts_of(method: Method) -> tuple[str, ...]:
 
 
 class Outlook:
-    """The expected speed of a batch of groups under any choices."""
+    """The expected speed of a batch of groups under any choices.
+
+    Args:
+        counts: the sequences of each group.
+        methods, costs, survival: as of ``Controller``.
+        context: tokens of all sequences.
+        unread: tokens that drafters have missed of a group, by group and drafter.
+    """
 
     def __init__(
         self,
@@ -122,10 +137,11 @@ class Outlook:
         costs: CostModel,
         survival: Survival,
         context: int,
+        unread: Mapping[tuple[Group, str], int],
     ) -> None:
         self.counts = counts
         self._methods, self._costs, self._survival = methods, costs, survival
-        self._context = context
+        self._context, self._unread = context, unread
         self._sequences = sum(counts.values())
         self._host = costs.host(self._sequences)
         self.options = {group: self._options(group) for group in counts}
@@ -146,23 +162,32 @@ class Outlook:
             curve = self._survival.curve(name, group.workload, most, odds)
             fill = self._survival.fill(name, group.workload) * method.nodes(1)
             depths = (most,) if group.fixed else (*(d for d in DEPTHS if d < most), most)
-            options += [Option(Choice(name, d), 1 + sum(curve[:d]), 1 + d * fill) for d in depths]
+            reading = self._reading(group, method)
+            options += [
+                Option(Choice(name, d), 1 + sum(curve[:d]), 1 + d * fill, reading) for d in depths
+            ]
         return options
+
+    def _reading(self, group: Group, method: Method) -> float:
+        missed = [(name, self._unread.get((group, name), 0)) for name in method.drafters]
+        seconds = sum([self._costs.read(name, tokens) for name, tokens in missed if tokens])
+        return seconds / self.counts[group] / HORIZON
 
     def speed(self, choices: Mapping[Group, Option]) -> float:
         """Return the expected tokens per second."""
-        tokens = rows = longer = 0.0
+        tokens = rows = longer = reading = 0.0
         drafting: dict[Choice, int] = {}
         for group, count in self.counts.items():
-            choice, each, width = choices[group]
+            choice, each, width, missed = choices[group]
             tokens += count * each
+            reading += count * each * missed
             rows += count * width
             longer += count * self._costs.step(choice.method)
             if choice.depth:
                 drafting[choice] = drafting.get(choice, 0) + count
         seconds = self._host + self._costs.verify(round(rows), self._context)
         seconds += self._drafting(drafting)
-        return tokens / (seconds * longer / self._sequences)
+        return tokens / (seconds * longer / self._sequences + reading)
 
     def _drafting(self, sequences: Mapping[Choice, int]) -> float:
         """Return the seconds of drafting where so many sequences draft by each choice."""
