@@ -60,3 +60,17 @@ def test_a_switch_reaches_requests_that_run(
     assert not any(drafted[:10])
     assert any(drafted[10:25])
     assert not any(drafted[29:])  # a step of four tokens may have been under way
+
+
+def test_a_drafter_says_how_much_it_has_to_read(tiny_llama: Path, tiny_drafter: Path) -> None:
+    llm = LLM(tiny_llama, drafter=tiny_drafter, num_speculative_tokens=3, memory=2**24)
+    drafter = llm.engine.drafter
+    llm.start([PROMPTS[0]], GREEDY)
+    (sequence,) = llm.engine.scheduler.waiting
+    prompt = len(sequence.tokens)
+    assert drafter.num_unread(sequence) == prompt
+    llm.engine.step()  # the prompt's, in which nothing is drafted
+    assert drafter.num_unread(sequence) == prompt + 1
+    for _ in range(3):
+        llm.engine.step()
+        assert 1 <= drafter.num_unread(sequence) <= 2

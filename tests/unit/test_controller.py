@@ -164,6 +164,88 @@ def test_a_fixed_choice_is_obeyed_and_a_request_bounds_the_others() -> None:
         assert second.method in ("model", "none")
 
 
+def sure(accepted: dict[str, float]) -> Survival:
+    """Return a table that has seen these shares of accepted tokens a thousand times."""
+    survival = Survival()
+    for name, share in accepted.items():
+        for i in range(1000):
+            survival.observe(name, "", "another", 8, 8 if i % 100 < 100 * share else 0)
+    survival.count()
+    return survival
+
+
+def test_what_a_drafter_has_missed_is_part_of_its_price() -> None:
+    chosen = []
+    for missed in (0, 2**20):
+        controller = Controller(
+            CostModel(costs(2e-5)),
+            sure({"model": 0.8, "ngram": 0.1}),
+            METHODS,
+            unread=lambda id, name, missed=missed: missed if name == "model" else 0,
+        )
+        (choice,) = controller.decide([Stream("a", "", 100, tuple(METHODS))])
+        chosen.append(choice.method)
+    assert chosen[0] == "model"
+    assert chosen[1] != "model"
+
+
+def trials(controller: Controller, streams: list[Stream], steps: int) -> dict[str, int]:
+    """Run steps of a millisecond; return how often each sequence tried the model, "" all plain."""
+    found: dict[str, int] = {}
+    for _ in range(steps):
+        before = controller.reviewed
+        choices = controller.decide(streams)
+        if controller.tries:
+            assert controller.reviewed == before  # a review's time is not the trial's
+            triers = [s.id for s, c in zip(streams, choices, strict=True) if c.method == "model"]
+            for id in triers or [""] * all(choice == PLAIN for choice in choices):
+                found[id] = found.get(id, 0) + 1
+            controller.observe_trial(1e-3)
+        controller.observe(len(streams), len(streams), 1e-3, 1e-3)
+    return found
+
+
+def test_what_is_tried_falls_to_the_sequence_that_has_the_least_to_read() -> None:
+    controller = Controller(
+        CostModel(costs(2e-4)),
+        sure({"model": 0.05, "ngram": 0.02}),
+        METHODS,
+        unread=lambda id, name: 50 - int(id),
+    )
+    streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(8)]
+    assert set(trials(controller, streams, 3000)) == {"7"}
+    assert controller.explored < 0.01 * controller.seconds
+
+
+def test_plain_steps_are_tried_where_drafts_win_little() -> None:
+    tried = []
+    for share in (0.04, 0.5):
+        controller = Controller(
+            CostModel(costs(2e-5)), sure({"ngram": share}), {"ngram": METHODS["ngram"]}
+        )
+        stream = Stream("a", "", 100, ("ngram",))
+        assert controller.decide([stream])[0].method == "ngram"
+        tried.append(trials(controller, [stream], 300).get("", 0))
+    assert tried[0] >= 3
+    assert tried[1] == 0
+
+
+def test_a_size_that_was_not_seen_for_long_is_learnt_again_soon() -> None:
+    model = CostModel(costs(2e-4))
+    small, large = model.verify(8, 100), model.verify(64, 100)
+    for _ in range(200):
+        model.observe_verify(8, 100, small)
+    for _ in range(200):
+        model.observe_verify(64, 100, large)
+    for _ in range(6):  # now and then, while the other size is usual
+        model.observe_verify(8, 100, 0.8 * small)
+        for _ in range(16):
+            model.observe_verify(64, 100, large)
+    model.count()
+    assert model.verify(8, 100) == pytest.approx(0.8 * small, rel=0.06)
+    assert model.verify(64, 100) == pytest.approx(large, rel=0.03)
+
+
 def test_equal_streams_need_no_new_decision() -> None:
     controller = Controller(CostModel(costs(2e-5)), Survival(), METHODS)
     streams = [Stream("a", "", 100, tuple(METHODS))]
