@@ -14,6 +14,7 @@ BENCHMARKS = {
     "context": ("context", "speed by the length of the context, with and without windows"),
     "trees": ("trees", "trees beside chains: what their rows cost, and what they bring"),
     "builds": ("builds", "two builds of Outrider beside each other"),
+    "answers": ("answers", "two builds of Outrider asked the same, on every instruction set"),
     "portfolio": ("portfolio.command", "drafter auto against fixed choices"),
     "serving": ("serving", "speed over HTTP beside the engine's own"),
     "mixed": ("mixed", "the default drafter under mixed load, beside no speculation"),

@@ -6,13 +6,12 @@ from pathlib import Path
 from .peers.runners.serve import Runner, Spec, Unsupported, serve
 
 
-def open_build(spec: Spec) -> Runner:
-    """Return ``own.Own`` of the package below the folder ``spec["package"]``.
+def use_package(folder: str) -> None:
+    """Import ``outrider`` from below ``folder`` from now on.
 
     Raises:
-        Unsupported: there is no package, or it has no native step.
+        Unsupported: there is no package.
     """
-    folder = spec["package"]
     # The hooks of an editable installation come before any folder.
     hooks = ("Redirecting", "Editable")
     sys.meta_path[:] = [
@@ -23,6 +22,16 @@ def open_build(spec: Spec) -> Runner:
 
     if not Path(str(outrider.__file__)).is_relative_to(folder):
         raise Unsupported(f"{folder} holds no package outrider; give the folder above it")
+
+
+def open_build(spec: Spec) -> Runner:
+    """Return ``own.Own`` of the package below the folder ``spec["package"]``.
+
+    Raises:
+        Unsupported: there is no package, or it has no native step.
+    """
+    folder = spec["package"]
+    use_package(folder)
     from outrider.native.choice import library
 
     if library() is None:

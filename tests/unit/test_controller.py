@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from outrider.engine.controller import Controller
@@ -27,6 +29,19 @@ def costs(slope: float, target: float = 1.0, drafter: float = 1.0) -> Costs:
     )
 
 
+def geometric(rates: dict[str, float]) -> Survival:
+    """Return a table that has seen thousands of drafts with these shares of accepted tokens."""
+    survival, rng = Survival(), random.Random(0)
+    for number in range(2000):
+        for name, rate in rates.items():
+            accepted = next((i for i in range(8) if rng.random() >= rate), 8)
+            survival.observe(name, "", "another", 8, accepted)
+        if number % 50 == 0:
+            survival.count()
+    survival.count()
+    return survival
+
+
 def run(
     batch: int, rates: dict[str, float], slope: float, steps: int, **options: float
 ) -> list[Step]:
@@ -47,13 +62,29 @@ def worst_window(steps: list[Step], length: int = 200) -> float:
     return min(sum(s.tokens for s in w) / sum(s.plain * s.seconds for s in w) for w in windows)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])
-@pytest.mark.parametrize("rates", [(0.8, 0.5), (0.5, 0.1), (0.2, 0.05), (0.6, 0.9)])
+RATES = [(0.8, 0.5), (0.5, 0.1), (0.2, 0.05), (0.6, 0.9)]
+
+
+@pytest.mark.parametrize("batch", [1, 4, 32, 128, 512])
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("slope", [2e-5, 2e-4])
+def test_with_known_costs_and_survival_it_makes_the_best_choice(
+    batch: int, rates: tuple[float, float], slope: float
+) -> None:
+    known = dict(zip(("model", "ngram"), rates, strict=True))
+    controller = Controller(CostModel(costs(slope)), geometric(known), METHODS)
+    found = simulate(controller, costs(slope), lambda step, name, i: known[name], batch, 220, 1)
+    assert share_of_best(found) >= 0.95
+    assert worst_window(found) >= 0.98
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 32])
+@pytest.mark.parametrize("rates", RATES)
 @pytest.mark.parametrize("slope", [2e-5, 2e-4])
 def test_with_known_costs_it_comes_near_the_best_fixed_choice(
     batch: int, rates: tuple[float, float], slope: float
 ) -> None:
-    found = run(batch, {"model": rates[0], "ngram": rates[1]}, slope, 900 if batch < 8 else 300)
+    found = run(batch, {"model": rates[0], "ngram": rates[1]}, slope, 900 if batch < 8 else 600)
     assert share_of_best(found[len(found) // 3 :]) >= 0.95
     assert worst_window(found) >= 0.98
 

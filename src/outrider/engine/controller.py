@@ -35,6 +35,8 @@ MOST_GROUPS = 12
 """Groups beyond which sequences of a workload are not told apart."""
 EXPLORED_ALONE, EXPLORED = 0.01, 0.005
 """Share of the time of one stream, and of several, that may go into trying what is not used."""
+TRIERS = 16
+"""Sequences of which one more tries what nobody uses."""
 PROBE_DEPTH = 3
 KNOWN, MORE = 8, 1.2
 """Trials of each unused method before the first longer draft of one in use, and the factor on its
@@ -45,6 +47,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
 NEAR = 0.7
 """Speed of plain decoding over that of drafts from which on plain steps are tried."""
+PLAIN_STEPS = 48
+"""Steps after which they are tried again, before anything else."""
 LEAST_PRICE = 0.02
 """Share of a plain step that trying one costs at least."""
 TINY = 1e-6
@@ -56,13 +60,13 @@ CUTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 6
 
 
 class Trial(NamedTuple):
-    """A choice that a step tries, for the sequence of an id or for all (None).
+    """A choice that a step tries, for the sequences of some ids or for all (none given).
 
     ``seconds`` are those of the step, ``price`` those that are lost.
     """
 
     choice: Choice
-    id: str | None
+    ids: tuple[str, ...]
     seconds: float
     price: float
 
@@ -273,22 +277,19 @@ class Controller:
         share = EXPLORED_ALONE if len(streams) == 1 else EXPLORED
         budget = share * self.seconds - self.explored
         trials = [] if budget < 0 else self._trials(streams, choices)
-        trial = max(
-            trials,
-            key=lambda each: (self.step - self._tried.get(each.choice, 0)) / each.price,
-            default=None,
-        )
+        trial = min(trials, key=lambda each: self._tried.get(each.choice, 0), default=None)
         return None if trial is None or trial.price > budget else trial
 
     def _try(self, trial: Trial, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
         """Return the choices of a step that tries something."""
         self._planned, self._steady = None, False
-        places = [i for i, s in enumerate(streams) if trial.id in (None, s.id) and s.fixed is None]
+        ids = trial.ids
+        places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
         if not places:
-            return choices  # its sequence has ended
+            return choices  # its sequences have ended
         self.tries, self._trial = True, trial
         self._tried[trial.choice] = self.step
-        self._num_tried += trial.id is not None
+        self._num_tried += bool(ids)
         self.explored += trial.price
         for place in places:
             choices[place] = trial.choice
@@ -302,33 +303,43 @@ class Controller:
         """
         found: list[Trial] = []
         drafts = (c.depth and not s.fixed for s, c in zip(streams, choices, strict=True))
-        if self.plain_per_second > NEAR * self.tokens_per_second and any(drafts):
+        late = self.step - self._tried.get(PLAIN, 0) >= PLAIN_STEPS
+        if late and self.plain_per_second > NEAR * self.tokens_per_second and any(drafts):
             took = self._plain_seconds
             lost = took * (1 - self.plain_per_second / self.tokens_per_second)
-            found.append(Trial(PLAIN, None, took, max(lost, took * LEAST_PRICE)))
+            return [Trial(PLAIN, (), took, max(lost, took * LEAST_PRICE))]
         turn = self.step % len(streams)
         for choice in [] if streams[turn].fixed else self._unused(streams[turn], choices):
-            place, missed = self._place(choice, streams, turn)
+            places, missed = self._triers(choice, streams, turn)
             (took, gain), (usual, lost) = (
-                self._drafting(streams[place], each, len(streams))
-                for each in (choice, choices[place])
+                self._drafting(streams[places[0]], each, len(places), len(streams))
+                for each in (choice, choices[places[0]])
             )
             took += missed
             price = max(took - usual + (lost - gain) / self.tokens_per_second, took / 4)
             seconds = self._step_seconds + took - usual
-            found.append(Trial(choice, streams[place].id, seconds, price))
+            ids = tuple(streams[place].id for place in places)
+            found.append(Trial(choice, ids, seconds, price))
         return found
 
-    def _place(self, choice: Choice, streams: Sequence[Stream], turn: int) -> tuple[int, float]:
-        """Return the sequence whose drafters have missed least, and the seconds to read that."""
+    def _triers(
+        self, choice: Choice, streams: Sequence[Stream], turn: int
+    ) -> tuple[list[int], float]:
+        """Return the places of sequences that may try a choice, and the seconds to catch up.
+
+        They are a few of many, in turn, or those whose drafters have missed least.
+        """
         names = [name for name in self.methods[choice.method].drafters if self.costs.reads(name)]
-        found = turn, 0.0
-        for i in (*range(turn, len(streams)), *range(turn)) if names else ():
-            if streams[i].fixed is None and choice.method in streams[i].methods:
-                missed = sum([self.costs.read(n, self.unread(streams[i].id, n)) for n in names])
-                if i == turn or missed < found[1]:
-                    found = i, missed
-        return found
+        places = [
+            i
+            for i in (*range(turn, len(streams)), *range(turn))
+            if streams[i].fixed is None and choice.method in streams[i].methods
+        ]
+        missed = dict.fromkeys(places, 0.0)
+        for i in places if names else ():
+            missed[i] = sum([self.costs.read(n, self.unread(streams[i].id, n)) for n in names])
+        chosen = sorted(places, key=missed.__getitem__)[: 1 + len(streams) // TRIERS]
+        return chosen, sum([missed[i] for i in chosen])
 
     def _unused(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
         """Return methods that nobody uses, or a longer draft of the others.
@@ -348,15 +359,17 @@ class Controller:
                 return [Choice(name, most[name])]
         return [Choice(name, min(PROBE_DEPTH, most[name])) for name in sorted(unused)]
 
-    def _drafting(self, stream: Stream, choice: Choice, streams: int) -> tuple[float, float]:
-        """Return the seconds that a sequence's draft adds to a step, and the tokens it brings."""
+    def _drafting(
+        self, stream: Stream, choice: Choice, count: int, streams: int
+    ) -> tuple[float, float]:
+        """Return the seconds that drafts of ``count`` sequences add, and the tokens they bring."""
         if not choice.depth:
             return 0.0, 0.0
         method, context = self.methods[choice.method], self._context
-        more = self.costs.verify(streams + method.nodes(choice.depth), context)
+        more = self.costs.verify(streams + count * method.nodes(choice.depth), context)
         more -= self.costs.verify(streams, context)
         tokens = sum(self.survival.curve(choice.method, stream.workload, choice.depth))
-        return draft_cost(self.costs, method, [1] * choice.depth) + more, tokens
+        return draft_cost(self.costs, method, [count] * choice.depth) + more, count * tokens
 
     def release(self, id: str) -> None:
         """Forget a sequence that ended."""

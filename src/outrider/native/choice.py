@@ -75,6 +75,11 @@ def library() -> Library | None:
     return open_library(asked or ISAS[level])
 
 
+def available() -> tuple[str, ...]:
+    """Return the instruction sets that this CPU runs and that were built."""
+    return tuple(isa for isa in ISAS[: _level() + 1] if _file(isa))
+
+
 @functools.cache
 def _level() -> int:
     try:
