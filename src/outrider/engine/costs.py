@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from math import floor, log2
+from math import floor, inf, log2
 from typing import NamedTuple
 
 SMOOTHING = 0.1
@@ -31,6 +31,8 @@ PULL = 4.0
 """Measurements that a size needs before its own count as much as those of all sizes."""
 SPIKE = 1.5
 """A measurement counts as this many times what was expected at most, and at least its inverse."""
+SIZE_SPIKE = 1.25
+"""The same of one size beside others, which changes little."""
 HOST, HOST_PER_SEQUENCE = 1e-4, 2e-5
 """Seconds of a step beside its forwards, before they are measured."""
 LEAST_RATIO = 0.01
@@ -175,6 +177,7 @@ class _Ratio:
     """A running mean of measured over predicted seconds; ``smoothing`` weighs the newest."""
 
     smoothing: float = RATIO_SMOOTHING
+    spike: float = SPIKE
     value: float = 1.0
     seen: int = 0
     _recent: float = 0.0
@@ -183,7 +186,7 @@ class _Ratio:
     def observe(self, ratio: float, turn: int) -> None:
         """Take in a ratio; the longer ago the others were seen, by ``turn``, the more it weighs."""
         if self.seen >= TRUSTED:
-            ratio = min(max(ratio, self.value / SPIKE), self.value * SPIKE)
+            ratio = min(max(ratio, self.value / self.spike), self.value * self.spike)
         self.seen += 1
         self._recent = self._recent * FRESHNESS ** (turn - self._turn) + 1
         self._turn = turn
@@ -238,7 +241,9 @@ class _Correction:
     def observe(self, size: int, ratio: float, turn: int) -> None:
         power, ratio = _nearest_power(size), max(ratio, LEAST_RATIO)
         self.overall.observe(ratio / self._near(power), turn)
-        self.sizes.setdefault(power, _Ratio()).observe(ratio / self.overall.value, turn)
+        self.sizes.setdefault(power, _Ratio(spike=SIZE_SPIKE)).observe(
+            ratio / self.overall.value, turn
+        )
 
 
 class CostModel:
@@ -269,7 +274,12 @@ class CostModel:
         """Return the seconds of a forward of ``rows`` rows over ``context`` tokens in all."""
         known = self._rows.get(rows)
         if known is None:
-            known = self._rows[rows] = self.prior.target.at(rows), self._target.at(rows)
+            prior, ratio = self.prior.target, self._target
+            # No rows cost more than more rows do, whatever was measured beside other work.
+            larger = [2**power for power in ratio.sizes if 2**power > rows]
+            most = min([prior.at(size) * ratio.at(size) for size in larger], default=inf)
+            seconds = prior.at(rows)
+            known = self._rows[rows] = seconds, min(ratio.at(rows), most / seconds)
         return (known[0] + self.prior.per_context * context) * known[1]
 
     def measured(self, rows: int) -> bool:
