@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,29 @@ def test_masks_of_drafted_tokens(model: NativeTransformer, monkeypatch: pytest.M
             assert mask is None or mask[token // 8] >> token % 8 & 1
             paths.append([*before, token])
     assert sum(len(nodes.tokens) for nodes in native[1:]) > 12
+
+
+def test_what_masks_a_draft_is_freed_at_once(model: NativeTransformer) -> None:
+    """Not when the cyclic collector runs next: a grammar may hold 60 MB."""
+    sequence, asked = sequence_of(model, 0), 0
+    every = np.full(model.shape.vocab_size, 255, np.uint8)
+
+    def allowed(_: object, paths: list[list[int]]) -> list[Mask]:
+        nonlocal asked
+        asked += len(paths)
+        return [every] * len(paths)
+
+    pipeline: Any = sequence.pipeline
+    pipeline.has_grammar, pipeline.masks = True, allowed
+    gone = weakref.ref(sequence)
+    gc.disable()
+    try:
+        drafts(model, [sequence], [DraftLimits(3, 3)], NativeTransformer.draft)
+        del sequence
+        assert asked == 3
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_trees_first_branch_is_the_chain(model: NativeTransformer) -> None:

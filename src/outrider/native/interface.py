@@ -29,6 +29,10 @@ TABLES = 2
 """Rotary tables that a model may have."""
 
 _Pointer, _Text = ctypes.c_void_p, ctypes.c_char_p
+ASK_MASK = ctypes.CFUNCTYPE(
+    _Pointer, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
+)
+"""``AskMask`` of src/draft.cpp: the address of a mask by draft, path and the path's length."""
 
 
 class Config(Fields):
@@ -204,7 +208,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "draw": (_Text, [_Pointer, Whole("rows"), _long("stride"), Whole("width"), *[_Pointer] * 4]),
     "decide": (_Text, [_Pointer] * 13),
-    "draft": (_Text, [_Pointer] * 11),
+    "draft": (_Text, [*[_Pointer] * 8, ASK_MASK, *[_Pointer] * 2]),
     "logprobs": (
         _Text,
         [

@@ -16,7 +16,7 @@ from ..errors import ModelError
 from ..limits import LARGEST_INT
 from ..sampling.logprobs import Measured
 from .checks import Room, as_float32, at, expect, int32s, same_length, within
-from .interface import SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options, Planted
+from .interface import ASK_MASK, SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options, Planted
 from .masks import NO_MASKS, AllowedAfter, MaskCalls
 from .packing import PackingCalls
 
@@ -305,7 +305,7 @@ class Library(PackingCalls):
             None if entries is None else at(entries),
             numbers,
             None if flags is None else at(flags),
-            None if asking is None else asking.pointer,
+            ASK_MASK() if asking is None else ASK_MASK(asking.address),
             at(whole),
             at(chances),
         )

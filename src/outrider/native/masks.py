@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,13 +15,9 @@ AllowedAfter = Callable[[list[int]], NDArray[np.uint8] | None]
 """Returns the tokens that may follow drafted ids, a bit each; None allows all."""
 NO_MASKS: Mapping[int, AllowedAfter] = MappingProxyType({})
 
-_ASK = ctypes.CFUNCTYPE(
-    ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
-)
-
 
 class MaskCalls:
-    """The function that C++ calls for the masks of one call of ``Library.draft``.
+    """What C++ calls for the masks of one call of ``Library.draft``.
 
     Keeps the masks for as long as it lives, and the first exception, after which no token may
     follow anything.
@@ -37,10 +32,8 @@ class MaskCalls:
         self._nothing = np.zeros(size, np.uint8)
         self._kept: list[NDArray[np.uint8]] = []
         self._error: BaseException | None = None
-        self._function = _ASK(self._address)
-        self.pointer = ctypes.cast(self._function, ctypes.c_void_p)
 
-    def _address(self, draft: int, path: Any, length: int) -> int | None:
+    def address(self, draft: int, path: Any, length: int) -> int | None:
         """Return the address of a mask, None for none."""
         try:
             mask = self._nothing if self._error else self._allowed[draft](path[:length])

@@ -377,10 +377,10 @@ struct DraftSizes {
 // A forward over `words`; segments that want a row of logits, one each, go on by a pipeline each, as
 // their `limits` say, with `planted` logits (null: none) or those of the model. Their page tables reach
 // to the end of the draft. Those that are `constrained` (null: none) have a mask a row, of `mask_bytes`
-// or more, for which the caller's thread calls `ask` between two forwards. Written are `ints`: tokens, parents and runs [drafts, most each] and how much
-// was drafted [drafts]; and `floats`: margins and survivals [drafts, most each]. Runs are the places
-// behind the committed tokens at which nodes have keys and values, or -1; survivals the chances, by the
-// rates, that a node and all before it are accepted.
+// or more, for which the caller's thread calls `ask` between two forwards. Written are `ints`: tokens,
+// parents and runs [drafts, most each] and how much was drafted [drafts]; and `floats`: margins and
+// survivals [drafts, most each]. Runs are the places behind the committed tokens at which nodes have keys
+// and values, or -1; survivals the chances, by the rates, that a node and all before it are accepted.
 API const char* outrider_draft(const Model* model, Store* store, const DraftSizes* sizes,
                                const std::int32_t* words, const Pipeline* const* pipelines,
                                const Planted* planted, const DraftLimits* limits,
