@@ -78,13 +78,13 @@ def test_with_known_costs_and_survival_it_makes_the_best_choice(
     assert worst_window(found) >= 0.98
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8, 32])
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])
 @pytest.mark.parametrize("rates", RATES)
 @pytest.mark.parametrize("slope", [2e-5, 2e-4])
 def test_with_known_costs_it_comes_near_the_best_fixed_choice(
     batch: int, rates: tuple[float, float], slope: float
 ) -> None:
-    found = run(batch, {"model": rates[0], "ngram": rates[1]}, slope, 900 if batch < 8 else 600)
+    found = run(batch, {"model": rates[0], "ngram": rates[1]}, slope, 900 if batch < 8 else 300)
     assert share_of_best(found[len(found) // 3 :]) >= 0.95
     assert worst_window(found) >= 0.98
 
@@ -246,6 +246,25 @@ def test_what_is_tried_falls_to_the_sequence_that_has_the_least_to_read() -> Non
     streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(8)]
     assert set(trials(controller, streams, 3000)) == {"7"}
     assert controller.explored < 0.01 * controller.seconds
+
+
+def test_no_request_tries_more_than_it_allows() -> None:
+    controller = Controller(
+        CostModel(costs(2e-4)),
+        sure({"model": 0.05, "ngram": 0.02}),
+        METHODS,
+        unread=lambda id, name: int(id),
+    )
+    bounds = [1] + [8] * 7  # the first has least to read
+    streams = [Stream(str(i), "", 100, tuple(METHODS), bound) for i, bound in enumerate(bounds)]
+    tried: set[tuple[int, int]] = set()
+    for _ in range(3000):
+        choices = controller.decide(streams)
+        if controller.tries:
+            tried |= {(b, c.depth) for b, c in zip(bounds, choices, strict=True) if c.depth}
+        controller.observe(8, 8, 1e-3, 1e-3)
+    assert tried
+    assert all(depth <= bound for bound, depth in tried)
 
 
 def test_plain_steps_are_tried_where_drafts_win_little() -> None:

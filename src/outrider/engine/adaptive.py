@@ -169,7 +169,7 @@ class Adaptive:
 
     def rest(self) -> None:
         """Let the next step go without choices."""
-        self._sequences, self._streams, self._chosen = [], {}, {}
+        self._sequences, self._by_id, self._streams, self._chosen = [], {}, {}, {}
         self._looking = False
 
     def budget(self, sequence: SequenceState) -> tuple[str, DraftBudget] | None:

@@ -11,6 +11,7 @@ themselves, which the coupled rule allows and the ratio rules do not.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -122,14 +123,14 @@ class Controller:
     plain_per_second: float = 0.0
     """The same without drafts."""
     reviewed: int = 0
-    tries: bool = False
-    """Whether the last decision tries a method that nobody uses."""
     paused: bool = False
     """Whether drafting paused at the last step."""
     _size: int = 0
     _context: int = 0
     _plain_seconds: float = 1.0
     _step_seconds: float = 1.0
+    _missed: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By sequence and drafter, as of the last review."""
     _planned: Trial | None = None
     _trial: Trial | None = None
     _steady: bool = False
@@ -141,7 +142,7 @@ class Controller:
     def decide(self, streams: Sequence[Stream]) -> list[Choice]:
         """Return the choice for each decoding sequence of the next step."""
         self.step += 1
-        self._steady, self.tries = True, False
+        self._steady, self._trial = True, None
         self.paused = self._pauses(len(streams))
         if self.paused:
             return [stream.fixed or PLAIN for stream in streams]
@@ -156,6 +157,11 @@ class Controller:
         elif self._planned is not None:
             return self._try(self._planned, streams, choices)
         return choices
+
+    @property
+    def tries(self) -> bool:
+        """Whether the last decision tries something that is not used."""
+        return self._trial is not None
 
     def steady(self, streams: int) -> bool:
         """Return True, and count a step, where ``decide`` would choose the same again."""
@@ -204,7 +210,11 @@ class Controller:
         for group in groups:
             counts[group] = counts.get(group, 0) + 1
         self.counts = counts
-        unread = self._missed(streams, groups)
+        self._missed = {stream.id: self._unread(stream) for stream in streams}
+        unread: Counter[tuple[Group, str]] = Counter()
+        for stream, group in zip(streams, groups, strict=True):
+            for name, tokens in self._missed[stream.id].items():
+                unread[group, name] += tokens
         outlook = Outlook(counts, self.methods, self.costs, self.survival, self._context, unread)
         speed, choices = outlook.best()
         present = outlook.known(self.choices)
@@ -222,16 +232,10 @@ class Controller:
         self.choices = {group: option.choice for group, option in choices.items()}
         self._assigned = {s.id: self.choices[g] for s, g in zip(streams, groups, strict=True)}
 
-    def _missed(
-        self, streams: Sequence[Stream], groups: Sequence[Group]
-    ) -> dict[tuple[Group, str], int]:
-        """Return the tokens that drafters have missed of each group."""
-        found: dict[tuple[Group, str], int] = {}
-        for stream, group in zip(streams, groups, strict=True):
-            names = {name for method in stream.methods for name in self.methods[method].drafters}
-            for name in filter(self.costs.reads, names):
-                found[group, name] = found.get((group, name), 0) + self.unread(stream.id, name)
-        return found
+    def _unread(self, stream: Stream) -> dict[str, int]:
+        """Return the tokens of a sequence that drafters must read before they can draft."""
+        names = {name for method in stream.methods for name in self.methods[method].drafters}
+        return {name: self.unread(stream.id, name) for name in names if self.costs.reads(name)}
 
     def least(self, name: str, sequences: int) -> float:
         """Return the chance of acceptance from which a node is worth a drafter's pass behind it.
@@ -287,7 +291,7 @@ class Controller:
         places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
         if not places:
             return choices  # its sequences have ended
-        self.tries, self._trial = True, trial
+        self._trial = trial
         self._tried[trial.choice] = self.step
         self._num_tried += bool(ids)
         self.explored += trial.price
@@ -329,16 +333,15 @@ class Controller:
 
         They are a few of many, in turn, or those whose drafters have missed least.
         """
-        names = [name for name in self.methods[choice.method].drafters if self.costs.reads(name)]
-        places = [
-            i
+        drafters = self.methods[choice.method].drafters
+        missed = {
+            i: sum([self.costs.read(n, self._missed[streams[i].id].get(n, 0)) for n in drafters])
             for i in (*range(turn, len(streams)), *range(turn))
-            if streams[i].fixed is None and choice.method in streams[i].methods
-        ]
-        missed = dict.fromkeys(places, 0.0)
-        for i in places if names else ():
-            missed[i] = sum([self.costs.read(n, self.unread(streams[i].id, n)) for n in names])
-        chosen = sorted(places, key=missed.__getitem__)[: 1 + len(streams) // TRIERS]
+            if streams[i].fixed is None
+            and choice.method in streams[i].methods
+            and choice.depth <= streams[i].bound
+        }
+        chosen = sorted(missed, key=missed.__getitem__)[: 1 + len(streams) // TRIERS]
         return chosen, sum([missed[i] for i in chosen])
 
     def _unused(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
@@ -400,7 +403,6 @@ class Controller:
         """Take in what a step took in which something was tried, beyond what was expected."""
         if self._trial is not None:
             self.explored += min(max(0.0, seconds - self._trial.seconds), self._step_seconds)
-            self._trial = None
 
     @property
     def pauses(self) -> dict[int, int]:
