@@ -72,13 +72,8 @@ def run(count: int, seed: int) -> list[dict[str, Any]]:
     """Return the answers to ``count`` requests, shared out among the engines."""
     from outrider import LLM, SamplingParams, pocket
 
-    drafter = str(
-        next(
-            p.parent for p in sorted(pocket.PATH.rglob("*.safetensors")) if p.parent != pocket.PATH
-        )
-    )
     found: list[dict[str, Any]] = []
-    kinds = engines(drafter)
+    kinds = engines(str(pocket.PATH / "drafter"))
     for place, (name, options) in enumerate(kinds.items()):
         llm = LLM(pocket.PATH, **options)
         rng = random.Random(f"{seed} {name}")
@@ -89,24 +84,12 @@ def run(count: int, seed: int) -> list[dict[str, Any]]:
             asked = [options_of(rng, 4096) for _ in numbers]
             made = llm.generate(texts, [SamplingParams(**each) for each in asked])
             for number, each, output in zip(numbers, asked, made, strict=True):
-                found.append(
-                    {
-                        "engine": name,
-                        "request": number,
-                        "options": repr(each),
-                        "prompt": repr(output.prompt_logprobs),
-                        "outputs": [
-                            [
-                                o.text,
-                                list(o.token_ids),
-                                o.finish_reason,
-                                o.stop_reason,
-                                repr(o.logprobs),
-                            ]
-                            for o in output.outputs
-                        ],
-                    }
-                )
+                outputs = [
+                    [o.text, [*o.token_ids], o.finish_reason, o.stop_reason, repr(o.logprobs)]
+                    for o in output.outputs
+                ]
+                about = {"engine": name, "request": number, "options": repr(each)}
+                found.append(about | {"prompt": repr(output.prompt_logprobs), "outputs": outputs})
     return found
 
 

@@ -38,9 +38,7 @@ def best() -> Library:
 
 def unstarted() -> Library:
     """The library that ``best`` would start, without its pool."""
-    return choice._find(
-        next(isa for isa in choice.ISAS[choice._level() :: -1] if choice._file(isa))
-    )
+    return choice._find(choice.available()[-1])
 
 
 class Drafts:
