@@ -21,7 +21,7 @@ from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import Room, Whole, as_float32, int32s
-from outrider.native.interface import FUNCTIONS, Config, Options, QuantizedData
+from outrider.native.interface import ASK_MASK, FUNCTIONS, Config, Options, QuantizedData
 from outrider.native.library import Library
 from outrider.native.native_sampling import NativePipeline
 from outrider.sampling.pipeline import RequestPipeline
@@ -84,8 +84,11 @@ def test_an_argument_arrives_as_it_is_or_is_refused() -> None:
     for name, (_, arguments) in FUNCTIONS.items():
         for argument in arguments:
             if not isinstance(argument, Whole):
-                assert argument is ctypes.c_void_p or argument._type_ in (  # type: ignore[attr-defined]
-                    *(Config, Options, QuantizedData),
+                pointed = getattr(argument, "_type_", None)
+                assert argument in (ctypes.c_void_p, ASK_MASK) or pointed in (
+                    Config,
+                    Options,
+                    QuantizedData,
                 ), f"{name} has an argument that ctypes would cut"
                 continue
             for value in EDGES:
