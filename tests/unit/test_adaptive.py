@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,27 @@ def test_a_drafter_says_how_much_it_has_to_read(tiny_llama: Path, tiny_drafter: 
     for _ in range(3):
         llm.engine.step()
         assert 1 <= drafter.num_unread(sequence) <= 2
+
+
+def test_a_switch_counts_from_the_next_step_on(
+    tiny_llama: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between two reviews, where the choices of the last step would go on."""
+    llm = LLM(tiny_llama, drafter=f"auto+{tiny_drafter}", memory=2**24)
+    drafter = llm.engine.speculator.drafters["model"]
+    depths: list[int] = []
+    propose = drafter.propose
+
+    def watched(batch: Any, budgets: Any, noise: Any) -> Any:
+        depths.extend(budget.depth for budget in budgets)
+        return propose(batch, budgets, noise)
+
+    monkeypatch.setattr(drafter, "propose", watched)
+    llm.set_speculation(SpeculationState(True, "model", 1))
+    llm.start([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
+    for _ in range(25):  # past the reviews of every step
+        llm.engine.step()
+    before = len(depths)
+    llm.set_speculation(SpeculationState(True, "model", 4))
+    llm.engine.step()
+    assert depths[before:] == [4]

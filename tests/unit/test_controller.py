@@ -267,6 +267,17 @@ def test_no_request_tries_more_than_it_allows() -> None:
     assert all(depth <= bound for bound, depth in tried)
 
 
+def test_every_sequence_gets_its_turn_to_try() -> None:
+    """Also where there are as many as steps between reviews."""
+    controller = Controller(
+        CostModel(costs(2e-4)), sure({"model": 0.05, "ngram": 0.02}), METHODS, review_steps=16
+    )
+    streams = [
+        Stream(str(i), "", 100, ("model", "ngram") if i == 5 else ("ngram",)) for i in range(8)
+    ]
+    assert "5" in trials(controller, streams, 3000)
+
+
 def test_plain_steps_are_tried_where_drafts_win_little() -> None:
     tried = []
     for share in (0.04, 0.5):

@@ -138,6 +138,8 @@ class Controller:
     _guards: dict[int, _Guard] = field(default_factory=dict)
     _tried: dict[Choice, int] = field(default_factory=dict)
     _num_tried: int = 0
+    _turn: int = 0
+    """The sequence that is first to try something."""
 
     def decide(self, streams: Sequence[Stream]) -> list[Choice]:
         """Return the choice for each decoding sequence of the next step."""
@@ -312,9 +314,14 @@ class Controller:
             took = self._plain_seconds
             lost = took * (1 - self.plain_per_second / self.tokens_per_second)
             return [Trial(PLAIN, (), took, max(lost, took * LEAST_PRICE))]
-        turn = self.step % len(streams)
-        for choice in [] if streams[turn].fixed else self._unused(streams[turn], choices):
-            places, missed = self._triers(choice, streams, turn)
+        self._turn = (self._turn + 1) % len(streams)
+        kinds: dict[tuple[tuple[str, ...], int], Stream] = {}
+        for stream in (*streams[self._turn :], *streams[: self._turn]):
+            if stream.fixed is None:
+                kinds.setdefault((stream.methods, stream.bound), stream)
+        unused = (choice for stream in kinds.values() for choice in self._unused(stream, choices))
+        for choice in dict.fromkeys(unused):
+            places, missed = self._triers(choice, streams)
             (took, gain), (usual, lost) = (
                 self._drafting(streams[places[0]], each, len(places), len(streams))
                 for each in (choice, choices[places[0]])
@@ -326,9 +333,7 @@ class Controller:
             found.append(Trial(choice, ids, seconds, price))
         return found
 
-    def _triers(
-        self, choice: Choice, streams: Sequence[Stream], turn: int
-    ) -> tuple[list[int], float]:
+    def _triers(self, choice: Choice, streams: Sequence[Stream]) -> tuple[list[int], float]:
         """Return the places of sequences that may try a choice, and the seconds to catch up.
 
         They are a few of many, in turn, or those whose drafters have missed least.
@@ -336,7 +341,7 @@ class Controller:
         drafters = self.methods[choice.method].drafters
         missed = {
             i: sum([self.costs.read(n, self._missed[streams[i].id].get(n, 0)) for n in drafters])
-            for i in (*range(turn, len(streams)), *range(turn))
+            for i in (*range(self._turn, len(streams)), *range(self._turn))
             if streams[i].fixed is None
             and choice.method in streams[i].methods
             and choice.depth <= streams[i].bound

@@ -18,8 +18,6 @@ DECAY = 1 - 1 / 64
 """What an observation keeps of its weight with each newer one of its kind."""
 PRIOR_WEIGHT = 8.0
 """Observations that a method's prior counts for."""
-PRIOR_FADES = 128.0
-"""Observations by which a prior counts half."""
 SHRINKAGE = 6.0
 """Observations of its own that outweigh what an estimate takes from the more general one."""
 MOST_WORKLOADS = 64
@@ -52,15 +50,12 @@ class _Tally:
 
     accepted: float = 0.0
     judged: float = 0.0
-    seen: float = 0.0
-    """Judged tokens, older ones weighing as much."""
 
     def observe(self, accepted: float, judged: float) -> None:
         """Take in so many at once."""
         kept = DECAY**judged
         self.accepted = self.accepted * kept + accepted
         self.judged = self.judged * kept + judged
-        self.seen += judged
 
     def shrunk(self, general: float, weight: float) -> float:
         return (self.accepted + weight * general) / (self.judged + weight)
@@ -152,10 +147,7 @@ class Survival:
         else:
             prior = self._priors.get(method, DEFAULT_PRIOR)
         tally = self._methods.get(method)
-        if tally is None:
-            return prior
-        # A guess fades for good, while what is known of a workload stays general knowledge.
-        return tally.shrunk(prior, PRIOR_WEIGHT / (1 + tally.seen / PRIOR_FADES))
+        return prior if tally is None else tally.shrunk(prior, PRIOR_WEIGHT)
 
     def count(self) -> None:
         """Count what was observed since the last time; estimates rest on what is counted."""
