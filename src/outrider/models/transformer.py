@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from transformers import PretrainedConfig
-from transformers.activations import ACT2FN
 
 from ..cache.store import KVStore, Store
 from ..config import Recipe
@@ -147,6 +146,8 @@ class Transformer(Model):
             rope.fill()  # before the memory for the cache is counted
         # Keys that are turned by the prompt's length are of use to that prompt alone.
         self.paged = not any(rope.type in BY_LENGTH for rope in self._ropes.values())
+        from transformers.activations import ACT2FN  # takes a second, which the native step needs not
+
         self._activation = ACT2FN[architecture.activation]
 
     def page_bytes(self, page_size: int) -> int:
