@@ -29,11 +29,12 @@ help:
 demo: $(STAMP)
 	@$(BIN)/outrider demo
 
+# A process for each core, so with a thread each: threads that spin would wait for each other.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 	@$(MAKE) --no-print-directory -j4 engine lint
 
-# Side by side, so with a thread each: threads that spin would wait for each other.
+# Side by side, so with a thread each.
 engine: $(ENGINES)
 $(ENGINES): engine-%: $(STAMP)
 	@said=$$(OMP_NUM_THREADS=1 OUTRIDER_NATIVE_ISA=$* $(BIN)/python -m pytest -q -m "engine and not slow" 2>&1); \
@@ -83,7 +84,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up .venv with Outrider and the packages of constraints.txt; the largest is torch, which can take some minutes."
 	@$(BIN)/python -c 'import pip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	  || $(PYTHON) -m venv --clear .venv
-	@$(CONSTRAIN) $(BIN)/python -m pip install --disable-pip-version-check --no-input --editable '.[dev]'
+	@$(CONSTRAIN) $(BIN)/python -m pip install --disable-pip-version-check --no-input --no-compile --editable '.[dev]'
 	@touch $@
 
 # build/ stays: the checkpoints of hours of training lie there.

@@ -31,7 +31,6 @@ from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _cha
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams
 
-pytestmark = pytest.mark.engine
 
 CPU = torch.device("cpu")
 PROMPT = (0, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def told(hazard: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=300,
         cwd=TESTS,
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
     )
 
 
