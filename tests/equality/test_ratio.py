@@ -31,7 +31,6 @@ from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _cha
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams
 
-
 CPU = torch.device("cpu")
 PROMPT = (0, 2)
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")

@@ -146,7 +146,8 @@ class Transformer(Model):
             rope.fill()  # before the memory for the cache is counted
         # Keys that are turned by the prompt's length are of use to that prompt alone.
         self.paged = not any(rope.type in BY_LENGTH for rope in self._ropes.values())
-        from transformers.activations import ACT2FN  # takes a second, which the native step needs not
+        # Not above: it takes a second, which the native step does not need.
+        from transformers.activations import ACT2FN
 
         self._activation = ACT2FN[architecture.activation]
 
