@@ -9,6 +9,7 @@ from ..errors import ConfigError, shown
 from ..models.families import Folder
 from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
 from .combine import TOGETHER
+from .eagle import EagleSpec
 from .model import ModelSpec
 from .ngram import NgramSpec
 from .prediction import PredictionSpec
@@ -18,7 +19,7 @@ GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
 AUTO = "auto"
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
-    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, ModelSpec,
+    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, EagleSpec, ModelSpec,
 )  # fmt: skip
 
 

@@ -186,10 +186,12 @@ class NativeTransformer(Model):
         self.shared_bytes = theirs.nbytes
         return theirs
 
-    def _load_layer(self, loader: Loader, index: int, table: int) -> None:
+    def _load_layer(
+        self, loader: Loader, index: int, table: int, inputs: int | None = None
+    ) -> None:
         """Pack one layer; what was read is dropped before the next, so that memory stays single."""
         library, model, a = self.library, self.handle, self.shape
-        weights = loader.layer(index)
+        weights = loader.layer(index, inputs)
         mlp = weights.mlp
         assert isinstance(mlp, Mlp)
         for kind, matrix, bias in (
@@ -249,8 +251,8 @@ class NativeTransformer(Model):
         s = self.shape
         logits = torch.empty(wanted, s.vocab_size)
         kept = torch.empty(len(hidden), rows, s.hidden_size)
-        words, layers = _words(segments), range(s.num_layers)
-        self.library.forward(self.handle, store.handle, words, layers, hidden, logits, kept)
+        words, sublayers = _words(segments), range(2 * s.num_layers)
+        self.library.forward(self.handle, store.handle, words, sublayers, hidden, logits, kept)
         return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
 
     def decide(
@@ -334,6 +336,10 @@ class NativeTransformer(Model):
         pipeline.know(asked.sequence.tokens)
         return pipeline.native_handle
 
+    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+        """Return the states that rows begin with, None where they begin with an embedding."""
+        return None
+
     def draft(
         self,
         segments: Sequence[Segment],
@@ -384,6 +390,7 @@ class NativeTransformer(Model):
                 *(self.handle, store.handle, words, pipelines, limits, laws),
                 masks=masks,
                 mask_bytes=mask_bytes(noise.vocab_size) if masks else 0,
+                states=self._states(fast),
             )
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted
@@ -398,8 +405,8 @@ def _words(segments: Sequence[Segment]) -> array[int]:
     """``segments`` as the library reads them, see src/api.cpp."""
     words = array("i")
     try:
-        for tokens, start, pages, logits, _, nodes, parents, _, _ in segments:
-            sizes = len(tokens), len(nodes), start, len(pages), logits
+        for tokens, start, pages, logits, _, nodes, parents, _, _, first, _ in segments:
+            sizes = len(tokens), len(nodes), start, len(pages), logits, first
             words.extend((*sizes, *tokens, *nodes, *parents))
             words.extend(pages)
     except (OverflowError, TypeError) as error:

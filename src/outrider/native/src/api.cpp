@@ -21,11 +21,15 @@ namespace {
 constexpr int MOST_LAYERS = 1 << 16;
 
 bool fits(const Config& c) {
-    const bool above = c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
+    const bool whole = c.input != HEADS || c.layers * std::int64_t(c.blocks + 1) <= MOST_LAYERS;
+    const bool right = c.embeddings > 0 && c.embeddings <= MOST && c.input >= EMBEDDED &&
+                       c.input <= HEADS && c.fused >= 0 && c.fused <= MOST && c.fused_norms >= 0 &&
+                       (!c.fused_norms || c.fused % c.fused_norms == 0) && c.blocks >= 0 && whole;
+    const bool above = right && c.layers > 0 && c.hidden > 0 && c.inner > 0 && c.kv_heads > 0 &&
                        c.heads > 0 && c.head_dim > 0 && c.vocabulary > 0 && c.max_length > 0;
     return above && (c.dtype == 0 || c.dtype == 1) && c.heads % c.kv_heads == 0 &&
            c.head_dim % 2 == 0 && c.head_dim <= 256 && c.layers <= MOST_LAYERS &&
-           c.hidden <= MOST && c.inner <= MOST / 2 && c.vocabulary <= MOST &&
+           c.hidden <= MOST / 2 && c.inner <= MOST / 2 && c.vocabulary <= MOST &&
            c.max_length <= MOST && 3 * std::int64_t(c.heads) * c.head_dim <= MOST;
 }
 
@@ -42,15 +46,24 @@ Memory<float> padded_copy(const float* from, std::int64_t count) {
 template <class T>
 const char* find_matrix(Weights<T>& m, int number, int kind, int out, int in, Weight<T>*& to) {
     const Config& c = m.c;
-    if (kind < QKV || kind > EMBEDDING || (kind < HEAD && (number < 0 || number >= c.layers)))
+    const int numbers = kind < HEAD ? int(m.layers.size()) : int(m.drafts.size());
+    const bool numbered = kind < HEAD || kind == DRAFT;
+    if (kind < QKV || kind > DRAFT || (numbered && (number < 0 || number >= numbers)))
         return "there is no such matrix";
     const int query = c.heads * c.head_dim, key = c.kv_heads * c.head_dim;
-    const int outs[] = {query + 2 * key, c.hidden, 2 * c.inner,
-                        c.hidden,        c.vocabulary, c.vocabulary};
-    const int ins[] = {c.hidden, query, c.hidden, c.inner, c.hidden, c.hidden};
+    const bool paired = c.input == PAIRED && number == 0;
+    const int last = kind == DRAFT && number % (c.blocks + 1) == c.blocks;
+    const int outs[] = {query + 2 * key, c.hidden,     2 * c.inner, c.hidden,
+                        c.vocabulary,    c.embeddings, c.hidden,    last ? c.vocabulary : c.hidden};
+    const int ins[] = {paired ? 2 * c.hidden : c.hidden, query, c.hidden, c.inner, c.hidden,
+                       c.hidden, c.fused, c.hidden};
     if (out != outs[kind] || in != ins[kind]) return "a matrix has another shape than its model";
     if (kind < HEAD) {
         to = &m.layers[number].matrices[kind];
+    } else if (kind == FUSE) {
+        to = &m.fuse;
+    } else if (kind == DRAFT) {
+        to = &m.drafts[number];
     } else {
         auto& own = kind == HEAD ? m.head : m.table;
         own = std::make_shared<Weight<T>>();  // what was there may be another model's too
@@ -78,7 +91,7 @@ const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedDa
     weight->plain = Matrix<T>();
     m.width = std::max(m.width, to.width());
     m.blocks = std::max(m.blocks, to.blocks());
-    if (kind < HEAD) return nullptr;
+    if (kind != HEAD && kind != EMBEDDING) return nullptr;
     for (const auto& other : ends_of(beside))
         if (other && other->packed.same(to)) {
             (kind == HEAD ? m.head : m.table) = other;
@@ -118,7 +131,7 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
     if (dtype != m.c.dtype) return "a matrix has another dtype than its model";
     if (const char* wrong = find_matrix(m, number, kind, out, in, weight)) return wrong;
     const T* from = static_cast<const T*>(data);
-    if (kind >= HEAD && !bias)
+    if ((kind == HEAD || kind == EMBEDDING) && !bias)
         for (const auto& other : ends_of(beside))
             if (other && holds(other->plain, from, out, in)) {
                 (kind == HEAD ? m.head : m.table) = other;
@@ -144,13 +157,18 @@ const char* set_matrix(Weights<T>& m, int number, int kind, const void* data, in
 template <class T>
 const char* set_norm(Weights<T>& m, int number, int kind, const float* data, std::int64_t count) {
     const Config& c = m.c;
-    const int numbers = kind == FINAL_NORM ? 1 : c.layers;
-    if (kind < INPUT_NORM || kind > K_NORM || number < 0 || number >= numbers)
+    const bool whole = kind == FINAL_NORM || kind >= STATE_NORM;
+    if (kind < INPUT_NORM || kind > FUSE_NORM || number < 0 ||
+        number >= (whole ? 1 : int(m.layers.size())))
         return "there is no such vector";
-    Layer<T>& layer = m.layers[number];
-    Memory<float>* places[] = {&layer.input_norm, &layer.mlp_norm, &m.norm, &layer.q_norm,
-                               &layer.k_norm};
-    const int size = kind == Q_NORM || kind == K_NORM ? c.head_dim : c.hidden;
+    Layer<T>* layer = whole ? nullptr : &m.layers[number];
+    Memory<float>* places[] = {
+        whole ? nullptr : &layer->input_norm, whole ? nullptr : &layer->mlp_norm, &m.norm,
+        whole ? nullptr : &layer->q_norm,     whole ? nullptr : &layer->k_norm,   &m.state_norm,
+        &m.fuse_norm};
+    const int size = kind == Q_NORM || kind == K_NORM ? c.head_dim
+                     : kind == FUSE_NORM              ? c.fused
+                                                      : c.hidden;
     if (count != size) return "a vector has another length than its model";
     *places[kind] = padded_copy(data, count);
     return nullptr;
@@ -182,6 +200,7 @@ std::size_t page_elements(const Config& c, int page_size) {
 
 // Of all layers' page.
 std::size_t page_bytes(const Config& c, int page_size) {
+    if (c.input == HEADS) return 0;
     return product_of({std::size_t(c.dtype == 0 ? 4 : 2), std::size_t(c.layers),
                        page_elements(c, page_size)});
 }
@@ -189,7 +208,7 @@ std::size_t page_bytes(const Config& c, int page_size) {
 template <class T>
 void move_entries(const Store& store, const std::int32_t* from, const std::int32_t* to, int count) {
     const Config& c = store.model->c;
-    for (int layer = 0; layer < c.layers; ++layer) {
+    for (int layer = 0; layer < c.layers && c.input != HEADS; ++layer) {
         const Cache<T> cache = cache_of<T>(store, layer);
         const std::size_t width = cache.width;
         std::vector<T> kept(2 * std::size_t(count) * width);
@@ -225,7 +244,10 @@ template <class T>
 std::unique_ptr<Model> make_model(const Config& config, const void* embedding) {
     auto made = std::make_unique<Weights<T>>(config);
     made->embedding = static_cast<const T*>(embedding);
-    made->layers.resize(config.layers);
+    if (config.input == HEADS)
+        made->drafts.resize(std::size_t(config.layers) * (config.blocks + 1));
+    else
+        made->layers.resize(config.layers);
     return made;
 }
 
@@ -234,7 +256,7 @@ std::unique_ptr<Model> make_model(const Config& config, const void* embedding) {
 
 using namespace outrider;
 
-API int outrider_abi() noexcept { return 16; }
+API int outrider_abi() noexcept { return 17; }
 
 // Nanoseconds that the process has spent in calls of this library that can fail.
 API std::int64_t outrider_spent() noexcept { return spent; }
@@ -244,13 +266,14 @@ API int outrider_cpu() noexcept { return cpu_level(); }
 // How many threads the pool has: fewer than asked for where the system starts no more.
 API int outrider_start(int threads) noexcept { return start_pool(threads < 1 ? 1 : threads); }
 
-// `embedding` [vocabulary, hidden] stays its owner's and must outlive the model; without one, rows
+// `embedding` [embeddings, hidden] stays its owner's and must outlive the model; without one, rows
 // of the head are looked up.
 API const char* outrider_model(const Config* config, const void* embedding, Model** made) {
     return guarded([&]() -> const char* {
-        if (!fits(*config)) return "there is no model of these sizes";
-        *made = (config->dtype == 0 ? make_model<float>(*config, embedding)
-                                    : make_model<bf16>(*config, embedding))
+        Config c = *config;
+        if (!c.embeddings) c.embeddings = c.vocabulary;
+        if (!fits(c)) return "there is no model of these sizes";
+        *made = (c.dtype == 0 ? make_model<float>(c, embedding) : make_model<bf16>(c, embedding))
                     .release();
         return nullptr;
     });
@@ -303,7 +326,7 @@ API const char* outrider_rotary(Model* model, int table, const float* cos, const
 // A layer's rows see `window` positions, or all with 0, and turn by a rotary table.
 API const char* outrider_layer(Model* model, int layer, int window, int table) {
     return with(model, [&](auto& m) -> const char* {
-        if (layer < 0 || layer >= m.c.layers) return "there is no such layer";
+        if (layer < 0 || layer >= int(m.layers.size())) return "there is no such layer";
         if (window < 0) return "a layer has a window below 0";
         if (table < 0 || table >= TABLES) return "there is no such rotary table";
         m.layers[layer].window = window;
@@ -333,7 +356,7 @@ API const char* outrider_store(const Model* model, int pages, int page_size, Sto
         auto store = std::make_unique<Store>(model);
         store->pages = pages;
         store->page_size = page_size;
-        store->page_elements = page_elements(model->c, page_size);
+        store->page_elements = model->c.input == HEADS ? 0 : page_elements(model->c, page_size);
         store->layer_elements = store->page_elements * pages;
         store->harmed.resize(std::size_t(pages) * page_size);
         store->data =
@@ -370,11 +393,63 @@ API const char* outrider_move(Store* store, const std::int32_t* from, const std:
     }, store);
 }
 
-// `words` are segments one after the other, each [tokens, nodes, start, pages, logits] and then
-// the token ids, the nodes' ids, their parents and the page table. `logits` has room for
-// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width].
+// `targets` [vocabulary] are the target's ids for a drafter's, `inputs` [count] a drafter's ids, by
+// which its embedding is looked up, for the target's; -1 stands for none.
+API const char* outrider_ids(Model* model, const std::int32_t* targets, int vocabulary,
+                             const std::int32_t* inputs, int count) {
+    return guarded([&]() -> const char* {
+        if (vocabulary != model->c.vocabulary || count < 0) return "there are too few ids, or too many";
+        for (int i = 0; i < count; ++i)
+            if (inputs[i] < -1 || inputs[i] >= model->c.embeddings) return "an id has no embedding";
+        for (int i = 0; i < vocabulary; ++i)
+            if (targets[i] < -1) return "an id is below -1";
+        model->targets.assign(targets, targets + vocabulary);
+        model->inputs.assign(inputs, inputs + count);
+        return nullptr;
+    }, model);
+}
+
+// Lets a model look tokens up where another does, whose `embedding` must outlive both.
+API const char* outrider_borrow(Model* model, const Model* from) {
+    return with(model, from, [&](auto& m, const auto* other) -> const char* {
+        if (!other || other->c.hidden != m.c.hidden || other->c.embeddings != m.c.embeddings)
+            return "the other model has other embeddings";
+        m.embedding = other->embedding;
+        if (!m.embedding) m.table = other->table ? other->table : other->head;
+        if (!m.embedding && !m.table) return INCOMPLETE;
+        if (m.table) {
+            m.width = std::max(m.width, m.table->packed.empty() ? 0 : m.table->packed.width());
+            m.blocks = std::max(m.blocks, m.table->packed.empty() ? 0 : m.table->packed.blocks());
+        }
+        return nullptr;
+    });
+}
+
+// Makes states of a target's hidden states: rows `which` [count], below `rows`, of each of `hidden`
+// [parts], to rows `to` [count], below `room`, of `states` [room, width].
+API const char* outrider_fuse(const Model* model, const float* const* hidden, int parts,
+                              const std::int32_t* which, int count, int rows, float* states,
+                              const std::int32_t* to, int room, int width) {
+    return guarded([&]() -> const char* {
+        const Config& c = model->c;
+        if (!c.fused || parts < 1 || c.fused % parts || width != c.hidden)
+            return "hidden states have another shape than their model";
+        for (int i = 0; i < count; ++i)
+            if (which[i] < 0 || which[i] >= rows || to[i] < 0 || to[i] >= room)
+                return "there is no such row";
+        if (!complete(*model)) return INCOMPLETE;
+        if (count > 0) fuse(*model, hidden, parts, which, count, states, to);
+        return nullptr;
+    }, model);
+}
+
+// `words` are segments one after the other, each [tokens, nodes, start, pages, logits, first]
+// and then the token ids, the nodes' ids, their parents and the page table. `logits` has room for
+// [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows, width]
+// are those that rows begin with, null where the model wants none.
 API const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
-                                 std::int64_t count, const std::int32_t* layers, int num_layers,
+                                 std::int64_t count, const float* states,
+                                 const std::int32_t* sublayers, int num_sublayers,
                                  const std::int32_t* hidden, int num_hidden, float* logits,
                                  int num_logits, int vocabulary, float* hidden_out, int num_rows,
                                  int width) {
@@ -386,13 +461,18 @@ API const char* outrider_forward(const Model* model, Store* store, const std::in
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
         if (rows.num_logits != num_logits || int(rows.rows.size()) != num_rows)
             return "the rows are not as many as announced";
-        for (int i = 0; i < num_layers; ++i)
-            if (layers[i] < 0 || layers[i] >= model->c.layers) return "there is no such layer";
+        if (model->c.input == HEADS) return "heads have no forward";
+        if ((model->c.input == PAIRED) != (states != nullptr)) return UNSTATED;
+        for (int i = 0; i < num_sublayers; ++i)
+            if (sublayers[i] < 0 || sublayers[i] / 2 >= model->c.layers ||
+                (i && sublayers[i] <= sublayers[i - 1]))
+                return "there is no such layer";
         for (int i = 0; i < num_hidden; ++i)
-            if (hidden[i] < -1 || hidden[i] >= model->c.layers) return "there is no such layer";
-        if (!ready(*model, layers, num_layers)) return INCOMPLETE;
+            if (hidden[i] < -1 || hidden[i] > model->c.layers) return "there is no such layer";
+        if (!ready(*model, sublayers, num_sublayers)) return INCOMPLETE;
+        rows.states = states;
         forward(*model, *store, rows,
-                Wanted{layers, num_layers, hidden, num_hidden, logits, hidden_out});
+                Wanted{sublayers, num_sublayers, hidden, num_hidden, logits, hidden_out});
         return nullptr;
     }, model, store);
 }
