@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 
 @dataclass(frozen=True)
 class Eagle:
-    """The conventions of one head; ``layers`` are those whose outputs it takes, -1 the embedding."""
+    """The conventions of one head; of ``layers``, whose outputs it takes, -1 is the embedding."""
 
     layers: tuple[int, ...] = (0, 1, 1)
     drafted: int = 120
@@ -187,4 +187,73 @@ def save_head(
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [*a.layers]}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**config, **a.extra}))
+    return folder
+
+
+def make_medusa(folder: Path, width: int, vocabulary: int, heads: int = 3, blocks: int = 1) -> Any:
+    """Save random Medusa heads as the authors' code names them; return their tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(heads)
+    tensors = {}
+    for head in range(heads):
+        for block in range(blocks):
+            tensors[f"{head}.{block}.linear.weight"] = torch.randn(width, width) * width**-0.5
+            tensors[f"{head}.{block}.linear.bias"] = torch.randn(width) / 4
+        tensors[f"{head}.{blocks}.weight"] = torch.randn(vocabulary, width) * 2 * width**-0.5
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    about = {"medusa_num_heads": heads, "medusa_num_layers": blocks, "base_model_name_or_path": "x"}
+    (folder / "config.json").write_text(json.dumps(about))
+    return tensors
+
+
+def agreeing_head(about: Eagle, target: Path) -> Reference:
+    """A head that often says what a target says whose layers add little to its embeddings.
+
+    Each row attends to itself, by queries and keys that are the token's embedding, and says what
+    the target's head makes of that. States have some say too.
+    """
+    weights = load_file(target / "model.safetensors")
+    head = make_head(about, AutoConfig.from_pretrained(target))
+    width, (layer, *_) = head.width, head.layers
+    assert about.heads * about.head_dim == about.kv_heads * about.head_dim == width
+    assert about.state_normed  # else a state would carry the tokens before it
+    kept = head.d2t + torch.arange(about.drafted)
+    with torch.no_grad():
+        head.embed_tokens.weight.copy_(weights["model.embed_tokens.weight"])
+        head.lm_head.weight.copy_(weights["lm_head.weight"][kept])
+        head.norm.weight.copy_(weights["model.norm.weight"])
+        head.fc.weight.mul_(0.05)
+        layer.input_layernorm.weight.fill_(1)
+        layer.hidden_norm.weight.fill_(0.05)
+        layer.mlp.down_proj.weight.mul_(0.1)
+        for name, size in (("q", 2.5), ("k", 1.0), ("v", 1.0)):
+            projection = getattr(layer.self_attn, f"{name}_proj").weight.mul_(0.02)
+            projection[:, :width] += size * torch.eye(width)
+        layer.self_attn.o_proj.weight.copy_(torch.eye(width))
+        if head.mask_hidden is not None:
+            head.mask_hidden.mul_(0.1)
+    return head
+
+
+def agreeing_medusa(folder: Path, target: Path, heads: int = 3) -> Path:
+    """Save Medusa heads that often know what follows, where one token follows from the last.
+
+    Least squares from a token's normalised embedding to what the target says some tokens later.
+    """
+    weights = load_file(target / "model.safetensors")
+    embedding, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
+    vocabulary, width = embedding.shape
+    normed = F.rms_norm(embedding, (width,), norm, 1e-6)
+    follows = (normed @ weights["lm_head.weight"].T).argmax(-1)
+    tensors = make_medusa(folder, width, vocabulary, heads)
+    token = follows
+    for head in range(heads):
+        token = follows[token]
+        tensors[f"{head}.0.linear.weight"] *= 0.02
+        tensors[f"{head}.0.linear.bias"] *= 0.02
+        answers = F.one_hot(token, vocabulary).float()
+        tensors[f"{head}.1.weight"] = (
+            12 * torch.linalg.lstsq(normed, answers).solution.T.contiguous()
+        )
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
     return folder

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from heads import Eagle, Reference, make_head, save_head
+from heads import Eagle, Reference, make_head, make_medusa, save_head
 from loading import native_model
+from native_steps import sequence_of
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from outrider.models.decide import DraftInput
+from outrider.models.formats.shared import Checkpoint
 from outrider.models.heads import read_head
 from outrider.models.native_head import NativeHead
+from outrider.models.native_medusa import NativeMedusa
 from outrider.models.rows import Segment
 from outrider.native import choice as native
+from outrider.native.interface import DraftLimits
+from outrider.native.native_sampling import NativeNoise
 
 pytestmark = [
     pytest.mark.engine,
@@ -29,7 +38,9 @@ KINDS = {
 }
 
 
-def rows_of(head: Reference, tokens: torch.Tensor, hidden: torch.Tensor, more: int) -> list[torch.Tensor]:
+def rows_of(
+    head: Reference, tokens: torch.Tensor, hidden: torch.Tensor, more: int
+) -> list[torch.Tensor]:
     """Logits over the target's vocabulary behind ``tokens``, and ``more`` of own drafts."""
     count, cache, found = len(tokens) - 1, [], []
     kept = head.d2t + torch.arange(head.about.drafted)
@@ -47,32 +58,24 @@ def rows_of(head: Reference, tokens: torch.Tensor, hidden: torch.Tensor, more: i
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_states_and_logits_are_those_of_the_defining_code(
-    kind: str, tiny_llama: Path, tmp_path: Path
-) -> None:
-    about, layout = KINDS[kind]
-    config = AutoConfig.from_pretrained(tiny_llama)
-    reference = make_head(about, config)
-    checkpoint = save_head(reference, tmp_path / "head", layout)
-    head = read_head(checkpoint)
+def agrees(reference: Reference, checkpoint: Path, target_folder: Path) -> None:
+    """The head in ``checkpoint`` computes what ``reference`` does."""
+    about, config = reference.about, AutoConfig.from_pretrained(target_folder)
+    head, step = read_head(checkpoint), native.library()
     assert head is not None
-    assert head.target_layers(config.num_hidden_layers) == about.layers
-    step = native.library()
     assert step is not None
-    target = native_model(step, tiny_llama, "float32", 64)
+    target = native_model(step, target_folder, "float32", 64)
     model = NativeHead(head, target, 64, "none")
     tokens = torch.randint(config.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1))
     pages = array("i", [5, 1, 4, 2, 3, 6])
     store = target.new_store(8, PAGE)
-    layers = sorted({*about.layers})
-    output = target.run([Segment(tokens.tolist(), 0, pages, 0, LENGTH)], store, layers)
+    output = target.run([Segment(tokens.tolist(), 0, pages, 0, LENGTH)], store, (-1, 0, 1))
     hidden = torch.cat([output.hidden[layer] for layer in about.layers], -1)
     wanted = rows_of(reference, tokens, hidden, 3)
 
     states = torch.empty(LENGTH, model.hidden_size)
-    parts = [output.hidden[layer] for layer in about.layers]
+    parts = [output.hidden[layer] for layer in model.target_layers]
     places = array("i", range(LENGTH))
     model.fuse(parts, places, states, places)
     torch.testing.assert_close(states, reference.fused(hidden), rtol=1e-4, atol=1e-5)
@@ -91,3 +94,96 @@ def test_states_and_logits_are_those_of_the_defining_code(
         token = int(found.logits[0].argmax())
         state = found.hidden[ended][-1:].clone()
         rest = Segment([token], LENGTH + step, pages, 1, LENGTH, first=1, states=state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_and_logits_are_those_of_the_defining_code(
+    kind: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    about, layout = KINDS[kind]
+    reference = make_head(about, AutoConfig.from_pretrained(tiny_llama))
+    checkpoint = save_head(reference, tmp_path, layout)
+    head = read_head(checkpoint)
+    assert head is not None
+    assert head.target_layers(2) == about.layers
+    agrees(reference, checkpoint, tiny_llama)
+
+
+def swapped(tensors: dict[str, torch.Tensor], first: str, second: str) -> None:
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+
+
+FLIPPED = torch.arange(96, -1, -1) - torch.arange(97)
+MUTATIONS: dict[str, Any] = {
+    "layer ids": lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[1, 1, 2]),
+    "order of layers": lambda config, tensors: config["eagle_aux_hidden_state_layer_ids"].reverse(),
+    "residual": lambda config, tensors: config.update(norm_before_residual=False),
+    "feedback": lambda config, tensors: config.update(norm_output=True),
+    "rope": lambda config, tensors: config["transformer_layer_config"].update(rope_theta=100.0),
+    "norms": lambda config, tensors: swapped(
+        tensors, "layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"
+    ),
+    "ids": lambda config, tensors: tensors.update(d2t=tensors["d2t"].flip(0) + FLIPPED),
+    "eps": lambda config, tensors: config["transformer_layer_config"].update(rms_norm_eps=0.5),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_every_convention_counts(mutation: str, tiny_llama: Path, tmp_path: Path) -> None:
+    about = Eagle(state_normed=True, drafted=97)
+    reference = make_head(about, AutoConfig.from_pretrained(tiny_llama))
+    save_head(reference, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["t2d"]  # which would tell
+    MUTATIONS[mutation](config, tensors)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(AssertionError):
+        agrees(reference, tmp_path, tiny_llama)
+
+
+def test_a_state_is_that_of_the_token_before(tiny_llama: Path, tmp_path: Path) -> None:
+    reference = make_head(Eagle(), AutoConfig.from_pretrained(tiny_llama))
+    rows = reference.rows
+
+    def shifted(tokens: Any, states: Any, *rest: Any) -> Any:
+        return rows(tokens, states.roll(1, 0), *rest)
+
+    reference.rows = shifted  # type: ignore[method-assign]
+    with pytest.raises(AssertionError):
+        agrees(reference, save_head(reference, tmp_path), tiny_llama)
+
+
+@pytest.mark.parametrize(("heads", "blocks"), [(3, 1), (2, 2), (1, 0)])
+@torch.inference_mode()
+def test_medusas_logits_are_those_of_the_defining_code(
+    heads: int, blocks: int, tiny_llama: Path, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(tiny_llama)
+    tensors = make_medusa(tmp_path, config.hidden_size, config.vocab_size, heads, blocks)
+    head, step = read_head(tmp_path), native.library()
+    assert head is not None
+    assert step is not None
+    target = native_model(step, tiny_llama, "float32", 64)
+    model = NativeMedusa(head, target, "none")
+    states = torch.randn(2, config.hidden_size)
+    norm = Checkpoint(tiny_llama).get("model.norm.weight", (config.hidden_size,), torch.float32)
+    normed = torch.nn.functional.rms_norm(states, norm.shape, norm, config.rms_norm_eps)
+    noise = NativeNoise(config.vocab_size, torch.device("cpu"), step)
+    sequences = [sequence_of(target, number, temperature=0) for number in range(2)]
+    segments = [model.segment(states[i : i + 1], each.id) for i, each in enumerate(sequences)]
+    inputs = [DraftInput(each, DraftLimits(heads, heads)) for each in sequences]
+    drafts = model.draft(segments, model.new_store(heads, 1), inputs, noise)
+    for row, draft in zip(normed, drafts, strict=True):
+        expected = []
+        for number in range(heads):
+            x = row
+            for block in range(blocks):
+                name = f"{number}.{block}.linear."
+                x = x + torch.nn.functional.silu(
+                    tensors[f"{name}weight"] @ x + tensors[f"{name}bias"]
+                )
+            expected.append(int((tensors[f"{number}.{blocks}.weight"] @ x).argmax()))
+        assert draft.tokens == expected
+        assert draft.parents == [*range(-1, heads - 1)]

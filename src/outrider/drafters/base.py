@@ -29,6 +29,9 @@ class Drafter(ABC):
     """The most nodes a draft can have: ``max_length`` for chains, more for trees."""
     target_layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states it wants."""
+    rows_at_once: int = 0
+    """Rows of its model for a sequence where one pass makes a whole draft; 0 where each depth is a
+    pass of its own."""
     catching_up: bool = False
     """Whether its last drafts waited for, or took time to read, what it had not seen."""
 

@@ -155,6 +155,7 @@ class EagleDrafter(Drafter):
         self._model = model
         self.max_length, self.max_nodes = max_length, max_nodes
         self.target_layers = tuple(sorted({*model.target_layers}))
+        self.rows_at_once = max_length if model.mask_state is not None else 0
         self._store = model.new_store(num_pages, page_size)
         self._max_rows = min(max_rows, CATCH_UP)
         self._page_size, self._window = page_size, window
@@ -182,6 +183,8 @@ class EagleDrafter(Drafter):
                 continue
             state = self._state(sequence, stop)
             start = state.num_computed
+            if start >= stop:
+                continue  # the state behind the token before the last one is not known
             end = min(stop, start + max(room, self._usual))
             if stop - start > self._usual:
                 room -= end - start
@@ -230,8 +233,9 @@ class EagleDrafter(Drafter):
         later, mask = budget.depth - 1, self._model.mask_state
         if mask is None or not later:
             return segment._replace(logits=1)
-        assert segment.states is not None
         token = self._model.head.mask_token
+        assert segment.states is not None
+        assert token is not None
         return segment._replace(
             logits=1 + later,
             nodes=[token] * later,
@@ -275,9 +279,10 @@ class EagleDrafter(Drafter):
             places = self._ring.append(sequence.id, start, len(rows))
             which.extend(rows)
             to.extend(places)
-            for place in range(-(start + 1) % size, len(rows), size):
-                ends.append(sequence.pages[(start + place) // size])
-                at.append(places[place])
+            if sequence.pages:  # else it has ended and given them back
+                for place in range(-(start + 1) % size, len(rows), size):
+                    ends.append(sequence.pages[(start + place) // size])
+                    at.append(places[place])
         layers = [states.layers[layer] for layer in self._model.target_layers]
         self._model.fuse(layers, which, self._ring.states, to)
         self._at_ends.keep(ends, self._ring.states, at)

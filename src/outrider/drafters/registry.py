@@ -10,6 +10,7 @@ from ..models.families import Folder
 from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
 from .combine import TOGETHER
 from .eagle import EagleSpec
+from .medusa import MedusaSpec
 from .model import ModelSpec
 from .ngram import NgramSpec
 from .prediction import PredictionSpec
@@ -19,7 +20,7 @@ GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
 AUTO = "auto"
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
-    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, EagleSpec, ModelSpec,
+    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, EagleSpec, MedusaSpec, ModelSpec,
 )  # fmt: skip
 
 

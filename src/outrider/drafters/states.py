@@ -11,11 +11,11 @@ import torch
 
 
 class Run(NamedTuple):
-    """States of ``count`` tokens from position ``start`` on, written as the ``number``-th and on."""
+    """States of ``length`` tokens from position ``start`` on, of all the ``number``-th and on."""
 
     start: int
     number: int
-    count: int
+    length: int
 
 
 @dataclass
@@ -41,13 +41,13 @@ class StateRing:
         runs = self._runs.setdefault(sequence, [])
         while runs and runs[-1].start >= start:  # computed anew
             runs.pop()
-        if runs and runs[-1].start + runs[-1].count > start:
-            runs[-1] = runs[-1]._replace(count=start - runs[-1].start)
-        while runs and runs[0].number + runs[0].count <= self.written - self.room:
+        if runs and runs[-1].start + runs[-1].length > start:
+            runs[-1] = runs[-1]._replace(length=start - runs[-1].start)
+        while runs and runs[0].number + runs[0].length <= self.written - self.room:
             del runs[0]
         last = runs[-1] if runs else None
-        if last and last.start + last.count == start and last.number + last.count == self.written:
-            runs[-1] = last._replace(count=last.count + count)
+        if last and last.start + last.length == start and last.number + last.length == self.written:
+            runs[-1] = last._replace(length=last.length + count)
         else:
             runs.append(Run(start, self.written, count))
         first = self.written
@@ -67,9 +67,9 @@ class StateRing:
         return min(first, stop)
 
     def read(self, sequence: str, start: int, stop: int) -> torch.Tensor:
-        """Return the states of positions ``start`` to ``stop``, which are there: fp32 [., width]."""
+        """Return the states of positions ``start`` to ``stop``, all known: fp32 [., width]."""
         rows: list[int] = []
-        for first, number, count in self._runs[sequence]:
+        for first, number, count in self._runs.get(sequence, []):
             low, high = max(first, start), min(first + count, stop)
             rows += [(number + place - first) % self.room for place in range(low, high)]
         return self.states[rows]
@@ -77,7 +77,7 @@ class StateRing:
     def forget(self, sequence: str, before: int) -> None:
         """Forget the states of a sequence before a position."""
         runs = self._runs.get(sequence, [])
-        while runs and runs[0].start + runs[0].count <= before:
+        while runs and runs[0].start + runs[0].length <= before:
             del runs[0]
 
     def release(self, sequence: str) -> None:

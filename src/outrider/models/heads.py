@@ -23,6 +23,8 @@ from .formats.shared import Checkpoint
 from .quantize import Matrix
 
 EAGLE3, PEAGLE, MEDUSA = "eagle3", "peagle", "medusa"
+SAFEAILAB = "midlayer.self_attn.q_proj.weight"
+"""A tensor that only they name so."""
 FAMILIES = ("llama", "qwen3")
 """Of the layers of heads."""
 PARTS = 3
@@ -94,7 +96,7 @@ class HeadTensors:
 
     def __init__(self, folder: Path) -> None:
         self._own = Checkpoint(folder)
-        self._first = "midlayer." if "midlayer.self_attn.q_proj.weight" in self._own else "layers.0."
+        self._first = "midlayer." if SAFEAILAB in self._own else "layers.0."
 
     def __contains__(self, name: str) -> bool:
         return self._name(name) in self._own
@@ -134,9 +136,7 @@ def read_head(folder: Path) -> Head | None:
         return _speculators(folder, values, options)
     names = options.get("architectures")
     named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
-    if named or (
-        "draft_vocab_size" in options and "midlayer.self_attn.q_proj.weight" in find_tensors(folder)
-    ):
+    if named or ("draft_vocab_size" in options and SAFEAILAB in find_tensors(folder)):
         return _safeailab(folder, values, options)
     if "medusa_num_heads" in options:
         return _medusa(folder, values)
@@ -268,11 +268,20 @@ def _medusa(folder: Path, values: Fields) -> Head:
     blocks = values.whole("medusa_num_layers", 0, MOST_BLOCKS, default=1)
     last = tensors.get(f"0.{blocks}.weight")
     if last is None or len(last.shape) != 2:
-        raise ModelError(f"{folder} has no matrix '0.{blocks}.weight'; its config.json promises one.")
+        raise ModelError(
+            f"{folder} has no matrix '0.{blocks}.weight'; its config.json promises one."
+        )
     vocab_size, hidden_size = last.shape
     verifier = values.text("base_model_name_or_path", "") or None
     return Head(
-        folder, MEDUSA, vocab_size, hidden_size, None, longest=heads, verifier=verifier, blocks=blocks
+        folder,
+        MEDUSA,
+        vocab_size,
+        hidden_size,
+        None,
+        longest=heads,
+        verifier=verifier,
+        blocks=blocks,
     )
 
 

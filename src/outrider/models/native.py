@@ -137,7 +137,7 @@ class NativeTransformer(Model):
         if near is not None:
             self.shared_bytes += library.shared(self.handle, near)
         self._turning = config, kinds
-        self._max_length, self._turned = max_length, 0
+        self.max_length, self._turned = max_length, 0
         self._turn(1)
         slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
         for index in layer_numbers(a, "Packing weights", slow):
@@ -166,7 +166,7 @@ class NativeTransformer(Model):
 
     def _turn(self, length: int) -> None:
         """Let the rotary tables reach ``length`` positions, as far as sequences do."""
-        length = min(length, self._max_length)
+        length = min(length, self.max_length)
         if length <= self._turned:
             return
         config, kinds = self._turning
@@ -202,7 +202,7 @@ class NativeTransformer(Model):
         ):
             self._set(index, kind, matrix, bias)
         window = a.windows[index]  # one beyond the longest sequence hides nothing
-        seen = None if window is None else min(window, self._max_length)
+        seen = None if window is None else min(window, self.max_length)
         library.set_layer(model, index, seen, table)
         # Norms stand twice, as torch's kernels want them.
         library.set_vector(model, index, "input", weights.input_norm[: a.hidden_size])
@@ -251,7 +251,7 @@ class NativeTransformer(Model):
         s = self.shape
         logits = torch.empty(wanted, s.vocab_size)
         kept = torch.empty(len(hidden), rows, s.hidden_size)
-        words, sublayers = _words(segments), range(2 * s.num_layers)
+        words, sublayers = words_of(segments), range(2 * s.num_layers)
         self.library.forward(self.handle, store.handle, words, sublayers, hidden, logits, kept)
         return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
 
@@ -305,7 +305,7 @@ class NativeTransformer(Model):
         tokens, scores = self.library.decide(
             self.handle,
             store.handle,
-            _words(segments),
+            words_of(segments),
             array("Q", pipelines),
             rows,
             room,
@@ -339,6 +339,10 @@ class NativeTransformer(Model):
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         """Return the states that rows begin with, None where they begin with an embedding."""
         return None
+
+    def _positions(self, inputs: Sequence[DraftInput | None]) -> Sequence[int]:
+        """Return where drafts begin in the target's sequences; none where their rows end there."""
+        return ()
 
     def draft(
         self,
@@ -384,13 +388,14 @@ class NativeTransformer(Model):
         within("a draft's length", most, 1, store.num_slots)
         nodes = [DraftNodes([], [])] * len(segments)
         if fast:
-            words = _words(fast)
+            words = words_of(fast)
             laws = [entries(segments[i]) for i in drafting] if planted else ()
             drafts = self.library.draft(
                 *(self.handle, store.handle, words, pipelines, limits, laws),
                 masks=masks,
                 mask_bytes=mask_bytes(noise.vocab_size) if masks else 0,
                 states=self._states(fast),
+                before=self._positions([inputs[i] for i in drafting]),
             )
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted
@@ -401,7 +406,7 @@ class NativeTransformer(Model):
         return nodes
 
 
-def _words(segments: Sequence[Segment]) -> array[int]:
+def words_of(segments: Sequence[Segment]) -> array[int]:
     """``segments`` as the library reads them, see src/api.cpp."""
     words = array("i")
     try:

@@ -13,12 +13,19 @@ from ..native.checks import free_with
 from ..native.interface import PAIRED, Config
 from .base import Output, Store
 from .heads import PARTS, PEAGLE, Head, HeadTensors, check_target, drafted_ids
-from .native import NativeTransformer, _words
+from .native import NativeTransformer, words_of
 from .native_store import NativeStore
 from .rows import Segment
 from .weights import Loader, quantized
 
 EMBEDDING = "model.embed_tokens.weight"
+
+
+def head_recipe(quantization: str | None) -> Recipe | None:
+    """Return how a head's matrices are quantised: "auto" is int8, None leaves them as they are."""
+    if quantization == "auto":
+        return Recipe.parse("int8")
+    return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
 
 
 class NativeHead(NativeTransformer):
@@ -48,9 +55,7 @@ class NativeHead(NativeTransformer):
         self.dtype, self.library = target.dtype, target.library
         self.shape = a = head.architecture
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
-        recipe = None
-        if quantization not in (None, *NO_RECIPES) or quantization == "auto":
-            recipe = Recipe.parse("int8" if quantization == "auto" else str(quantization))
+        recipe = head_recipe(quantization)
         source = HeadTensors(head.folder)
         loader = Loader(source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe)
         self.embedding = self._own_embedding(source)
@@ -61,10 +66,10 @@ class NativeHead(NativeTransformer):
         if self.embedding is None:
             library.borrow(self.handle, target.handle)
         self._set(0, "head", loader.head(torch.empty(0)), None)
-        self._fuse = self._set_fuse(loader, recipe)
+        self._set_fuse(loader, source, recipe)
         kinds = list(dict.fromkeys(a.kinds))
         self._turning = head.config, kinds
-        self._max_length, self._turned = max_length, 0
+        self.max_length, self._turned = max_length, 0
         self._turn(1)
         for index in range(a.num_layers):
             inputs = None if index else 2 * a.hidden_size
@@ -78,7 +83,7 @@ class NativeHead(NativeTransformer):
         self.drafted_ids = torch.tensor(ids if ids is not None else range(a.vocab_size))
         library.check(self.handle)
         self.mask_state = self._mask_state(source)
-        """What rows of later positions begin with, of heads that draft in one pass: fp32 [1, width]."""
+        """What later positions begin with, of heads that draft in one pass: fp32 [1, width]."""
 
     def _config(self, max_length: int) -> Config:
         config, head = super()._config(max_length), self.head
@@ -103,10 +108,9 @@ class NativeHead(NativeTransformer):
         same = theirs is not None and theirs.shape == own.shape and torch.equal(own, theirs)
         return None if same else own
 
-    def _set_fuse(self, loader: Loader, recipe: Recipe | None) -> int:
-        """Pack what makes states of the target's hidden states; return how many layers' they are."""
-        parts, source = len(self.target_layers), loader.source
-        wide = parts * self.head.hidden_size
+    def _set_fuse(self, loader: Loader, source: HeadTensors, recipe: Recipe | None) -> None:
+        """Pack what makes states of the target's hidden states."""
+        wide = len(self.target_layers) * self.head.hidden_size
         if recipe is None:
             matrix = loader.matrix("fc.weight", self.hidden_size, wide, None)
         else:
@@ -122,7 +126,6 @@ class NativeHead(NativeTransformer):
             ]
         if norms:
             self.library.set_vector(self.handle, 0, "fuse", torch.cat(norms))
-        return parts
 
     def _mask_state(self, source: HeadTensors) -> torch.Tensor | None:
         if self.head.kind != PEAGLE:
@@ -155,10 +158,17 @@ class NativeHead(NativeTransformer):
         kept = torch.empty(len(hidden), rows, self.hidden_size)
         sublayers, states = range(2 * self.shape.num_layers), self._states(segments)
         handles = self.handle, store.handle
-        self.library.forward(*handles, _words(segments), sublayers, hidden, own, kept, states)
+        self.library.forward(*handles, words_of(segments), sublayers, hidden, own, kept, states)
         logits = torch.full((wanted, self.head.vocab_size), -torch.inf)
         logits[:, self.drafted_ids] = own
         return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
+
+    def try_rows(self, count: int, store: Store) -> None:
+        tables, state = (
+            [array("i", (page,)) for page in range(count)],
+            torch.ones(1, self.hidden_size),
+        )
+        self.run([Segment([1], 0, pages, 1, 1, states=state) for pages in tables], store)
 
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         states = [segment.states for segment in segments if segment.states is not None]

@@ -84,7 +84,6 @@ class Weights:
 class Source(Protocol):
     """Weights by the names of Hugging Face's models."""
 
-    def __contains__(self, name: str) -> bool: ...
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor: ...
@@ -223,7 +222,7 @@ class Loader:
         return rows.flatten()
 
     def layer(self, index: int, inputs: int | None = None) -> LayerWeights:
-        """Return the weights of one layer; ``inputs`` are those of its queries, if not its width."""
+        """Return the weights of one layer; ``inputs`` of its queries, if not its width."""
         a, base = self.architecture, f"model.layers.{index}."
         attn, width = f"{base}self_attn.", a.hidden_size
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim

@@ -24,7 +24,8 @@ SUFFIX_DEPTH = 64
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MATRICES = {
-    "qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5, "fuse": 6, "draft": 7,
+    "qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5, "fuse": 6,
+    "draft": 7,
 }  # fmt: skip
 VECTORS = {"input": 0, "mlp": 1, "final": 2, "q": 3, "k": 4, "state": 5, "fuse": 6}
 EMBEDDED, PAIRED, HEADS = range(3)

@@ -182,7 +182,10 @@ class PackingCalls:
         self._run(self._c.outrider_ids, model, at(theirs), len(theirs), at(ours), len(ours))
 
     def borrow(self, model: int, beside: int) -> None:
-        """Let a model look tokens up where the model ``beside`` does, whose embedding stays."""
+        """Let a model look tokens up where the model ``beside`` does, whose embedding stays.
+
+        Medusa's heads take its last norm instead.
+        """
         self._run(self._c.outrider_borrow, model, beside)
 
     def set_vector(self, model: int, number: int, kind: str, data: torch.Tensor) -> None:

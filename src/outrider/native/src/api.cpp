@@ -409,11 +409,17 @@ API const char* outrider_ids(Model* model, const std::int32_t* targets, int voca
     }, model);
 }
 
-// Lets a model look tokens up where another does, whose `embedding` must outlive both.
+// Lets a model look tokens up where another does, whose `embedding` must outlive both; heads take its
+// last norm.
 API const char* outrider_borrow(Model* model, const Model* from) {
     return with(model, from, [&](auto& m, const auto* other) -> const char* {
         if (!other || other->c.hidden != m.c.hidden || other->c.embeddings != m.c.embeddings)
             return "the other model has other embeddings";
+        if (m.c.input == HEADS) {
+            if (!other->norm.size()) return INCOMPLETE;
+            m.norm = padded_copy(other->norm.data(), m.c.hidden);
+            return nullptr;
+        }
         m.embedding = other->embedding;
         if (!m.embedding) m.table = other->table ? other->table : other->head;
         if (!m.embedding && !m.table) return INCOMPLETE;
@@ -446,7 +452,8 @@ API const char* outrider_fuse(const Model* model, const float* const* hidden, in
 // `words` are segments one after the other, each [tokens, nodes, start, pages, logits, first]
 // and then the token ids, the nodes' ids, their parents and the page table. `logits` has room for
 // [num_logits, vocabulary], `hidden_out` for [num_hidden, num_rows, width]. `states` [num_rows, width]
-// are those that rows begin with, null where the model wants none.
+// are those that rows begin with, null where the model wants none. Of heads a segment has one, and a row
+// of logits for each head.
 API const char* outrider_forward(const Model* model, Store* store, const std::int32_t* words,
                                  std::int64_t count, const float* states,
                                  const std::int32_t* sublayers, int num_sublayers,
@@ -459,10 +466,18 @@ API const char* outrider_forward(const Model* model, Store* store, const std::in
             return "the room for results has another shape than its model";
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, count, rows)) return wrong;
-        if (rows.num_logits != num_logits || int(rows.rows.size()) != num_rows)
+        const Config& c = model->c;
+        const auto given = c.input == HEADS ? rows.scored.size() : rows.rows.size();
+        if (rows.num_logits != num_logits || int(given) != num_rows)
             return "the rows are not as many as announced";
-        if (model->c.input == HEADS) return "heads have no forward";
-        if ((model->c.input == PAIRED) != (states != nullptr)) return UNSTATED;
+        if ((c.input == EMBEDDED) != (states == nullptr)) return UNSTATED;
+        if (c.input == HEADS) {
+            if (num_logits != num_rows * c.layers || num_hidden || num_sublayers)
+                return "there are not as many heads as levels";
+            if (!complete(*model)) return INCOMPLETE;
+            run_heads(*model, states, num_rows, logits);
+            return nullptr;
+        }
         for (int i = 0; i < num_sublayers; ++i)
             if (sublayers[i] < 0 || sublayers[i] / 2 >= model->c.layers ||
                 (i && sublayers[i] <= sublayers[i - 1]))
