@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..input_processor import InputProcessor
 
 UNSAID = "not said"
+KINDS = {"model": "checkpoint", "eagle3": "EAGLE-3 head", "medusa": "heads of Medusa"}
 HOW = (
     "--drafter NAME takes one, NAME+NAME merges the drafts of several into trees, and auto chooses "
     "at each step among the checkpoint beside the model, suffix, a request's prediction and what "
@@ -123,17 +124,19 @@ def _spec(name: str, inputs: InputProcessor, context: DrafterContext) -> Drafter
         ConfigError, ModelError: there is none, or it is not for this model.
     """
     from ..drafters.base import NoSpec
-    from ..drafters.model import ModelSpec
-    from ..drafters.registry import known_specs, sibling
+    from ..drafters.registry import known_specs, recognised, sibling
     from ..errors import ConfigError
     from ..input_processor import InputProcessor
     from ..models.load import cannot_go_back
 
     if name != NoSpec.name and not context.model.truncates:
         raise ConfigError(f"{cannot_go_back(inputs.folder, context.model)}.")
-    if name == ModelSpec.name and sibling(inputs.folder) is None:
-        raise ConfigError("no checkpoint in the model's sub-folder or sibling drafter.")
-    if name != ModelSpec.name and known_specs()[name].recognise(name) is None:
+    spec, near = known_specs()[name], sibling(inputs.folder)
+    if spec.by_folder and (near is None or recognised(near).name != name):
+        raise ConfigError(
+            f"no {KINDS.get(name, name)} in the model's sub-folder or sibling drafter."
+        )
+    if not spec.by_folder and spec.recognise(name) is None:
         raise ConfigError("its name alone does not choose it; its package says what does.")
     return InputProcessor(inputs.folder, name, {}).spec
 

@@ -161,6 +161,9 @@ class DrafterSpec(ABC):
     """What a draft costs, in a few words."""
     suits: ClassVar[str] = ""
     """What it is good for, in a line."""
+    by_folder: ClassVar[bool] = False
+    """True if a checkpoint's folder chooses it, which its name stands for where that lies beside
+    the target."""
     auto: bool = False
     """True if it stands for whatever is at hand, which may be nothing."""
     members: tuple["DrafterSpec", ...] = ()

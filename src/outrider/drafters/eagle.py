@@ -41,6 +41,7 @@ class EagleSpec(DrafterSpec):
     wants = "an EAGLE-3 or P-EAGLE head that was trained for the target"
     costs = "one layer for each token of depth (P-EAGLE: once), and the target's hidden states"
     suits = "any text, where a head was trained for the target"
+    by_folder = True
     folder: Path
 
     @classmethod

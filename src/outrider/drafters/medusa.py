@@ -31,6 +31,7 @@ class MedusaSpec(DrafterSpec):
     wants = "Medusa heads that were trained for the target"
     costs = "one pass through all heads for a whole draft"
     suits = "any text, where heads were trained for the target"
+    by_folder = True
     folder: Path
 
     @classmethod
