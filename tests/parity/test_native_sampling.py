@@ -395,7 +395,7 @@ def test_what_cannot_be_decided_is_refused(
             decide([one], [good], **options)
     for segment, pipelines, limits, sentence in (
         (one, [], [], "as many drafts"),
-        (drafted, [good], [DraftLimits(1, 1)], "begins with one row"),
+        (drafted._replace(logits=1), [good], [DraftLimits(1, 1)], "begins with one row"),
         (one, [good], [DraftLimits(0, 1)], "bad size"),
         (one, [good], [DraftLimits(2, 1)], "bad size"),
         (one, [good], [DraftLimits(2, 4, 0)], "bad size"),

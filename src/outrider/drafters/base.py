@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from tokenizers import Tokenizer
 
 from ..config import EngineConfig
-from ..models.base import Model
+from ..models.base import Model, Store
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 
@@ -39,6 +39,10 @@ class Drafter(ABC):
     def model(self) -> Model | None:
         """The model that it runs, if it runs one."""
         return None
+
+    def attach(self, store: Store) -> None:
+        """Take the target's cache, once: for drafters that run the target itself."""
+        return
 
     @abstractmethod
     def propose(

@@ -97,6 +97,8 @@ class NativeTransformer(Model):
     truncates = True
     device = torch.device("cpu")
     shape: Architecture
+    drafting_sublayers: Sequence[int] = ()
+    """Those that ``draft`` runs, as of ``Library.forward``; none for all."""
 
     def __init__(
         self,
@@ -395,6 +397,7 @@ class NativeTransformer(Model):
                 masks=masks,
                 mask_bytes=mask_bytes(noise.vocab_size) if masks else 0,
                 states=self._states(fast),
+                sublayers=self.drafting_sublayers,
                 before=self._positions([inputs[i] for i in drafting]),
             )
             for i, drafted in zip(drafting, drafts, strict=True):

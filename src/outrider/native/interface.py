@@ -146,7 +146,7 @@ class Options(Fields):
 
 
 class QuantizedData(Fields):
-    """A quantised matrix; the layout is that of src/api.cpp."""
+    """A quantised matrix; the layout is that of src/weights.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros")),
@@ -224,7 +224,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "draw": (_Text, [_Pointer, Whole("rows"), _long("stride"), Whole("width"), *[_Pointer] * 4]),
     "decide": (_Text, [_Pointer] * 13),
-    "draft": (_Text, [*[_Pointer] * 10, ASK_MASK, *[_Pointer] * 2]),
+    "draft": (_Text, [*[_Pointer] * 11, ASK_MASK, *[_Pointer] * 2]),
     "logprobs": (
         _Text,
         [

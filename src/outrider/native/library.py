@@ -250,7 +250,7 @@ class Library(PackingCalls):
             expect(hidden, (len(layers), *hidden.shape[1:3]), torch.float32)
             _, states_rows, width = hidden.shape
             which, states = int32s("layers", layers), hidden.data_ptr()
-        sizes = array(  # the layout is that of DecideSizes in src/draft.cpp
+        sizes = array(  # the layout is that of DecideSizes in src/decide.cpp
             "q",
             (
                 len(words),
@@ -295,6 +295,7 @@ class Library(PackingCalls):
         mask_bytes: int = 0,
         states: torch.Tensor | None = None,
         before: Sequence[int] = (),
+        sublayers: Sequence[int] = (),
     ) -> list[DraftNodes]:
         """Run the segments in ``words`` and go on from those that want logits.
 
@@ -308,6 +309,7 @@ class Library(PackingCalls):
             mask_bytes: of the shortest mask.
             states: fp32 [rows, width], those that rows begin with, or of heads [drafts, width];
                 None where the model wants none.
+            sublayers: those that are run, as of ``forward``; none for all.
             before: of each segment that drafts the position of its first drafted token in the
                 target's sequence; none where that is the number of the segment's tokens.
 
@@ -331,7 +333,8 @@ class Library(PackingCalls):
         if before:
             same_length(limits, before)
         positions = int32s("positions", before) if before else None
-        sizes = array("q", (len(words), count, most, mask_bytes, num_states))
+        parts = int32s("sublayers", sublayers) if sublayers else None
+        sizes = array("q", (len(words), count, most, mask_bytes, num_states, len(sublayers)))
         handles = array("Q", pipelines)
         entries = _planted(planted) if planted else None
         whole, chances = array("i", bytes(4 * (3 * size + count))), array("f", bytes(8 * size))
@@ -348,6 +351,7 @@ class Library(PackingCalls):
             numbers,
             None if positions is None else at(positions),
             None if states is None else states.data_ptr(),
+            None if parts is None else at(parts),
             None if flags is None else at(flags),
             ASK_MASK() if asking is None else ASK_MASK(asking.address),
             at(whole),

@@ -1,11 +1,7 @@
-// Processing and drawing in the forward's own call: a target's step, or all steps of a drafter.
-#include <algorithm>
-#include <cmath>
-
+// All steps of a drafter, level by level, in one call.
 #include "guard.hpp"
-#include "model.hpp"
 #include "planted.hpp"
-#include "sampler.hpp"
+#include "process.hpp"
 
 namespace outrider {
 
@@ -28,116 +24,6 @@ constexpr int MAX_BRANCHES = 8;
 // Depths, ranks and bins of the margin that are told apart; the last of each stands for all beyond.
 constexpr int DEPTHS = 8, RANKS = 4, BINS = 4;
 constexpr float MARGINS[BINS - 1] = {0.5f, 1.5f, 3.0f};
-
-// Runs all layers; writes the logits [num_logits, vocabulary] of the rows that want them.
-void run(const Model& model, Store& store, const Rows& rows, float* logits, Hidden hidden = {}) {
-    const auto all = all_sublayers(model);
-    forward(model, store, rows,
-            Wanted{all.data(), int(all.size()), hidden.layers, hidden.count, logits, hidden.out});
-}
-
-// Processes a row of `own` logits, in place or in `wide`; returns where the processed logits are. Before
-// its position stand `before` tokens and then the path. `targets` (empty: its own) are the target's ids.
-float* process(const Pipeline& pipeline, float* z, int own, const std::vector<std::int32_t>& targets,
-               int before, Path path, Mask mask, bool shared, std::vector<float>& wide) {
-    const int wanted = pipeline.o.vocabulary;
-    // Padded or cut to the target's vocabulary, which its options speak of.
-    if (own < wanted || !targets.empty() || shared) {
-        wide.assign(wanted, -INFINITY);
-        if (targets.empty()) {
-            std::copy(z, z + std::min(own, wanted), wide.begin());
-        } else {
-            for (int i = 0; i < own; ++i)
-                if (targets[i] >= 0 && targets[i] < wanted) wide[targets[i]] = z[i];
-        }
-        z = wide.data();
-    }
-    if (mask) keep(z, wanted, mask);
-    pipeline.apply(z, before - pipeline.o.prompt_length, path, false);
-    return z;
-}
-
-// The noise of a position, or null where the pipeline is greedy.
-struct NoiseOf {
-    NoiseOf(const Pipeline& pipeline, int position)
-        : key(pipeline.key(position)), drawn(pipeline.o.temperature != 0) {}
-    const NoiseKey* get() const { return drawn ? &key : nullptr; }
-    const NoiseKey key;
-    const bool drawn;
-};
-
-// A row to decide: line `line` of the logits, behind a node, its segment's last token (-1) or one
-// before that. Without a pipeline its logits are planted and left.
-struct Decision {
-    const Pipeline* pipeline;
-    const Planted* planted;  // or null
-    const Scored* from;
-    int node, line;
-    float* raw;  // where its raw logits are kept, or null
-};
-
-// The ids of a node's ancestors and its own: in place for a chain, in `room` for a tree.
-Path path_to(const Scored& from, int node, std::vector<std::int32_t>& room) {
-    if (from.chain) return {from.nodes, node + 1};
-    for (; node >= 0; node = from.parents[node]) room.push_back(from.nodes[node]);
-    std::reverse(room.begin(), room.end());
-    return {room.data(), int(room.size())};
-}
-
-// Whether the layers of hidden states are the model's.
-bool known(const Model& model, Hidden hidden) {
-    return std::all_of(hidden.layers, hidden.layers + hidden.count,
-                       [&](int layer) { return layer >= -1 && layer < model.c.layers; });
-}
-
-const char* decide_all(const Model& model, Store& store, const Rows& rows,
-                       const Pipeline* const* pipelines, const Planted* planted,
-                       const std::uint8_t* keeps, int num_pipelines, const Mask* masks,
-                       std::int64_t mask_bytes, float* logits, std::int64_t num_lines,
-                       Hidden hidden, std::int32_t* tokens, float* scores) {
-    if (!complete(model)) return INCOMPLETE;
-    if (model.c.input != EMBEDDED) return UNSTATED;
-    if (int(rows.scored.size()) != num_pipelines) return "there are not as many pipelines as wanted";
-    if (!known(model, hidden)) return "there is no such layer";
-    const std::size_t width = model.c.vocabulary;
-    std::vector<Decision> all;
-    int line = 0, kept = rows.num_logits;
-    for (int s = 0; s < num_pipelines; ++s) {
-        const Scored& from = rows.scored[s];
-        if (pipelines[s] && from.logits != 1 + from.num_nodes)
-            return "not every node wants a row of logits";
-        for (int row = line; (pipelines[s] || planted) && row < line + from.logits; ++row) {
-            const bool keep = pipelines[s] && keeps && keeps[s];
-            if (keep && kept >= num_lines) return "there is no room for logits that are kept";
-            if (pipelines[s] && masks && masks[row] &&
-                mask_bytes * 8 < pipelines[s]->o.vocabulary)
-                return "a mask is shorter than the vocabulary";
-            all.push_back({pipelines[s], planted ? planted + s : nullptr, &from,
-                           row - line - from.logits + from.num_nodes, row,
-                           keep ? logits + kept++ * width : nullptr});
-        }
-        line += from.logits;
-    }
-    run(model, store, rows, logits, hidden);
-    each_row(int(all.size()), model.c.vocabulary, [&](int r) {
-        const Decision& d = all[r];
-        float* z = logits + d.line * width;
-        std::vector<std::int32_t> room;
-        std::vector<float> wide;
-        const Path path = path_to(*d.from, d.node, room);
-        const int committed = d.from->committed;
-        plant(d.planted, committed + path.length + std::min(0, d.node + 1), z, model.c.vocabulary);
-        if (!d.pipeline) return;
-        if (d.raw) std::copy(z, z + width, d.raw);
-        z = process(*d.pipeline, z, model.c.vocabulary, model.targets, committed, path,
-                    masks ? masks[d.line] : nullptr, false, wide);
-        const NoiseOf noise(*d.pipeline, committed + path.length);
-        const Drawn drawn = draw(z, d.pipeline->o.vocabulary, noise.get());
-        tokens[d.line] = drawn.token;
-        scores[d.line] = drawn.score;
-    });
-    return nullptr;
-}
 
 // A token that may be drafted. `survival` is the chance that it and all before it are accepted.
 struct Node {
@@ -309,27 +195,29 @@ struct Line {
 };
 
 // Runs a level's rows; returns the state that each line of logits ends with, null where none are wanted.
-const float* run_level(const Model& model, Store& store, const Rows& rows, float* logits) {
+const float* run_level(const Model& model, Store& store, const Rows& rows,
+                       const std::vector<std::int32_t>& sublayers, float* logits) {
     const Config& c = model.c;
     if (c.input == HEADS) {
         run_heads(model, rows.states, int(rows.scored.size()), logits);
         return nullptr;
     }
     if (c.input == EMBEDDED) {
-        run(model, store, rows, logits);
+        run(model, store, rows, sublayers, logits);
         return nullptr;
     }
     const std::size_t width = c.hidden;
     float* all = store.states[0].reserve(rows.rows.size() * width);
     float* ended = store.states[1].reserve(rows.num_logits * width);
-    run(model, store, rows, logits, {&c.layers, 1, all});
+    run(model, store, rows, sublayers, logits, {&c.layers, 1, all});
     for (std::size_t r = 0; r < rows.rows.size(); ++r)
         if (rows.rows[r].logits >= 0)
             std::copy(all + r * width, all + (r + 1) * width, ended + rows.rows[r].logits * width);
     return ended;
 }
 
-void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all, AskMask ask) {
+void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all, AskMask ask,
+           const std::vector<std::int32_t>& sublayers) {
     const int own = model.c.vocabulary;
     const bool at_once = all.size() && all[0].levels;
     for (Drafting& d : all) d.open = {-1};
@@ -341,7 +229,7 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
     for (int level = 0;; ++level) {
         if (!rows.rows.empty()) {
             logits = store.logits.reserve(std::size_t(rows.num_logits) * own);
-            ended = run_level(model, store, rows, logits);
+            ended = run_level(model, store, rows, sublayers, logits);
         }
         lines.clear();
         for (int i = 0; i < int(all.size()); ++i)
@@ -387,51 +275,16 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
 
 using namespace outrider;
 
-// Sizes of a call of outrider_decide; the layout is that of Library.decide.
-struct DecideSizes {
-    std::int64_t words, pipelines, rows, lines, vocabulary, hidden, hidden_rows, width, mask_bytes;
-};
-
-// A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
-// lines are those of the rows that want logits. A segment with a pipeline wants them of its last token
-// and of all nodes: these rows are decided, with a mask a row, of `mask_bytes` or more, unless `masks`
-// is null, and their `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits
-// are copied before that to the next lines behind the others. A segment without a pipeline (null) keeps
-// its logits as they are. `planted` (null: none) has an entry for each segment that wants logits.
-// `hidden` are layers, and `hidden_out` is as outrider_forward's.
-API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
-                                const std::int32_t* words, const Pipeline* const* pipelines,
-                                const Planted* planted, const std::uint8_t* keeps,
-                                const Mask* masks, float* logits,
-                                const std::int32_t* hidden, float* hidden_out,
-                                std::int32_t* tokens, float* scores) {
-    return guarded([&]() -> const char* {
-        const DecideSizes& n = *sizes;
-        if (store->model != model) return "the cache is another model's";
-        if (n.vocabulary != model->c.vocabulary || (n.hidden && n.width != model->c.hidden))
-            return "the room for results has another shape than its model";
-        const std::vector<Using> kept(pipelines, pipelines + n.pipelines);
-        Rows rows;
-        if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
-        if (rows.num_logits != n.rows || n.lines < n.rows ||
-            (n.hidden && n.hidden_rows != std::int64_t(rows.rows.size())))
-            return "the rows are not as many as announced";
-        return decide_all(*model, *store, rows, pipelines, planted, keeps, int(n.pipelines),
-                          masks, n.mask_bytes, logits, n.lines, {hidden, int(n.hidden), hidden_out},
-                          tokens, scores);
-    }, model, store);
-}
-
 // Sizes of a call of outrider_draft; the layout is that of Library.draft.
 struct DraftSizes {
-    std::int64_t words, drafts, most, mask_bytes, states;
+    std::int64_t words, drafts, most, mask_bytes, states, sublayers;
 };
 
 // A forward over `words`; segments that want logits go on by a pipeline each, as their `limits` say,
 // with `planted` logits (null: none) or those of the model. They want one row of them or, of a model that
 // drafts in one pass, one for each level. What is drafted first has the position `before` (null: the
 // number of the segment's tokens) in its sequence. `states` (null: none) are those that rows begin with
-// [rows, hidden] or, of heads, [drafts, hidden]. Page tables reach
+// [rows, hidden] or, of heads, [drafts, hidden]. `sublayers` (null: all) are run. Page tables reach
 // to the end of the draft. Those that are `constrained` (null: none) have a mask a row, of `mask_bytes`
 // or more, for which the caller's thread calls `ask` between two forwards. Written are `ints`: tokens,
 // parents and runs [drafts, most each] and how much was drafted [drafts]; and `floats`: margins and
@@ -441,12 +294,16 @@ API const char* outrider_draft(const Model* model, Store* store, const DraftSize
                                const std::int32_t* words, const Pipeline* const* pipelines,
                                const Planted* planted, const DraftLimits* limits,
                                const std::int32_t* before, const float* states,
+                               const std::int32_t* sublayers,
                                const std::uint8_t* constrained, AskMask ask,
                                std::int32_t* ints, float* floats) {
     return guarded([&]() -> const char* {
         const DraftSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
         if (!complete(*model)) return INCOMPLETE;
+        std::vector<std::int32_t> parts = all_sublayers(*model);
+        if (sublayers) parts.assign(sublayers, sublayers + n.sublayers);
+        if (!known_sublayers(*model, parts.data(), int(parts.size()))) return NO_LAYER;
         const std::vector<Using> kept(pipelines, pipelines + n.drafts);
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
@@ -484,7 +341,7 @@ API const char* outrider_draft(const Model* model, Store* store, const DraftSize
             all.back().line = lines;
             lines += from.logits;
         }
-        draft(*model, *store, std::move(rows), all, ask);
+        draft(*model, *store, std::move(rows), all, ask, parts);
         const std::size_t size = std::size_t(n.drafts) * n.most;
         for (int i = 0; i < n.drafts; ++i) {
             std::int32_t* to = ints + std::size_t(i) * n.most;

@@ -185,6 +185,17 @@ inline std::vector<std::int32_t> all_sublayers(const Model& model) {
     return all;
 }
 
+constexpr const char* NO_LAYER = "there is no such layer";
+
+// Whether these are sublayers of a model, rising.
+inline bool known_sublayers(const Model& model, const std::int32_t* sublayers, int count) {
+    for (int i = 0; i < count; ++i)
+        if (sublayers[i] < 0 || sublayers[i] / 2 >= model.c.layers ||
+            (i && sublayers[i] <= sublayers[i - 1]))
+            return false;
+    return true;
+}
+
 // Whether a forward through these sublayers has all its weights.
 bool ready(const Model& model, const std::int32_t* sublayers, int count);
 inline bool complete(const Model& model) {
