@@ -38,9 +38,9 @@ class EagleSpec(DrafterSpec):
     """An EAGLE-3 or P-EAGLE checkpoint in ``folder``."""
 
     name = "eagle3"
-    wants = "an EAGLE-3 or P-EAGLE head that was trained for the target"
-    costs = "one layer for each token of depth (P-EAGLE: once), and the target's hidden states"
-    suits = "any text, where a head was trained for the target"
+    wants = "an EAGLE-3 or P-EAGLE head trained for the target; memory for it and its cache"
+    costs = "a layer for each token of depth; for P-EAGLE once"
+    suits = "any text"
     by_folder = True
     folder: Path
 

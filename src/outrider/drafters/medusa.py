@@ -28,9 +28,9 @@ class MedusaSpec(DrafterSpec):
     """Medusa's heads in ``folder``."""
 
     name = "medusa"
-    wants = "Medusa heads that were trained for the target"
-    costs = "one pass through all heads for a whole draft"
-    suits = "any text, where heads were trained for the target"
+    wants = "Medusa heads trained for the target; memory for them"
+    costs = "a pass through the heads"
+    suits = "any text"
     by_folder = True
     folder: Path
 
