@@ -13,13 +13,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import report_console, status, write
+from .common import FAILED, report_console, status, write
 
 if TYPE_CHECKING:
     from ..drafters.base import DrafterContext, DrafterSpec
     from ..input_processor import InputProcessor
 
 UNSAID = "not said"
+app = typer.Typer()
 KINDS = {"model": "checkpoint", "eagle3": "EAGLE-3 head", "medusa": "heads of Medusa"}
 HOW = (
     "--drafter NAME takes one, NAME+NAME merges the drafts of several into trees, and auto chooses "
@@ -165,7 +166,9 @@ def show(console: Console, found: list[Facts], page_size: int | None) -> None:
     console.print(HOW)
 
 
+@app.callback(invoke_without_command=True)
 def drafters(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
@@ -178,6 +181,8 @@ def drafters(
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """List all drafters: what each needs, costs and suits."""
+    if context.invoked_subcommand:
+        return
     page_size = None
     if model is None:
         found = known()
@@ -189,3 +194,36 @@ def drafters(
         write(json.dumps(report) + "\n")
     else:
         show(report_console(on_stderr=False), found, page_size)
+
+
+@app.command()
+def check(
+    path: Annotated[str, typer.Argument(help="A drafter's folder or hub name.")],
+    target: Annotated[
+        str, typer.Option("--target", metavar="PATH", help="The target: a folder or hub name.")
+    ],
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Say how a drafter's checkpoint fits a target; exit with 1 where it does not.
+
+    Only configs, tokenizers and the names and shapes of tensors are read.
+    """
+    with status("reading"):
+        from ..drafters.check import check as checked
+        from ..models.families import find_folder
+
+        kind, facts = checked(find_folder(path), find_folder(target))
+    fits = all(fact.fits for fact in facts)
+    if json_:
+        rows = [fact._asdict() for fact in facts]
+        write(json.dumps({"drafter": kind, "fits": fits, "facts": rows}) + "\n")
+    else:
+        grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in (f"drafter {kind}", "it has", "the target has", "fits"):
+            grid.add_column(name, overflow="fold")
+        for fact in facts:
+            cells = fact.what, fact.drafter, fact.target, "yes" if fact.fits else "no"
+            grid.add_row(*map(escape, cells), style=None if fact.fits else "red")
+        report_console(on_stderr=False).print(grid)
+    if not fits:
+        raise typer.Exit(FAILED)

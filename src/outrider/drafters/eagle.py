@@ -39,7 +39,7 @@ class EagleSpec(DrafterSpec):
 
     name = "eagle3"
     wants = "an EAGLE-3 or P-EAGLE head trained for the target; memory for it and its cache"
-    costs = "a layer for each token of depth; for P-EAGLE once"
+    costs = "a layer for each token of depth"
     suits = "any text"
     by_folder = True
     folder: Path

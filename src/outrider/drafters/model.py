@@ -74,7 +74,7 @@ class ModelSpec(DrafterSpec):
 
     name = "model"
     wants = "a smaller checkpoint with the target's tokenizer; memory for its weights and cache"
-    costs = "a small model: a forward for each token of depth"
+    costs = "a forward for each token of depth"
     suits = "any text, where the checkpoint is far smaller than the target and agrees with it"
     by_folder = True
     folder: Path

@@ -6,6 +6,7 @@ Formats are those of EAGLE-3 (Li et al., 2025) as SafeAILab and SpecForge write 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Head:
         architecture, config: of its own layers; None for Medusa, which has none.
         state_normed, output_normed: whether the residual stream begins, and a state that is fed
             back ends, with a norm.
-        fused_norms: norms of the target's hidden states, each of a part.
+        fused_norms: names of the norms of the target's hidden states, each of a part.
         longest: tokens of a draft that its metadata proposes, or that it can draft.
         verifier: the target that its metadata names.
         mask_token: the token of rows that stand for later positions, of ``PEAGLE``.
@@ -61,7 +62,7 @@ class Head:
     config: PretrainedConfig | None = None
     state_normed: bool = False
     output_normed: bool = False
-    fused_norms: int = 0
+    fused_norms: tuple[str, ...] = ()
     longest: int | None = None
     verifier: str | None = None
     mask_token: int | None = None
@@ -108,6 +109,11 @@ class HeadTensors:
     def raw(self, name: str) -> torch.Tensor:
         """See ``Checkpoint.raw``."""
         return self._own.raw(self._name(name))
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor, None where there is none."""
+        entry = self._own.entries.get(self._name(name))
+        return None if entry is None else entry.shape
 
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
@@ -208,12 +214,14 @@ def _speculators(folder: Path, values: Fields, options: dict[str, Any]) -> Head:
     )
 
 
-def _norms(values: Fields, options: dict[str, Any]) -> int:
+def _norms(values: Fields, options: dict[str, Any]) -> tuple[str, ...]:
     together, apart = (_flag(values, options, name) for name in ("norm_before_fc", "fc_norm"))
     if together and apart:
         raise values.refuse("fc_norm", "one of norm_before_fc and fc_norm")
     layers = values.listed("eagle_aux_hidden_state_layer_ids", int)
-    return (len(layers) or PARTS) if apart else int(together)
+    if together:
+        return ("input_norm.weight",)
+    return tuple(f"fc_norm.{i}.weight" for i in range(len(layers) or PARTS)) if apart else ()
 
 
 def _flag(values: Fields, options: dict[str, Any], name: str) -> bool:
@@ -292,16 +300,57 @@ def check_target(head: Head, target: Shape, hidden_size: int, num_layers: int) -
         ModelError: its vocabulary, width or layers are others.
     """
     for what, own, other in (
-        ("a vocabulary", head.vocab_size, target.vocab_size),
-        ("a width", head.hidden_size, hidden_size),
+        ("vocabulary", head.vocab_size, target.vocab_size),
+        ("width", head.hidden_size, hidden_size),
     ):
         if own != other:
             raise ModelError(
-                f"{head.folder}: this head was made for a target with {what} of {own}, but that of "
-                f"the target is {other}; give the target that it was made for"
+                f"{head.folder}: this head was made for a target with a {what} of {own}, but that "
+                f"of the target is {other}; give the target that it was made for"
                 + (f" ({head.verifier})." if head.verifier else ".")
             )
     head.target_layers(num_layers)
+
+
+def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that a head must have, as ``HeadTensors`` names them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if head.kind == MEDUSA:
+        for place in range(head.longest or 1):
+            for block in range(head.blocks):
+                shapes[f"{place}.{block}.linear.weight"] = (head.hidden_size, head.hidden_size)
+            shapes[f"{place}.{head.blocks}.weight"] = (head.vocab_size, head.hidden_size)
+        return shapes
+    a = head.architecture
+    assert a is not None
+    wide = (PARTS if head.layers is None else len(head.layers)) * head.hidden_size
+    width, queries, keys = a.hidden_size, a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    shapes |= {"fc.weight": (width, wide), "lm_head.weight": (a.vocab_size, width)}
+    shapes |= {"model.norm.weight": (width,), "model.layers.0.hidden_norm.weight": (width,)}
+    for index in range(a.num_layers):
+        base, inputs = f"model.layers.{index}.", width if index else 2 * width
+        shapes |= {f"{base}self_attn.{n}_proj.weight": (keys, inputs) for n in "kv"}
+        shapes[f"{base}self_attn.q_proj.weight"] = queries, inputs
+        shapes[f"{base}self_attn.o_proj.weight"] = width, queries
+        shapes |= {
+            f"{base}mlp.{n}_proj.weight": (a.intermediate_size, width) for n in ("gate", "up")
+        }
+        shapes[f"{base}mlp.down_proj.weight"] = width, a.intermediate_size
+        shapes |= {f"{base}{n}_layernorm.weight": (width,) for n in ("input", "post_attention")}
+    if a.vocab_size != head.vocab_size:
+        shapes["d2t"] = (a.vocab_size,)
+    shapes |= {name: (wide // len(head.fused_norms),) for name in head.fused_norms}
+    if head.kind == PEAGLE:
+        shapes["mask_hidden"] = (1, 1, wide)
+    return shapes
+
+
+def optional_tensors(head: Head) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors that a head may have."""
+    if head.kind != MEDUSA:
+        return {"model.embed_tokens.weight": (head.vocab_size, head.hidden_size)}
+    places = itertools.product(range(head.longest or 1), range(head.blocks))
+    return {f"{place}.{block}.linear.bias": (head.hidden_size,) for place, block in places}
 
 
 def drafted_ids(tensors: HeadTensors, head: Head) -> list[int] | None:

@@ -12,7 +12,7 @@ from ..errors import ModelError
 from ..native.checks import free_with
 from ..native.interface import PAIRED, Config
 from .base import Output, Store
-from .heads import PARTS, PEAGLE, Head, HeadTensors, check_target, drafted_ids
+from .heads import PEAGLE, Head, HeadTensors, check_target, drafted_ids
 from .native import NativeTransformer, words_of
 from .native_store import NativeStore
 from .rows import Segment
@@ -89,7 +89,7 @@ class NativeHead(NativeTransformer):
         config, head = super()._config(max_length), self.head
         config.embeddings, config.input = head.vocab_size, PAIRED
         config.fused = len(self.target_layers) * head.hidden_size
-        config.fused_norms = head.fused_norms
+        config.fused_norms = len(head.fused_norms)
         config.state_normed, config.output_normed = head.state_normed, head.output_normed
         return config
 
@@ -116,22 +116,18 @@ class NativeHead(NativeTransformer):
         else:
             matrix = quantized(source, "fc.weight", (self.hidden_size, wide), recipe)
         self._set(0, "fuse", matrix, None)
-        norms: list[torch.Tensor] = []
-        if self.head.fused_norms and "input_norm.weight" in source:
-            norms = [source.get("input_norm.weight", (wide,), torch.float32)]
-        elif self.head.fused_norms:
-            norms = [
-                source.get(f"fc_norm.{i}.weight", (self.head.hidden_size,), torch.float32)
-                for i in range(self.head.fused_norms)
-            ]
-        if norms:
+        names = self.head.fused_norms
+        if names:
+            size = (wide // len(names),)
+            norms = [source.get(name, size, torch.float32) for name in names]
             self.library.set_vector(self.handle, 0, "fuse", torch.cat(norms))
 
     def _mask_state(self, source: HeadTensors) -> torch.Tensor | None:
         if self.head.kind != PEAGLE:
             return None
-        wide = PARTS * self.head.hidden_size
-        hidden = source.get("mask_hidden", (1, 1, wide), torch.float32).view(PARTS, 1, -1)
+        parts = len(self.target_layers)
+        shape = 1, 1, parts * self.head.hidden_size
+        hidden = source.get("mask_hidden", shape, torch.float32).view(parts, 1, -1)
         state = torch.empty(1, self.hidden_size)
         self.fuse([part.contiguous() for part in hidden], array("i", [0]), state, array("i", [0]))
         return state
