@@ -77,8 +77,9 @@ class EagleHead(nn.Module):
             self.fc.weight[:, -width:] += torch.eye(width)
             for name in sizes:
                 own = getattr(last.self_attn, f"{name}_proj").weight
-                self.projections[name].weight.mul_(0.5)
-                self.projections[name].weight[:, width:].copy_(own)
+                projection: Any = self.projections[name]
+                projection.weight.mul_(0.5)
+                projection.weight[:, width:].copy_(own)
             self.o_proj.weight.copy_(last.self_attn.o_proj.weight)
             for name in ("gate_proj", "up_proj", "down_proj"):
                 getattr(self, name).weight.copy_(getattr(last.mlp, name).weight)
