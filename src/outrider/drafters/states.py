@@ -57,20 +57,19 @@ class StateRing:
     def first_known(self, sequence: str, stop: int) -> int:
         """Return the first position from which on all states before ``stop`` are there."""
         first, gone = stop, self.written - self.room
-        for start, number, count in reversed(self._runs.get(sequence, [])):
-            if start + count < first:
+        for start, number, length in reversed(self._runs.get(sequence, [])):
+            if start + length < first:
                 break
-            if start < first:
-                first = max(start, start + gone - number)
-                if gone > number:
-                    break
-        return min(first, stop)
+            first = min(first, start + min(max(0, gone - number), length))
+            if gone > number:
+                break
+        return first
 
     def read(self, sequence: str, start: int, stop: int) -> torch.Tensor:
         """Return the states of positions ``start`` to ``stop``, all known: fp32 [., width]."""
         rows: list[int] = []
-        for first, number, count in self._runs.get(sequence, []):
-            low, high = max(first, start), min(first + count, stop)
+        for first, number, length in self._runs.get(sequence, []):
+            low, high = max(first, start), min(first + length, stop)
             rows += [(number + place - first) % self.room for place in range(low, high)]
         return self.states[rows]
 
