@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from native_steps import sequence_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from outrider.errors import ModelError
 from outrider.models.decide import DraftInput
 from outrider.models.formats.shared import Checkpoint
 from outrider.models.heads import read_head
+from outrider.models.native import words_of
 from outrider.models.native_head import NativeHead
 from outrider.models.native_medusa import NativeMedusa
 from outrider.models.rows import Segment
 from outrider.native import choice as native
+from outrider.native.checks import Room
 from outrider.native.interface import DraftLimits
 from outrider.native.native_sampling import NativeNoise
 
@@ -187,3 +191,80 @@ def test_medusas_logits_are_those_of_the_defining_code(
             expected.append(int((tensors[f"{number}.{blocks}.weight"] @ x).argmax()))
         assert draft.tokens == expected
         assert draft.parents == [*range(-1, heads - 1)]
+
+
+def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(tiny_llama)
+    save_head(make_head(Eagle(), config), tmp_path / "eagle")
+    make_medusa(tmp_path / "medusa", config.hidden_size, config.vocab_size)
+    step, eagle, medusa = (
+        native.library(),
+        read_head(tmp_path / "eagle"),
+        read_head(tmp_path / "medusa"),
+    )
+    assert step is not None
+    assert eagle is not None
+    assert medusa is not None
+    target = native_model(step, tiny_llama, "float32", 64)
+    model, heads = NativeHead(eagle, target, 64, "none"), NativeMedusa(medusa, target, "none")
+    noise = NativeNoise(config.vocab_size, torch.device("cpu"), step)
+    store, none, wide = model.new_store(3, 16), heads.new_store(4, 1), config.hidden_size
+    asked = DraftInput(sequence_of(target, 1), DraftLimits(2, 2))
+    handle = asked.sequence.pipeline.native_handle
+    row = Segment([5], 3, [1], 1, 1, first=1, states=torch.zeros(1, wide))
+    one = torch.zeros(1, wide)
+
+    def draft(model: Any, store: Any, segment: Segment, **options: Any) -> Callable[[], object]:
+        words, limits = words_of([segment]), [asked.limits]
+        return lambda: step.draft(model.handle, store.handle, words, [handle], limits, **options)
+
+    plain = target.new_store(3, 16)
+    far = array("i", [2**31 - 1])
+    for call, sentence in (
+        (lambda: model.run([row._replace(states=None)], store), "begins with no state"),
+        (lambda: model.run([row._replace(first=4)], store), "bad size"),
+        (lambda: model.run([row._replace(first=-1)], store), "bad size"),
+        (lambda: model.run([row._replace(tokens=[config.vocab_size])], store), "no embedding"),
+        (draft(model, store, row), "begin with a state"),
+        (draft(model, store, row, states=torch.zeros(2, wide)), "as many states"),
+        (draft(model, store, row, states=one.double()), "cannot read"),
+        (draft(model, store, row, states=torch.zeros(1, wide - 1)), "another width"),
+        (draft(target, plain, row, states=one), "begin with a state"),
+        (draft(target, plain, row, sublayers=[4]), "no such layer"),
+        (draft(target, plain, row, sublayers=[-1]), "no such layer"),
+        (draft(target, plain, row, sublayers=[1, 0]), "no such layer"),
+        (draft(target, plain, row, sublayers=[2**31]), "sublayers"),
+        (draft(target, plain, row, before=[-1]), "out of range"),
+        (draft(target, plain, row, before=[2**31]), "positions"),
+        (draft(target, plain, row, before=[1, 2]), "belong together"),
+        (draft(heads, none, heads.segment(one, "")), "begin with a state"),
+        (draft(heads, none, row._replace(start=0, first=0), states=one), "one for each level|heads as levels"),
+        (lambda: heads.run([row._replace(states=None)], none), "begins with no state"),
+        (lambda: heads.run([row._replace(start=0, first=0)], none), "as many as announced"),
+        (lambda: model.fuse([one], far, one, array("i", [0])), "another shape|no such row"),
+        (lambda: model.fuse([one] * 3, far, one, array("i", [0])), "no such row"),
+        (lambda: model.fuse([one] * 3, array("i", [0]), one, far), "no such row"),
+        (lambda: model.fuse([one] * 3, array("i", [0, 0]), one, array("i", [0])), "together"),
+        (lambda: model.fuse([one] * 2, array("i", [0]), one, array("i", [0])), "another shape"),
+        (lambda: step.fuse(target.handle, [one] * 3, far, one, far), "another shape"),
+        (lambda: step.set_ids(model.handle, [0], ()), "too few ids"),
+        (lambda: step.set_ids(model.handle, [-2] * 120, ()), "below -1"),
+        (lambda: step.set_ids(model.handle, [0] * 120, [config.vocab_size]), "no embedding"),
+        (lambda: step.set_ids(model.handle, [2**31] * 120, ()), "token ids"),
+        (lambda: step.decide(model.handle, store.handle, words_of([row]), array("Q", [handle]), 1,
+                             Room(torch.empty(1, 120))), "begin with a state"),
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match=sentence):
+            call()
+    assert model.draft([row], store, [asked], noise)[0].tokens
+
+
+def test_a_copy_of_other_embeddings_is_refused(
+    tiny_llama: Path, tmp_path: Path, make_checkpoint: Callable[..., Path]
+) -> None:
+    other = make_checkpoint(tmp_path / "other", "llama", hidden_size=64)
+    step = native.library()
+    assert step is not None
+    first, second = (native_model(step, each, "float32", 64) for each in (tiny_llama, other))
+    with pytest.raises(ModelError, match="other embeddings"):
+        step.borrow(first.handle, second.handle)

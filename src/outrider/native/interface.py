@@ -190,8 +190,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "fuse": (
         _Text,
         [
-            *(_Pointer, _Pointer, Whole("layers"), _Pointer, Whole("states"), Whole("rows")),
-            *(_Pointer, _Pointer, Whole("room"), Whole("width")),
+            *(_Pointer, _Pointer, Whole("layers"), Whole("rows"), Whole("target width")),
+            *(_Pointer, Whole("states"), _Pointer, _Pointer, Whole("room"), Whole("width")),
         ],
     ),
     "store": (_Text, [_Pointer, Whole("pages"), Whole("page_size"), _Pointer]),

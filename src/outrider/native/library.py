@@ -109,14 +109,13 @@ class Library(PackingCalls):
         ``hidden`` are fp32 [rows, width of the target] each, ``states`` fp32 [any, width].
         """
         same_length(which, to)
-        rows = hidden[0].shape[0]
         for each in hidden:
-            expect(each, (rows, hidden[0].shape[1]), torch.float32)
+            expect(each, tuple(hidden[0].shape[:2]), torch.float32)
         expect(states, tuple(states.shape[:2]), torch.float32)
         parts = array("Q", [each.data_ptr() for each in hidden])
         self._run(
             self._c.outrider_fuse,
-            *(model, at(parts), len(parts), at(which), len(which), rows),
+            *(model, at(parts), len(parts), *hidden[0].shape, at(which), len(which)),
             *(states.data_ptr(), at(to), *states.shape),
         )
 
@@ -326,15 +325,17 @@ class Library(PackingCalls):
             raise ModelError(f"limits of drafts are not of 32 bits ({error}).") from None
         size = count * most
         within("mask_bytes", mask_bytes, 0, LARGEST_INT)
-        num_states = 0
+        num_states = width = 0
         if states is not None:
             expect(states, tuple(states.shape[:2]), torch.float32)
-            num_states = states.shape[0]
+            num_states, width = states.shape
         if before:
             same_length(limits, before)
         positions = int32s("positions", before) if before else None
         parts = int32s("sublayers", sublayers) if sublayers else None
-        sizes = array("q", (len(words), count, most, mask_bytes, num_states, len(sublayers)))
+        sizes = array(  # the layout is that of DraftSizes in src/draft.cpp
+            "q", (len(words), count, most, mask_bytes, num_states, width, len(sublayers))
+        )
         handles = array("Q", pipelines)
         entries = _planted(planted) if planted else None
         whole, chances = array("i", bytes(4 * (3 * size + count))), array("f", bytes(8 * size))

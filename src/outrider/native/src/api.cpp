@@ -111,14 +111,14 @@ API const char* outrider_move(Store* store, const std::int32_t* from, const std:
     }, store);
 }
 
-// Makes states of a target's hidden states: rows `which` [count], below `rows`, of each of `hidden`
-// [parts], to rows `to` [count], below `room`, of `states` [room, width].
-API const char* outrider_fuse(const Model* model, const float* const* hidden, int parts,
-                              const std::int32_t* which, int count, int rows, float* states,
+// Makes states of a target's hidden states: rows `which` [count] of each of `hidden` [parts][rows,
+// part], to rows `to` [count], below `room`, of `states` [room, width].
+API const char* outrider_fuse(const Model* model, const float* const* hidden, int parts, int rows,
+                              int part, const std::int32_t* which, int count, float* states,
                               const std::int32_t* to, int room, int width) {
     return guarded([&]() -> const char* {
         const Config& c = model->c;
-        if (!c.fused || parts < 1 || c.fused % parts || width != c.hidden)
+        if (!c.fused || std::int64_t(parts) * part != c.fused || width != c.hidden)
             return "hidden states have another shape than their model";
         for (int i = 0; i < count; ++i)
             if (which[i] < 0 || which[i] >= rows || to[i] < 0 || to[i] >= room)

@@ -277,7 +277,7 @@ using namespace outrider;
 
 // Sizes of a call of outrider_draft; the layout is that of Library.draft.
 struct DraftSizes {
-    std::int64_t words, drafts, most, mask_bytes, states, sublayers;
+    std::int64_t words, drafts, most, mask_bytes, states, width, sublayers;
 };
 
 // A forward over `words`; segments that want logits go on by a pipeline each, as their `limits` say,
@@ -310,6 +310,7 @@ API const char* outrider_draft(const Model* model, Store* store, const DraftSize
         if (int(rows.scored.size()) != n.drafts) return "there are not as many drafts as wanted";
         const bool heads = model->c.input == HEADS;
         if ((model->c.input == EMBEDDED) != (states == nullptr)) return UNSTATED;
+        if (states && n.width != model->c.hidden) return "states have another width than their model";
         if (states && n.states != (heads ? n.drafts : std::int64_t(rows.rows.size())))
             return "there are not as many states as rows";
         rows.states = states;
