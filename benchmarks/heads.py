@@ -75,7 +75,7 @@ def train(out: Path, minutes: float, length: int) -> int:
 
 def acceptance_length(head: Path, length: int, temperature: float) -> float:
     """Return tokens a step on held-out code with a head that drafts in every step."""
-    llm = LLM(TARGET, str(head), num_speculative_tokens=length, quantization=None)
+    llm = LLM(TARGET, str(head), num_speculative_tokens=length, max_num_seqs=1)
     prompts = json.loads((POCKET / "prompts.json").read_text())
     params = SamplingParams(temperature=temperature, max_tokens=TOKENS, seed=1, ignore_eos=True)
     llm.generate(prompts, params)
@@ -84,13 +84,12 @@ def acceptance_length(head: Path, length: int, temperature: float) -> float:
     return found
 
 
-def shifted(ring: StateRing, sequence: str, start: int, stop: int) -> torch.Tensor:
-    """Return the states of the tokens before those that are asked for."""
-    rows = READ(ring, sequence, start, stop)
-    return rows.roll(1, 0)
+def shifted(ring: StateRing, sequence: str, start: int, count: int) -> array[int]:
+    """Return where to write states so that each is read for the token behind its own."""
+    return array("i", [(row + 1) % ring.room for row in APPEND(ring, sequence, start, count)])
 
 
-READ = StateRing.read
+APPEND = StateRing.append
 
 
 def bandwidth(library: Library) -> float:
@@ -109,7 +108,7 @@ def cost(model: NativeHead | NativeMedusa, state: torch.Tensor, count: int, dept
     """Return the median seconds of a draft of ``depth`` tokens for so many sequences."""
     wide, device = model.head.vocab_size, torch.device("cpu")
     noise = NativeNoise(wide, device, model.library)
-    store = model.new_store(1 + count, PAGE)
+    store = model.new_store(64 + count, PAGE)
     inputs, segments = [], []
     for number in range(count):
         request = Request(f"{number}", (5,) * 8, SamplingParams(temperature=0), number)
@@ -201,7 +200,7 @@ def main(
     found: dict[str, Any] = {}
     for temperature in (0.0, 0.7, 1.0):
         found[f"T={temperature:g}"] = acceptance_length(out, length, temperature)
-    with patch.object(StateRing, "read", shifted):
+    with patch.object(StateRing, "append", shifted):
         found["T=0, states shifted by one"] = acceptance_length(out, length, 0.0)
     for name, value in found.items():
         typer.echo(f"{name}: {value:.2f} tokens a step")

@@ -238,7 +238,7 @@ def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
         (draft(target, plain, row, before=[2**31]), "positions"),
         (draft(target, plain, row, before=[1, 2]), "belong together"),
         (draft(heads, none, heads.segment(one, "")), "begin with a state"),
-        (draft(heads, none, row._replace(start=0, first=0), states=one), "one for each level|heads as levels"),
+        (draft(heads, none, row._replace(start=0, first=0), states=one), "heads as levels"),
         (lambda: heads.run([row._replace(states=None)], none), "begins with no state"),
         (lambda: heads.run([row._replace(start=0, first=0)], none), "as many as announced"),
         (lambda: model.fuse([one], far, one, array("i", [0])), "another shape|no such row"),

@@ -36,9 +36,9 @@ class EaglePlan:
 
     layers: tuple[int, ...]
     steps: int = 3
-    rows: int = 8
+    rows: int = 4
     length: int = 256
-    muon_rate: float = 2e-3
+    muon_rate: float = 5e-3
     adam_rate: float = 1e-3
 
 
@@ -74,7 +74,7 @@ class EagleHead(nn.Module):
         self.lm_head = nn.Linear(width, c.vocab_size, bias=False)
         with torch.no_grad():
             self.fc.weight.mul_(0.1)
-            self.fc.weight[:, -width:] += torch.eye(width)
+            self.fc.weight[:, -width:] += 0.1 * torch.eye(width)
             for name in sizes:
                 own = getattr(last.self_attn, f"{name}_proj").weight
                 projection: Any = self.projections[name]
