@@ -111,7 +111,7 @@ def make_engine(
         if pages is None:
             return build_engine(folder, spec, config, tiny_tokenizer())
         weights = config.dtype, config.quantization, config.drafter_quantization
-        kind = folder, spec.name, config.page_size, *weights
+        kind = folder, spec.name, str(drafter), config.page_size, *weights
         if kind not in PAGE_BYTES:
             budget = build_engine(folder, spec, config, tiny_tokenizer()).budget
             PAGE_BYTES[kind] = (budget.target_bytes + budget.drafter_bytes) // budget.pages

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
+from outrider.models.native import NativeTransformer
 from outrider.native import choice as native
 from outrider.native.library import Library
+from outrider.native.native_sampling import NativePipeline
+from outrider.sampling.pipeline import RequestPipeline
+from outrider.text.detokenize import Detokenizer
+from outrider.types import Request, SamplingParams, SequenceState
 
 HERE = native.ISAS[: native._level() + 1]
 """The instruction sets that this CPU runs, the best one last."""
@@ -28,3 +37,13 @@ def step(isa: str) -> Library:
     if found.isa != isa:
         pytest.skip(f"{isa} was not built")
     return found
+
+
+def sequence_of(model: NativeTransformer, number: int, **options: Any) -> SequenceState:
+    """A sequence of random tokens, the same for the same number."""
+    rng = random.Random(number)
+    tokens = [rng.randrange(4, model.shape.vocab_size) for _ in range(rng.randint(2, 30))]
+    request = Request(f"{number}", tuple(tokens), SamplingParams(**options), 77 + number)
+    pipeline = RequestPipeline(request, model.shape.vocab_size, torch.device("cpu"))
+    native = NativePipeline(pipeline, 0, model.library)
+    return SequenceState(f"{number}", request, 0, Detokenizer(None, (), ()), native, tokens)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .config import EngineConfig
@@ -12,6 +13,7 @@ from .drafters.registry import GroupSpec, find_drafter
 from .errors import ModelError, RequestError, shown
 from .limits import LOOKUP
 from .models.families import Folder, find_folder, read_config, read_shape
+from .models.heads import Head, read_head
 from .outputs import OutputProcessor, RequestState
 from .params import DEFAULT_MAX_TOKENS
 from .sampling.seeds import fresh_seed, request_seed
@@ -41,8 +43,12 @@ class InputProcessor:
         values = {name: value for name, value in values.items() if value is not None}
         sizes = {name: values.pop(name) for name in LOOKUP if name in values}
         tokenizer = values.pop("tokenizer", None)
-        self.config = EngineConfig(**values)
         self.folder = find_folder(model)
+        head = read_head(self.folder)
+        if head is not None:
+            self.folder, drafter = _verifier(head), f"auto+{self.folder}"
+            values.setdefault("num_speculative_tokens", head.longest)
+        self.config = EngineConfig(**values)
         self.model_config = read_config(self.folder)
         shape = read_shape(self.model_config, self.folder)
         self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
@@ -180,6 +186,21 @@ class InputProcessor:
         if self.codec is None:
             raise RequestError("this model has no tokenizer, so it cannot chat.", "messages")
         return self.codec.render(messages, *options, **values)
+
+
+def _verifier(head: Head) -> Path:
+    """Return the folder of the target that a head names, for a head that is given as the model.
+
+    Raises:
+        ModelError: it names none, or one that is not to be had.
+    """
+    if head.verifier is None:
+        raise ModelError(
+            f"{head.folder} is the head of a drafter and does not say of which target; give the "
+            f"target as the model, and drafter={str(head.folder)!r}."
+        )
+    near = head.folder / head.verifier
+    return near if near.is_dir() else find_folder(head.verifier)
 
 
 def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:

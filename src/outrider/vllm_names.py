@@ -26,8 +26,11 @@ SPECULATIVE = {
 """Keys of vLLM's ``speculative_config``, and the options they set."""
 SPECULATIVE_IGNORED = (
     "draft_tensor_parallel_size", "enforce_eager", "max_model_len", "rejection_sample_method",
+    "parallel_drafting",
 )  # fmt: skip
 """Keys without a meaning on one device and with an exact rule."""
+WITH_MODEL = ("draft_model", "eagle3", "medusa")
+"""Methods that name a checkpoint, which tells by its contents what it is."""
 SUFFIX = {
     "suffix_decoding_max_tree_depth": (64, "a match has up to 64 tokens"),
     "suffix_decoding_max_cached_requests": (0, "suffix_store keeps past outputs, by tokens"),
@@ -115,13 +118,13 @@ def _speculative(config: object) -> dict[str, Any]:
     elif method == "suffix" and model in (None, "suffix"):
         options["drafter"] = "suffix"
         _ignore_suffix_keys(rest)
-    elif method in (None, "draft_model") and model is not None:
+    elif method in (None, *WITH_MODEL) and model is not None:
         options["drafter"] = model
     else:
         stated = f"method {shown(method)}" if method else "neither method nor model"
         raise ConfigError(
             f"speculative_config has {stated}; give method 'ngram' or 'suffix', or "
-            "'draft_model' with model."
+            "'draft_model', 'eagle3' or 'medusa' with model."
         )
     for name, value in rest.items():
         if name in SPECULATIVE:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +12,16 @@ import numpy as np
 import pytest
 import torch
 from loading import native_model
-from native_steps import HERE, step
+from native_steps import HERE, sequence_of, step
 
 from outrider.models.base import Model
 from outrider.models.decide import DraftInput, DraftNodes
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.native.interface import BINS, DEPTHS, RANKS, DraftLimits, Rates
-from outrider.native.native_sampling import NativeNoise, NativePipeline
+from outrider.native.native_sampling import NativeNoise
 from outrider.sampling.grammar import Mask
-from outrider.sampling.pipeline import RequestPipeline
-from outrider.text.detokenize import Detokenizer
-from outrider.types import Request, SamplingParams, SequenceState
+from outrider.types import SequenceState
 
 pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")
@@ -37,15 +34,6 @@ def model(
 ) -> NativeTransformer:
     folder = make_checkpoint(tmp_path, "llama")
     return native_model(step(request.param), folder, "float32", 128)
-
-
-def sequence_of(model: NativeTransformer, number: int, **options: Any) -> SequenceState:
-    rng = random.Random(number)
-    tokens = [rng.randrange(4, model.shape.vocab_size) for _ in range(rng.randint(2, 30))]
-    request = Request(f"{number}", tuple(tokens), SamplingParams(**options), 77 + number)
-    pipeline = RequestPipeline(request, model.shape.vocab_size, CPU)
-    native = NativePipeline(pipeline, 0, model.library)
-    return SequenceState(f"{number}", request, 0, Detokenizer(None, (), ()), native, tokens)
 
 
 def drafts(

@@ -246,7 +246,7 @@ def test_matrices_fit_their_model(
 
 def test_results_fit_their_room(model: NativeTransformer) -> None:
     step, store = model.library, model.new_store(2, PAGE)
-    words, wide = array("i", [1, 0, 0, 1, 1, 5, 1]), model.shape.vocab_size
+    words, wide = array("i", [1, 0, 0, 1, 1, 0, 5, 1]), model.shape.vocab_size
     none = torch.empty(0, 1, model.shape.hidden_size)
     for logits, kept in (
         (torch.empty(1, wide - 1), none),
@@ -255,18 +255,18 @@ def test_results_fit_their_room(model: NativeTransformer) -> None:
         (torch.empty(1, wide), torch.empty(1, 1, model.shape.hidden_size)),
     ):
         with pytest.raises(ModelError, match=r"room|cannot read"):
-            step.forward(model.handle, store.handle, words, [0, 1], [], logits, kept)
+            step.forward(model.handle, store.handle, words, range(4), [], logits, kept)
     with pytest.raises(ModelError, match="belong together"):
         store.move([0, 1], [0])
 
 
 def test_a_model_without_its_weights_is_not_run(model: NativeTransformer) -> None:
     step, c = model.library, model._config(64)
-    bare, words = step.new_model(c, None), array("i", [1, 0, 0, 1, 1, 5, 1])
+    bare, words = step.new_model(c, None), array("i", [1, 0, 0, 1, 1, 0, 5, 1])
     store = step.new_store(bare, 2, PAGE)
     logits, kept = torch.empty(1, c.vocabulary), torch.empty(0, 1, c.hidden)
     with pytest.raises(ModelError, match="not complete"):
-        step.forward(bare, store, words, [0], [], logits, kept)
+        step.forward(bare, store, words, [0, 1], [], logits, kept)
     with pytest.raises(ModelError, match="not complete"):
         step.decide(bare, store, words, array("Q"), 1, Room(logits))
     with pytest.raises(ModelError, match="not complete"):

@@ -17,7 +17,7 @@ from outrider import LLM
 from outrider.errors import ModelError
 from outrider.models.base import Model
 from outrider.models.decide import DraftInput, Keep, SampleInput
-from outrider.models.native import NativeTransformer, _words
+from outrider.models.native import NativeTransformer, words_of
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import Room
@@ -260,7 +260,7 @@ def test_rows_decided_in_the_forwards_call_are_those_of_laws_and_draws(
         )
         logits = Room(torch.empty(14, WIDTH))
         keeps = [True, False, False]
-        words = _words(segments)
+        words = words_of(segments)
         return found.decide(
             model.handle, store.handle, words, handles, 10, logits, masks, keeps
         ), logits.tensor[10:]
@@ -351,7 +351,7 @@ def test_what_cannot_be_decided_is_refused(
         rows = sum(segment.logits for segment in segments)
         options = {"logits": Room(torch.empty(rows, width))} | options
         handles = array("Q", [pipeline.handle for pipeline in pipelines])
-        found.decide(model.handle, store.handle, _words(segments), handles, rows, **options)
+        found.decide(model.handle, store.handle, words_of(segments), handles, rows, **options)
 
     one = Segment([1], 0, [1], 1, 1)
     drafted = Segment([1], 0, [1], 2, 1, [2], [-1])
@@ -395,7 +395,7 @@ def test_what_cannot_be_decided_is_refused(
             decide([one], [good], **options)
     for segment, pipelines, limits, sentence in (
         (one, [], [], "as many drafts"),
-        (drafted, [good], [DraftLimits(1, 1)], "begins with one row"),
+        (drafted._replace(logits=1), [good], [DraftLimits(1, 1)], "begins with one row"),
         (one, [good], [DraftLimits(0, 1)], "bad size"),
         (one, [good], [DraftLimits(2, 1)], "bad size"),
         (one, [good], [DraftLimits(2, 4, 0)], "bad size"),
@@ -406,7 +406,7 @@ def test_what_cannot_be_decided_is_refused(
     ):
         handles = [pipeline.handle for pipeline in pipelines]
         with pytest.raises(ModelError, match=sentence):
-            found.draft(model.handle, store.handle, _words([segment]), handles, limits)
+            found.draft(model.handle, store.handle, words_of([segment]), handles, limits)
 
     def fail(path: list[int]) -> NoReturn:
         raise KeyError(path)
@@ -422,7 +422,7 @@ def test_what_cannot_be_decided_is_refused(
     ):
         with pytest.raises(error, match=sentence):
             found.draft(
-                *(model.handle, store.handle, _words([one]), [good.handle], [DraftLimits(3, 3)]),
+                *(model.handle, store.handle, words_of([one]), [good.handle], [DraftLimits(3, 3)]),
                 masks={0: mask},
                 mask_bytes=size,
             )

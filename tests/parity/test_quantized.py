@@ -93,13 +93,17 @@ class Products:
     def __call__(self, rows: list[int]) -> torch.Tensor:
         logits = torch.empty(len(rows), self.shape[0])
         kept = torch.empty(0, len(rows), self.shape[1])
-        words = array("i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, row, page)))
+        words = array(
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 1, 0, row, page))
+        )
         self.library.forward(self.model, self.store, words, [], [], logits, kept)
         return logits
 
     def looked_up(self, rows: list[int]) -> torch.Tensor:
         logits, kept = torch.empty(0, self.shape[0]), torch.empty(1, len(rows), self.shape[1])
-        words = array("i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, row, page)))
+        words = array(
+            "i", (w for page, row in enumerate(rows) for w in (1, 0, 0, 1, 0, 0, row, page))
+        )
         self.library.forward(self.model, self.store, words, [], [-1], logits, kept)
         return kept[0]
 
@@ -249,7 +253,7 @@ def quantized_loader(monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Recipe])
     """Have models load their matrices as ``recipe`` makes them, by kind."""
 
     class Stub(Loader):
-        def layer(self, index: int) -> LayerWeights:
+        def layer(self, index: int, inputs: int | None = None) -> LayerWeights:
             weights = super().layer(index)
             assert isinstance(weights.mlp, Mlp)
             made = {kind: recipe[kind] for kind in ("qkv", "output", "gate_up", "down")}

@@ -8,7 +8,7 @@ import typer
 
 from .. import __version__
 from ..engine.stderr import guard
-from . import bench, demo, drafters, explain, generate, quality, quantize, serve, verify
+from . import bench, convert, demo, drafters, explain, generate, quality, quantize, serve, verify
 from .common import Commands
 
 app = typer.Typer(
@@ -20,8 +20,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.",
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    generate.generate, serve.serve, serve.config, quantize.quantize, demo.demo, verify.verify,
-    explain.explain, drafters.drafters,
+    generate.generate, serve.serve, serve.config, quantize.quantize, convert.convert, demo.demo,
+    verify.verify, explain.explain,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
@@ -29,6 +29,7 @@ benches = typer.Typer(invoke_without_command=True)
 benches.callback()(bench.bench)
 benches.command()(quality.quality)
 app.add_typer(benches, name="bench")
+app.add_typer(drafters.app, name="drafters")
 
 
 def _version(wanted: bool) -> None:

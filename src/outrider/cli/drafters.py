@@ -13,13 +13,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import report_console, status, write
+from .common import FAILED, report_console, status, write
 
 if TYPE_CHECKING:
     from ..drafters.base import DrafterContext, DrafterSpec
     from ..input_processor import InputProcessor
 
 UNSAID = "not said"
+app = typer.Typer()
+KINDS = {"model": "checkpoint", "eagle3": "EAGLE-3 head", "medusa": "heads of Medusa"}
 HOW = (
     "--drafter NAME takes one, NAME+NAME merges the drafts of several into trees, and auto chooses "
     "at each step among the checkpoint beside the model, suffix, a request's prediction and what "
@@ -123,17 +125,19 @@ def _spec(name: str, inputs: InputProcessor, context: DrafterContext) -> Drafter
         ConfigError, ModelError: there is none, or it is not for this model.
     """
     from ..drafters.base import NoSpec
-    from ..drafters.model import ModelSpec
-    from ..drafters.registry import known_specs, sibling
+    from ..drafters.registry import known_specs, recognised, sibling
     from ..errors import ConfigError
     from ..input_processor import InputProcessor
     from ..models.load import cannot_go_back
 
     if name != NoSpec.name and not context.model.truncates:
         raise ConfigError(f"{cannot_go_back(inputs.folder, context.model)}.")
-    if name == ModelSpec.name and sibling(inputs.folder) is None:
-        raise ConfigError("no checkpoint in the model's sub-folder or sibling drafter.")
-    if name != ModelSpec.name and known_specs()[name].recognise(name) is None:
+    spec, near = known_specs()[name], sibling(inputs.folder)
+    if spec.by_folder and (near is None or recognised(near).name != name):
+        raise ConfigError(
+            f"no {KINDS.get(name, name)} in the model's sub-folder or sibling drafter."
+        )
+    if not spec.by_folder and spec.recognise(name) is None:
         raise ConfigError("its name alone does not choose it; its package says what does.")
     return InputProcessor(inputs.folder, name, {}).spec
 
@@ -162,7 +166,9 @@ def show(console: Console, found: list[Facts], page_size: int | None) -> None:
     console.print(HOW)
 
 
+@app.callback(invoke_without_command=True)
 def drafters(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
@@ -175,6 +181,8 @@ def drafters(
     json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """List all drafters: what each needs, costs and suits."""
+    if context.invoked_subcommand:
+        return
     page_size = None
     if model is None:
         found = known()
@@ -186,3 +194,36 @@ def drafters(
         write(json.dumps(report) + "\n")
     else:
         show(report_console(on_stderr=False), found, page_size)
+
+
+@app.command()
+def check(
+    path: Annotated[str, typer.Argument(help="A drafter's folder or hub name.")],
+    target: Annotated[
+        str, typer.Option("--target", metavar="PATH", help="The target: a folder or hub name.")
+    ],
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Say how a drafter's checkpoint fits a target; exit with 1 where it does not.
+
+    Only configs, tokenizers and the names and shapes of tensors are read.
+    """
+    with status("reading"):
+        from ..drafters.check import check as checked
+        from ..models.families import find_folder
+
+        kind, facts = checked(find_folder(path), find_folder(target))
+    fits = all(fact.fits for fact in facts)
+    if json_:
+        rows = [fact._asdict() for fact in facts]
+        write(json.dumps({"drafter": kind, "fits": fits, "facts": rows}) + "\n")
+    else:
+        grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in (f"drafter {kind}", "it has", "the target has", "fits"):
+            grid.add_column(name, overflow="fold")
+        for fact in facts:
+            cells = fact.what, fact.drafter, fact.target, "yes" if fact.fits else "no"
+            grid.add_row(*map(escape, cells), style=None if fact.fits else "red")
+        report_console(on_stderr=False).print(grid)
+    if not fits:
+        raise typer.Exit(FAILED)

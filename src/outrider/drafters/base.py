@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from tokenizers import Tokenizer
 
 from ..config import EngineConfig
-from ..models.base import Model
+from ..models.base import Model, Store
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 
@@ -29,6 +29,9 @@ class Drafter(ABC):
     """The most nodes a draft can have: ``max_length`` for chains, more for trees."""
     target_layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states it wants."""
+    rows_at_once: int = 0
+    """Rows of its model for a sequence where one pass makes a whole draft; 0 where each depth is a
+    pass of its own."""
     catching_up: bool = False
     """Whether its last drafts waited for, or took time to read, what it had not seen."""
 
@@ -36,6 +39,10 @@ class Drafter(ABC):
     def model(self) -> Model | None:
         """The model that it runs, if it runs one."""
         return None
+
+    def attach(self, store: Store) -> None:
+        """Take the target's cache, once: for drafters that run the target itself."""
+        return
 
     @abstractmethod
     def propose(
@@ -158,6 +165,9 @@ class DrafterSpec(ABC):
     """What a draft costs, in a few words."""
     suits: ClassVar[str] = ""
     """What it is good for, in a line."""
+    by_folder: ClassVar[bool] = False
+    """True if a checkpoint's folder chooses it, which its name stands for where that lies beside
+    the target."""
     auto: bool = False
     """True if it stands for whatever is at hand, which may be nothing."""
     members: tuple["DrafterSpec", ...] = ()

@@ -74,8 +74,9 @@ class ModelSpec(DrafterSpec):
 
     name = "model"
     wants = "a smaller checkpoint with the target's tokenizer; memory for its weights and cache"
-    costs = "a small model: a forward for each token of depth"
+    costs = "a forward for each token of depth"
     suits = "any text, where the checkpoint is far smaller than the target and agrees with it"
+    by_folder = True
     folder: Path
 
     @classmethod
@@ -123,7 +124,7 @@ class ModelSpec(DrafterSpec):
 
 
 @lru_cache(KNOWN_BUDGETS)
-def _limits(budget: DraftBudget) -> DraftLimits:
+def draft_limits(budget: DraftBudget) -> DraftLimits:
     """Return the limits of a draft: of a tree where there may be more nodes than levels."""
     depth, nodes, least, worth, rates = budget
     if nodes <= depth:
@@ -207,7 +208,7 @@ class ModelDrafter(Drafter):
             if behind:
                 draws, prompt = state.num_computed == len(known), sequence.prompt_length
                 segments.append(Segment(behind, start, pages, draws, prompt, (), (), sequence.id))
-                inputs.append(DraftInput(sequence, _limits(budget)) if draws else None)
+                inputs.append(DraftInput(sequence, draft_limits(budget)) if draws else None)
                 state.pages = pages[len(known) // size :]
                 running.append((i, state))
         if segments:

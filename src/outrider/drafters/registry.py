@@ -9,6 +9,8 @@ from ..errors import ConfigError, shown
 from ..models.families import Folder
 from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
 from .combine import TOGETHER
+from .eagle import EagleSpec
+from .medusa import MedusaSpec
 from .model import ModelSpec
 from .ngram import NgramSpec
 from .prediction import PredictionSpec
@@ -18,7 +20,7 @@ GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
 AUTO = "auto"
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
-    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, ModelSpec,
+    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, EagleSpec, MedusaSpec, ModelSpec,
 )  # fmt: skip
 
 
@@ -75,9 +77,9 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
     """Return what ``LLM(drafter=option)`` means.
 
     "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix, and
-    what follows it after a "+"; "model" is that checkpoint; None and "none" draft nothing; names
-    joined by "+" draft together; anything else is what the first drafter of the table recognises, a
-    checkpoint last.
+    what follows it after a "+"; "model", "eagle3" and "medusa" are that checkpoint; None and "none"
+    draft nothing; names joined by "+" draft together; anything else is what the first drafter of
+    the table recognises, a checkpoint last.
 
     Raises:
         ConfigError: no drafter recognises the option.
@@ -89,7 +91,7 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
     parts = option.split(TOGETHER) if isinstance(option, str) and not Path(option).exists() else ()
     folder = sibling(target)
     if AUTO in parts:
-        near = () if folder is None else (ModelSpec(folder),)
+        near = () if folder is None else (recognised(folder),)
         more = [find_drafter(part, target) for part in parts if part != AUTO]
         return GroupSpec((*near, SuffixSpec(), *more), auto=True)
     if len(parts) > 1:
@@ -99,19 +101,30 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
                 f"drafter {shown(option)} joins none, or a drafter to itself; give different ones."
             )
         return GroupSpec(members)
-    if option == ModelSpec.name and folder is not None and not Path(option).exists():
-        return ModelSpec(folder)
+    if folder is not None and isinstance(option, str) and not Path(option).exists():
+        near_by = recognised(folder)
+        if near_by.name == option:
+            return near_by
     if not isinstance(option, str | Path):
         raise ConfigError(
             f"drafter is {shown(option)}; "
             "give 'auto', 'ngram', 'suffix', 'none', None or a checkpoint's folder."
         )
+    return recognised(option)
+
+
+def recognised(option: str | Path) -> DrafterSpec:
+    """Return the first drafter of the table that recognises an option, a checkpoint last.
+
+    Raises:
+        ConfigError: none does.
+    """
     for spec in known_specs().values():
         found = spec.recognise(option)
         if found is not None:
             return found
+    names = sorted(name for name, spec in known_specs().items() if not spec.by_folder)
     raise ConfigError(
-        f"drafter {shown(option)} is neither a drafter "
-        f"(auto, {', '.join(sorted(name for name in known_specs() if name != 'model'))}) nor a "
-        "folder; give one of them."
+        f"drafter {shown(option)} is neither a drafter (auto, {', '.join(names)}) nor a folder; "
+        "give one of them."
     )

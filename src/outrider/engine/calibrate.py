@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import time
-from array import array
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 from ..drafters.base import Drafter
 from ..models.base import Model, Store
-from ..models.rows import Segment
 from ..native.choice import library
 from ..native.threads import allowed_threads, cpu_name
 from .costs import Costs, Curve, DraftCosts
@@ -30,6 +28,8 @@ QUICK, THOROUGH = 0.2, 3.0
 """Seconds that may go into each model when an engine is made, and when a server starts."""
 CALL, PER_SEQUENCE = 2e-5, 5e-6
 """Seconds of a drafter without a model: once a step, and for each sequence."""
+MANY = 8
+"""Sequences whose drafts in one pass tell what each of them costs."""
 BYTES_PER_SECOND = 1e10
 """Speed at which attention reads the cache, about."""
 VERSION = 1
@@ -75,10 +75,8 @@ def plausible(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...
 
 def _forward(model: Model, store: Store, rows: int) -> float:
     """Return the seconds of a forward of as many sequences of one row each."""
-    pages = [array("i", (page,)) for page in range(rows)]
-    segments = [Segment([1], 0, p, 1, 1, key=str(p[0])) for p in pages]
     begin = time.perf_counter()
-    model.run(segments, store)
+    model.try_rows(rows, store)
     return time.perf_counter() - begin
 
 
@@ -116,6 +114,9 @@ def find_costs(
         if drafter.model is not None:
             passes, _ = measure(drafter.model, page_size, most_rows, seconds)
             found[name] = DraftCosts(passes, CALL, PER_SEQUENCE)
+            if rows := drafter.rows_at_once:
+                one, more = passes.at(rows), (passes.at(MANY * rows) - passes.at(rows)) / (MANY - 1)
+                found[name] = DraftCosts(None, CALL + max(one - more, 0.0), PER_SEQUENCE + more)
     costs = Costs(target, found, per_context)
     if thorough:
         _write(file, costs)

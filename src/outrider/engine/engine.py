@@ -105,6 +105,8 @@ class Engine:
             caches=model.paged and config.enable_prefix_caching,
         )
         store = model.new_store(budget.pages, config.page_size)
+        for each in drafters.values():
+            each.attach(store)
         raw = config.logprobs_mode == "raw_logprobs"
         self.runner = Runner(model, store, rule, self.noise, raw, measurer(device))
         self.speculator = Speculator(

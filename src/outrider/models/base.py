@@ -1,6 +1,7 @@
 """The interface of models for the engine and the drafters."""
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,11 @@ class Model(ABC):
             hidden: layers whose output (the residual stream behind them) is wanted; -1 is the
                 embedding.
         """
+
+    def try_rows(self, count: int, store: Store) -> None:
+        """Run as many sequences of one row each, to measure what that takes."""
+        tables = [array("i", (page,)) for page in range(count)]
+        self.run([Segment([1], 0, p, 1, 1, key=str(p[0])) for p in tables], store)
 
     def decide(
         self,

@@ -5,6 +5,7 @@ Names of tensors and options are those of Hugging Face's models of the same name
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -124,10 +125,10 @@ class Architecture(Shape):
         return None if None in self.windows else 1 + sum(w - 1 for w in self.windows if w)
 
 
-def find_folder(model: Folder) -> Path:
+def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
-    A GGUF file is returned as it is.
+    A GGUF file is returned as it is. ``more`` are patterns of files that are fetched too.
 
     Raises:
         ModelError: it is neither a folder nor a name that the hub (or its cache) knows.
@@ -136,7 +137,7 @@ def find_folder(model: Folder) -> Path:
     if path.exists() or is_gguf(path) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(model)):
         return path
     try:
-        patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+        patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", *more]
         return Path(snapshot_download(str(model), allow_patterns=patterns))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__

@@ -97,6 +97,8 @@ class NativeTransformer(Model):
     truncates = True
     device = torch.device("cpu")
     shape: Architecture
+    drafting_sublayers: Sequence[int] = ()
+    """Those that ``draft`` runs, as of ``Library.forward``; none for all."""
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class NativeTransformer(Model):
         if near is not None:
             self.shared_bytes += library.shared(self.handle, near)
         self._turning = config, kinds
-        self._max_length, self._turned = max_length, 0
+        self.max_length, self._turned = max_length, 0
         self._turn(1)
         slow = SLOW_TO_LOAD if recipe is None else SLOW_TO_QUANTISE
         for index in layer_numbers(a, "Packing weights", slow):
@@ -166,7 +168,7 @@ class NativeTransformer(Model):
 
     def _turn(self, length: int) -> None:
         """Let the rotary tables reach ``length`` positions, as far as sequences do."""
-        length = min(length, self._max_length)
+        length = min(length, self.max_length)
         if length <= self._turned:
             return
         config, kinds = self._turning
@@ -186,10 +188,12 @@ class NativeTransformer(Model):
         self.shared_bytes = theirs.nbytes
         return theirs
 
-    def _load_layer(self, loader: Loader, index: int, table: int) -> None:
+    def _load_layer(
+        self, loader: Loader, index: int, table: int, inputs: int | None = None
+    ) -> None:
         """Pack one layer; what was read is dropped before the next, so that memory stays single."""
         library, model, a = self.library, self.handle, self.shape
-        weights = loader.layer(index)
+        weights = loader.layer(index, inputs)
         mlp = weights.mlp
         assert isinstance(mlp, Mlp)
         for kind, matrix, bias in (
@@ -200,7 +204,7 @@ class NativeTransformer(Model):
         ):
             self._set(index, kind, matrix, bias)
         window = a.windows[index]  # one beyond the longest sequence hides nothing
-        seen = None if window is None else min(window, self._max_length)
+        seen = None if window is None else min(window, self.max_length)
         library.set_layer(model, index, seen, table)
         # Norms stand twice, as torch's kernels want them.
         library.set_vector(model, index, "input", weights.input_norm[: a.hidden_size])
@@ -249,8 +253,8 @@ class NativeTransformer(Model):
         s = self.shape
         logits = torch.empty(wanted, s.vocab_size)
         kept = torch.empty(len(hidden), rows, s.hidden_size)
-        words, layers = _words(segments), range(s.num_layers)
-        self.library.forward(self.handle, store.handle, words, layers, hidden, logits, kept)
+        words, sublayers = words_of(segments), range(2 * s.num_layers)
+        self.library.forward(self.handle, store.handle, words, sublayers, hidden, logits, kept)
         return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
 
     def decide(
@@ -303,7 +307,7 @@ class NativeTransformer(Model):
         tokens, scores = self.library.decide(
             self.handle,
             store.handle,
-            _words(segments),
+            words_of(segments),
             array("Q", pipelines),
             rows,
             room,
@@ -333,6 +337,14 @@ class NativeTransformer(Model):
             return 0
         pipeline.know(asked.sequence.tokens)
         return pipeline.native_handle
+
+    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+        """Return the states that rows begin with, None where they begin with an embedding."""
+        return None
+
+    def _positions(self, inputs: Sequence[DraftInput | None]) -> Sequence[int]:
+        """Return where drafts begin in the target's sequences; none where their rows end there."""
+        return ()
 
     def draft(
         self,
@@ -378,12 +390,15 @@ class NativeTransformer(Model):
         within("a draft's length", most, 1, store.num_slots)
         nodes = [DraftNodes([], [])] * len(segments)
         if fast:
-            words = _words(fast)
+            words = words_of(fast)
             laws = [entries(segments[i]) for i in drafting] if planted else ()
             drafts = self.library.draft(
                 *(self.handle, store.handle, words, pipelines, limits, laws),
                 masks=masks,
                 mask_bytes=mask_bytes(noise.vocab_size) if masks else 0,
+                states=self._states(fast),
+                sublayers=self.drafting_sublayers,
+                before=self._positions([inputs[i] for i in drafting]),
             )
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted
@@ -394,12 +409,12 @@ class NativeTransformer(Model):
         return nodes
 
 
-def _words(segments: Sequence[Segment]) -> array[int]:
+def words_of(segments: Sequence[Segment]) -> array[int]:
     """``segments`` as the library reads them, see src/api.cpp."""
     words = array("i")
     try:
-        for tokens, start, pages, logits, _, nodes, parents, _, _ in segments:
-            sizes = len(tokens), len(nodes), start, len(pages), logits
+        for tokens, start, pages, logits, _, nodes, parents, _, _, first, _ in segments:
+            sizes = len(tokens), len(nodes), start, len(pages), logits, first
             words.extend((*sizes, *tokens, *nodes, *parents))
             words.extend(pages)
     except (OverflowError, TypeError) as error:

@@ -26,7 +26,9 @@ class Segment(NamedTuple):
     after their parents. ``pages`` cover every row. The last ``logits`` rows want logits.
     ``prompt_length`` matters to dynamic rope and planted logits alone, ``key`` (the sequence's id)
     to models that keep their caches by sequence. ``planted`` are logits that ``Model.decide`` and
-    ``draft`` take for those rows that they say something of, instead of the model's.
+    ``draft`` take for those rows that they say something of, instead of the model's. For heads,
+    ``first`` is the first position that rows attend to, and ``states`` fp32 [rows, hidden_size]
+    what rows begin with.
     """
 
     tokens: Sequence[int]
@@ -38,6 +40,8 @@ class Segment(NamedTuple):
     parents: Sequence[int] = ()
     key: str = ""
     planted: Track | None = None
+    first: int = 0
+    states: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

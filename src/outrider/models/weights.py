@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tqdm import tqdm
@@ -81,8 +81,13 @@ class Weights:
     head: Matrix
 
 
-Source = Checkpoint | GGUFTensors
-"""Weights by the names of Hugging Face's models."""
+class Source(Protocol):
+    """Weights by the names of Hugging Face's models."""
+
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor: ...
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix: ...
 
 
 def open_source(folder: Path, architecture: Architecture) -> Source:
@@ -216,13 +221,13 @@ class Loader:
         rows[:rotated] = rows[:rotated, half_split(a.head_dim, a.rotary_dim)]
         return rows.flatten()
 
-    def layer(self, index: int) -> LayerWeights:
-        """Return the weights of one layer."""
+    def layer(self, index: int, inputs: int | None = None) -> LayerWeights:
+        """Return the weights of one layer; ``inputs`` of its queries, if not its width."""
         a, base = self.architecture, f"model.layers.{index}."
         attn, width = f"{base}self_attn.", a.hidden_size
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
         parts = {"q": queries, "k": keys, "v": keys}
-        qkv = self._stacked(attn, parts, width)
+        qkv = self._stacked(attn, parts, inputs or width)
         bias = self._biases(attn, parts) if a.qkv_bias else None
         order = self._rotary_order()
         if order is not None:

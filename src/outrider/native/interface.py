@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .checks import Fields, Whole
 
-ABI = 16
+ABI = 17
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
 DEPTHS, RANKS, BINS = 8, 4, 4
@@ -23,8 +23,13 @@ SUFFIX_DEPTH = 64
 """Tokens of a context in suffix decoding, and so of a draft, at most."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-MATRICES = {"qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5}
-VECTORS = {"input": 0, "mlp": 1, "final": 2, "q": 3, "k": 4}
+MATRICES = {
+    "qkv": 0, "output": 1, "gate_up": 2, "down": 3, "head": 4, "embedding": 5, "fuse": 6,
+    "draft": 7,
+}  # fmt: skip
+VECTORS = {"input": 0, "mlp": 1, "final": 2, "q": 3, "k": 4, "state": 5, "fuse": 6}
+EMBEDDED, PAIRED, HEADS = range(3)
+"""What rows enter a model with, see ``Input`` of src/model.hpp."""
 TABLES = 2
 """Rotary tables that a model may have."""
 
@@ -41,6 +46,8 @@ class Config(Fields):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("dtype", "layers", "hidden", "inner", "heads")),
         *((name, ctypes.c_int32) for name in ("kv_heads", "head_dim", "vocabulary", "max_length")),
+        *((name, ctypes.c_int32) for name in ("embeddings", "input", "fused", "fused_norms")),
+        *((name, ctypes.c_int32) for name in ("state_normed", "output_normed", "blocks")),
         *((name, ctypes.c_float) for name in ("norm_eps", "scale", "embedding_scale")),
         *((name, ctypes.c_float) for name in ("residual_scale", "logits_scale")),
     )
@@ -139,7 +146,7 @@ class Options(Fields):
 
 
 class QuantizedData(Fields):
-    """A quantised matrix; the layout is that of src/api.cpp."""
+    """A quantised matrix; the layout is that of src/weights.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros")),
@@ -178,6 +185,15 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "check": (_Text, [_Pointer]),
     "shared": (ctypes.c_int64, [_Pointer, _Pointer]),
     "page_bytes": (_Text, [_Pointer, Whole("page_size"), _Pointer]),
+    "ids": (_Text, [_Pointer, _Pointer, Whole("vocabulary"), _Pointer, Whole("ids")]),
+    "borrow": (_Text, [_Pointer, _Pointer]),
+    "fuse": (
+        _Text,
+        [
+            *(_Pointer, _Pointer, Whole("layers"), Whole("rows"), Whole("target width")),
+            *(_Pointer, Whole("states"), _Pointer, _Pointer, Whole("room"), Whole("width")),
+        ],
+    ),
     "store": (_Text, [_Pointer, Whole("pages"), Whole("page_size"), _Pointer]),
     "store_free": (None, [_Pointer]),
     "harmed": (ctypes.c_int, [_Pointer]),
@@ -185,7 +201,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "forward": (
         _Text,
         [
-            *(*_WORDS, _Pointer, Whole("layers"), _Pointer, Whole("hidden states")),
+            *(*_WORDS, _Pointer, _Pointer, Whole("sublayers"), _Pointer, Whole("hidden states")),
             *(_Pointer, Whole("rows of logits"), Whole("vocabulary")),
             *(_Pointer, Whole("rows"), Whole("width")),
         ],
@@ -208,7 +224,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "draw": (_Text, [_Pointer, Whole("rows"), _long("stride"), Whole("width"), *[_Pointer] * 4]),
     "decide": (_Text, [_Pointer] * 13),
-    "draft": (_Text, [*[_Pointer] * 8, ASK_MASK, *[_Pointer] * 2]),
+    "draft": (_Text, [*[_Pointer] * 11, ASK_MASK, *[_Pointer] * 2]),
     "logprobs": (
         _Text,
         [

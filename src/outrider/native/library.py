@@ -73,23 +73,51 @@ class Library(PackingCalls):
         model: int,
         store: int,
         words: array[int],
-        layers: Sequence[int],
+        sublayers: Sequence[int],
         hidden: Sequence[int],
         logits: torch.Tensor,
         kept: torch.Tensor,
+        states: torch.Tensor | None = None,
     ) -> None:
-        """Run the segments in ``words`` (see src/api.cpp).
+        """Run the segments in ``words`` (see src/api.cpp) through some sublayers.
 
-        ``logits`` fp32 [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are
-        written.
+        Twice its number stands for a layer's attention, and one more for its MLP. ``logits`` fp32
+        [wanted rows, vocabulary] and ``kept`` fp32 [hidden, rows, width] are written. ``states``
+        fp32 [rows, width] are those that rows begin with, where the model wants them.
         """
+        if states is not None:
+            expect(states, tuple(kept.shape[1:3]), torch.float32)
         expect(logits, tuple(logits.shape[:2]), torch.float32)
         expect(kept, (len(hidden), *kept.shape[1:3]), torch.float32)
-        which = int32s("layers", [*layers, *hidden])
+        which = int32s("layers", [*sublayers, *hidden])
         first = at(which)
-        run = first, len(layers), first + 4 * len(layers), len(hidden)
+        run = first, len(sublayers), first + 4 * len(sublayers), len(hidden)
         room = logits.data_ptr(), *logits.shape, kept.data_ptr(), *kept.shape[1:]
-        self._run(self._c.outrider_forward, model, store, at(words), len(words), *run, *room)
+        given = at(words), len(words), None if states is None else states.data_ptr()
+        self._run(self._c.outrider_forward, model, store, *given, *run, *room)
+
+    def fuse(
+        self,
+        model: int,
+        hidden: Sequence[torch.Tensor],
+        which: array[int],
+        states: torch.Tensor,
+        to: array[int],
+    ) -> None:
+        """Make states of rows ``which`` of hidden states, and put them to rows ``to``.
+
+        ``hidden`` are fp32 [rows, width of the target] each, ``states`` fp32 [any, width].
+        """
+        same_length(which, to)
+        for each in hidden:
+            expect(each, tuple(hidden[0].shape[:2]), torch.float32)
+        expect(states, tuple(states.shape[:2]), torch.float32)
+        parts = array("Q", [each.data_ptr() for each in hidden])
+        self._run(
+            self._c.outrider_fuse,
+            *(model, at(parts), len(parts), *hidden[0].shape, at(which), len(which)),
+            *(states.data_ptr(), at(to), *states.shape),
+        )
 
     def new_pipeline(
         self,
@@ -221,7 +249,7 @@ class Library(PackingCalls):
             expect(hidden, (len(layers), *hidden.shape[1:3]), torch.float32)
             _, states_rows, width = hidden.shape
             which, states = int32s("layers", layers), hidden.data_ptr()
-        sizes = array(  # the layout is that of DecideSizes in src/draft.cpp
+        sizes = array(  # the layout is that of DecideSizes in src/decide.cpp
             "q",
             (
                 len(words),
@@ -264,8 +292,11 @@ class Library(PackingCalls):
         planted: Sequence[Planted | None] = (),
         masks: Mapping[int, AllowedAfter] = NO_MASKS,
         mask_bytes: int = 0,
+        states: torch.Tensor | None = None,
+        before: Sequence[int] = (),
+        sublayers: Sequence[int] = (),
     ) -> list[DraftNodes]:
-        """Run the segments in ``words`` and go on from those that want a row of logits.
+        """Run the segments in ``words`` and go on from those that want logits.
 
         Args:
             model, store, words: as of ``forward``; page tables reach to the end of the draft.
@@ -275,6 +306,11 @@ class Library(PackingCalls):
             masks: by the number of a draft, what returns the tokens that may follow drafted ids,
                 None for all; what it raises is raised here.
             mask_bytes: of the shortest mask.
+            states: fp32 [rows, width], those that rows begin with, or of heads [drafts, width];
+                None where the model wants none.
+            sublayers: those that are run, as of ``forward``; none for all.
+            before: of each segment that drafts the position of its first drafted token in the
+                target's sequence; none where that is the number of the segment's tokens.
 
         Returns:
             What was drafted; less than asked for where a pipeline leaves nothing to draw.
@@ -289,7 +325,17 @@ class Library(PackingCalls):
             raise ModelError(f"limits of drafts are not of 32 bits ({error}).") from None
         size = count * most
         within("mask_bytes", mask_bytes, 0, LARGEST_INT)
-        sizes = array("q", (len(words), count, most, mask_bytes))
+        num_states = width = 0
+        if states is not None:
+            expect(states, tuple(states.shape[:2]), torch.float32)
+            num_states, width = states.shape
+        if before:
+            same_length(limits, before)
+        positions = int32s("positions", before) if before else None
+        parts = int32s("sublayers", sublayers) if sublayers else None
+        sizes = array(  # the layout is that of DraftSizes in src/draft.cpp
+            "q", (len(words), count, most, mask_bytes, num_states, width, len(sublayers))
+        )
         handles = array("Q", pipelines)
         entries = _planted(planted) if planted else None
         whole, chances = array("i", bytes(4 * (3 * size + count))), array("f", bytes(8 * size))
@@ -304,6 +350,9 @@ class Library(PackingCalls):
             at(handles),
             None if entries is None else at(entries),
             numbers,
+            None if positions is None else at(positions),
+            None if states is None else states.data_ptr(),
+            None if parts is None else at(parts),
             None if flags is None else at(flags),
             ASK_MASK() if asking is None else ASK_MASK(asking.address),
             at(whole),

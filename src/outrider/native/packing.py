@@ -1,6 +1,7 @@
 """A native library: loading it, and the functions that pack weights into models."""
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from ..errors import ModelError
 from ..limits import LARGEST_INT
-from .checks import expect, refused, wide_bias, within
+from .checks import at, expect, int32s, refused, wide_bias, within
 from .interface import (
     ABI,
     DTYPES,
@@ -75,13 +76,13 @@ class PackingCalls:
         return int(self._c.outrider_start(within("threads", threads, 1, LARGEST_INT)))
 
     def new_model(self, config: Config, embedding: torch.Tensor | None) -> int:
-        """Return a model without weights; ``embedding`` [vocabulary, hidden] must outlive it.
+        """Return a model without weights; ``embedding`` [embeddings, hidden] must outlive it.
 
         None where embeddings are tied: tokens are looked up in the head.
         """
         if embedding is not None:
             dtype = next((d for d, number in DTYPES.items() if number == config.dtype), None)
-            expect(embedding, (config.vocabulary, config.hidden), dtype)
+            expect(embedding, (config.embeddings or config.vocabulary, config.hidden), dtype)
         rows = None if embedding is None else embedding.data_ptr()
         return self._made(self._c.outrider_model, ctypes.byref(config), rows)
 
@@ -171,6 +172,21 @@ class PackingCalls:
             width,
             beside,
         )
+
+    def set_ids(self, model: int, targets: Sequence[int], inputs: Sequence[int]) -> None:
+        """Say which ids of the target a model's ids are, and which are looked up for the target's.
+
+        -1 stands for none; an empty ``inputs`` for the same ids.
+        """
+        theirs, ours = int32s("token ids", targets), int32s("token ids", inputs)
+        self._run(self._c.outrider_ids, model, at(theirs), len(theirs), at(ours), len(ours))
+
+    def borrow(self, model: int, beside: int) -> None:
+        """Let a model look tokens up where the model ``beside`` does, whose embedding stays.
+
+        Medusa's heads take its last norm instead.
+        """
+        self._run(self._c.outrider_borrow, model, beside)
 
     def set_vector(self, model: int, number: int, kind: str, data: torch.Tensor) -> None:
         """Keep ``data``, a norm's weight of layer ``number``; the model's own has number 0."""

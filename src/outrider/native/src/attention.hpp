@@ -73,7 +73,7 @@ private:
     int length_of(const Row& row) const { return row.prefix + row.num_above; }
     int first_of(const Row& row) const {
         const int length = length_of(row);
-        return window_ && length > window_ ? length - window_ : 0;
+        return std::max<int>(row.first, window_ && length > window_ ? length - window_ : 0);
     }
     // Blocks are counted page after page.
     int block_of(int token) const {

@@ -1,11 +1,7 @@
-// Processing and drawing in the forward's own call: a target's step, or all steps of a drafter.
-#include <algorithm>
-#include <cmath>
-
+// All steps of a drafter, level by level, in one call.
 #include "guard.hpp"
-#include "model.hpp"
 #include "planted.hpp"
-#include "sampler.hpp"
+#include "process.hpp"
 
 namespace outrider {
 
@@ -29,132 +25,32 @@ constexpr int MAX_BRANCHES = 8;
 constexpr int DEPTHS = 8, RANKS = 4, BINS = 4;
 constexpr float MARGINS[BINS - 1] = {0.5f, 1.5f, 3.0f};
 
-// Runs all layers; writes the logits [num_logits, vocabulary] of the rows that want them.
-void run(const Model& model, Store& store, const Rows& rows, float* logits, Hidden hidden = {}) {
-    const auto layers = all_layers(model);
-    forward(model, store, rows,
-            Wanted{layers.data(), int(layers.size()), hidden.layers, hidden.count, logits,
-                   hidden.out});
-}
-
-// Processes a row of `own` logits, in place or in `wide`; returns where the processed logits are. Before
-// its position stand `committed` tokens and then the path.
-float* process(const Pipeline& pipeline, float* z, int own, int committed, Path path, Mask mask,
-               std::vector<float>& wide) {
-    const int wanted = pipeline.o.vocabulary;
-    if (mask) keep(z, std::min(own, wanted), mask);
-    // Padded or cut to the target's vocabulary, which its options speak of.
-    if (own < wanted) {
-        wide.assign(wanted, -INFINITY);
-        std::copy(z, z + own, wide.begin());
-        z = wide.data();
-    }
-    pipeline.apply(z, committed - pipeline.o.prompt_length, path, false);
-    return z;
-}
-
-// The noise of a position, or null where the pipeline is greedy.
-struct NoiseOf {
-    NoiseOf(const Pipeline& pipeline, int position)
-        : key(pipeline.key(position)), drawn(pipeline.o.temperature != 0) {}
-    const NoiseKey* get() const { return drawn ? &key : nullptr; }
-    const NoiseKey key;
-    const bool drawn;
-};
-
-// A row to decide: line `line` of the logits, behind a node, its segment's last token (-1) or one
-// before that. Without a pipeline its logits are planted and left.
-struct Decision {
-    const Pipeline* pipeline;
-    const Planted* planted;  // or null
-    const Scored* from;
-    int node, line;
-    float* raw;  // where its raw logits are kept, or null
-};
-
-// The ids of a node's ancestors and its own: in place for a chain, in `room` for a tree.
-Path path_to(const Scored& from, int node, std::vector<std::int32_t>& room) {
-    if (from.chain) return {from.nodes, node + 1};
-    for (; node >= 0; node = from.parents[node]) room.push_back(from.nodes[node]);
-    std::reverse(room.begin(), room.end());
-    return {room.data(), int(room.size())};
-}
-
-// Whether the layers of hidden states are the model's.
-bool known(const Model& model, Hidden hidden) {
-    return std::all_of(hidden.layers, hidden.layers + hidden.count,
-                       [&](int layer) { return layer >= -1 && layer < model.c.layers; });
-}
-
-const char* decide_all(const Model& model, Store& store, const Rows& rows,
-                       const Pipeline* const* pipelines, const Planted* planted,
-                       const std::uint8_t* keeps, int num_pipelines, const Mask* masks,
-                       std::int64_t mask_bytes, float* logits, std::int64_t num_lines,
-                       Hidden hidden, std::int32_t* tokens, float* scores) {
-    if (!complete(model)) return INCOMPLETE;
-    if (int(rows.scored.size()) != num_pipelines) return "there are not as many pipelines as wanted";
-    if (!known(model, hidden)) return "there is no such layer";
-    const std::size_t width = model.c.vocabulary;
-    std::vector<Decision> all;
-    int line = 0, kept = rows.num_logits;
-    for (int s = 0; s < num_pipelines; ++s) {
-        const Scored& from = rows.scored[s];
-        if (pipelines[s] && from.logits != 1 + from.num_nodes)
-            return "not every node wants a row of logits";
-        for (int row = line; (pipelines[s] || planted) && row < line + from.logits; ++row) {
-            const bool keep = pipelines[s] && keeps && keeps[s];
-            if (keep && kept >= num_lines) return "there is no room for logits that are kept";
-            if (pipelines[s] && masks && masks[row] &&
-                mask_bytes * 8 < pipelines[s]->o.vocabulary)
-                return "a mask is shorter than the vocabulary";
-            all.push_back({pipelines[s], planted ? planted + s : nullptr, &from,
-                           row - line - from.logits + from.num_nodes, row,
-                           keep ? logits + kept++ * width : nullptr});
-        }
-        line += from.logits;
-    }
-    run(model, store, rows, logits, hidden);
-    each_row(int(all.size()), model.c.vocabulary, [&](int r) {
-        const Decision& d = all[r];
-        float* z = logits + d.line * width;
-        std::vector<std::int32_t> room;
-        std::vector<float> wide;
-        const Path path = path_to(*d.from, d.node, room);
-        const int committed = d.from->committed;
-        plant(d.planted, committed + path.length + std::min(0, d.node + 1), z, model.c.vocabulary);
-        if (!d.pipeline) return;
-        if (d.raw) std::copy(z, z + width, d.raw);
-        z = process(*d.pipeline, z, model.c.vocabulary, committed, path,
-                    masks ? masks[d.line] : nullptr, wide);
-        const NoiseOf noise(*d.pipeline, committed + path.length);
-        const Drawn drawn = draw(z, d.pipeline->o.vocabulary, noise.get());
-        tokens[d.line] = drawn.token;
-        scores[d.line] = drawn.score;
-    });
-    return nullptr;
-}
-
 // A token that may be drafted. `survival` is the chance that it and all before it are accepted.
 struct Node {
     std::int32_t token, parent;  // the parent's number, -1 for the sequence's last token
     int depth;
     float survival, margin;
+    int line;  // of the forward that it was drawn from
     int run;  // its place among the rows that were run behind the committed tokens, -1 where not
     bool straight;  // it was run where a chain would have it, as were all before it
 };
 
 // A sequence that drafts. Its first segment is run as it came; after that, level by level, the rows
-// of the likeliest nodes.
+// of the likeliest nodes. Where a model drafts in one pass, the first forward has the logits of all
+// levels.
 struct Drafting {
     const Pipeline* pipeline;
     const Planted* planted;  // or null
     const Scored from;  // all of its tokens are in the cache after the first forward
+    const int before;   // tokens of the sequence: the position that is drafted first
     const DraftLimits limits;
     const bool constrained;  // a mask goes before its pipeline
     int room;            // rows that its pages hold behind the committed tokens
     std::vector<Node> nodes;  // parents before their children
     std::vector<int> open;    // numbers of the nodes whose rows run now
     int ran = 0;
+    int levels = 0;  // of which logits are known, if a model drafts in one pass
+    int line = 0;    // that of the first
 
     float rate(int depth, int rank, float margin) const {
         if (!limits.rates) return 1;
@@ -179,7 +75,7 @@ struct Drafting {
     }
 
     // Takes in the highest draws behind a node.
-    void branch(int parent, const Drawn* drawn) {
+    void branch(int parent, int line, const Drawn* drawn) {
         const int count = draws();
         const int depth = parent < 0 ? 1 : nodes[parent].depth + 1;
         const float before = parent < 0 ? 1 : nodes[parent].survival;
@@ -189,7 +85,7 @@ struct Drafting {
             const float next = r + 1 < count ? drawn[r + 1].score : -INFINITY;
             const float margin = drawn[r].score - next;
             const float survival = before * rate(depth, r, margin);
-            nodes.push_back({drawn[r].token, parent, depth, survival, margin, -1, false});
+            nodes.push_back({drawn[r].token, parent, depth, survival, margin, line, -1, false});
         }
     }
 
@@ -204,16 +100,20 @@ struct Drafting {
     }
 
     // Chooses the rows of the next forward from the nodes of `first` on, which are the last level's.
-    void open_next(int first, int own) {
+    void open_next(int first, const Model& model) {
         open.clear();
         const std::vector<int> all = ranked(0);
         const int last = std::min<int>(all.size(), limits.nodes);
         for (int i = 0; i < last && int(open.size()) < limits.width; ++i) {
             Node& node = nodes[all[i]];
-            // The drafter may have no embedding for what it drew.
-            if (all[i] < first || node.depth >= limits.depth || node.token >= own ||
-                node.survival < limits.least || ran == room)
+            if (all[i] < first || node.depth >= limits.depth || node.survival < limits.least)
                 continue;
+            if (levels) {
+                if (node.depth < levels) open.push_back(all[i]);
+                continue;
+            }
+            // The drafter may have no embedding for what it drew.
+            if (ran == room || model.input_of(node.token) < 0) continue;
             node.run = ran++;
             node.straight = node.run == node.depth - 1 &&
                             (node.parent < 0 || nodes[node.parent].straight);
@@ -226,16 +126,19 @@ struct Drafting {
         return from.pages[place / page_size] * page_size + place % page_size;
     }
 
-    void append_rows(Rows& rows, int page_size) const {
+    // The rows of open nodes, and the states that they begin with: those that `ended` lines end with.
+    void append_rows(Rows& rows, const Model& model, int page_size, const float* ended,
+                     std::vector<float>& states) const {
         const int pages = int(rows.pages.size());
         if (!open.empty()) rows.pages.insert(rows.pages.end(), from.pages, from.pages + from.num_pages);
         for (int number : open) {
             const Node& node = nodes[number];
             Row row{};
-            row.token = node.token;
+            row.token = model.input_of(node.token);
             row.position = from.committed + node.depth - 1;
             row.slot = slot(node.run, page_size);
             row.pages = pages;
+            row.first = from.first;
             row.above = int(rows.above.size());
             row.logits = rows.num_logits++;
             row.prefix = node.straight ? row.position + 1 : from.committed;
@@ -246,6 +149,10 @@ struct Drafting {
                 row.num_above = node.depth;
             }
             rows.rows.push_back(row);
+            if (ended) {
+                const float* state = ended + std::size_t(node.line) * model.c.hidden;
+                states.insert(states.end(), state, state + model.c.hidden);
+            }
         }
     }
 
@@ -282,22 +189,54 @@ struct Drafting {
 
 // A row of logits: whose, and behind which node.
 struct Line {
-    int draft, node;
+    int draft, node, raw;  // `raw`: which of the forward's
     std::vector<std::int32_t> path;  // the ids from the committed tokens to the node
     Mask mask = nullptr;
 };
 
-void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all, AskMask ask) {
+// Runs a level's rows; returns the state that each line of logits ends with, null where none are wanted.
+const float* run_level(const Model& model, Store& store, const Rows& rows,
+                       const std::vector<std::int32_t>& sublayers, float* logits) {
+    const Config& c = model.c;
+    if (c.input == HEADS) {
+        run_heads(model, rows.states, int(rows.scored.size()), logits);
+        return nullptr;
+    }
+    if (c.input == EMBEDDED) {
+        run(model, store, rows, sublayers, logits);
+        return nullptr;
+    }
+    const std::size_t width = c.hidden;
+    float* all = store.states[0].reserve(rows.rows.size() * width);
+    float* ended = store.states[1].reserve(rows.num_logits * width);
+    run(model, store, rows, sublayers, logits, {&c.layers, 1, all});
+    for (std::size_t r = 0; r < rows.rows.size(); ++r)
+        if (rows.rows[r].logits >= 0)
+            std::copy(all + r * width, all + (r + 1) * width, ended + rows.rows[r].logits * width);
+    return ended;
+}
+
+void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& all, AskMask ask,
+           const std::vector<std::int32_t>& sublayers) {
     const int own = model.c.vocabulary;
+    const bool at_once = all.size() && all[0].levels;
     for (Drafting& d : all) d.open = {-1};
     std::vector<Line> lines;
     std::vector<Drawn> drawn;
-    for (;;) {
-        float* logits = store.logits.reserve(std::size_t(rows.num_logits) * own);
-        run(model, store, rows, logits);
+    std::vector<float> states;
+    float* logits = nullptr;
+    const float* ended = nullptr;
+    for (int level = 0;; ++level) {
+        if (!rows.rows.empty()) {
+            logits = store.logits.reserve(std::size_t(rows.num_logits) * own);
+            ended = run_level(model, store, rows, sublayers, logits);
+        }
         lines.clear();
         for (int i = 0; i < int(all.size()); ++i)
-            for (int node : all[i].open) lines.push_back({i, node, all[i].path(node)});
+            for (int node : all[i].open) {
+                const int raw = at_once ? all[i].line + level : int(lines.size());
+                lines.push_back({i, node, raw, all[i].path(node)});
+            }
         if (lines.empty()) return;
         for (Line& line : lines)
             if (all[line.draft].constrained)
@@ -307,25 +246,27 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
         each_row(int(lines.size()), own, [&](int r) {
             const Line& line = lines[r];
             const Drafting& d = all[line.draft];
-            const int committed = d.from.committed, length = int(line.path.size());
-            float* raw = logits + std::size_t(r) * own;
-            plant(d.planted, committed + length, raw, own);
+            const int before = d.before, length = int(line.path.size());
+            float* raw = logits + std::size_t(line.raw) * own;
+            if (!at_once) plant(d.planted, before + length, raw, own);
             std::vector<float> wide;
-            const float* z = process(*d.pipeline, raw, own, committed, {line.path.data(), length},
-                                     line.mask, wide);
-            const NoiseOf noise(*d.pipeline, committed + length);
+            const float* z = process(*d.pipeline, raw, own, model.targets, before,
+                                     {line.path.data(), length}, line.mask, at_once, wide);
+            const NoiseOf noise(*d.pipeline, before + length);
             draw_some(z, d.pipeline->o.vocabulary, noise.get(), d.draws(), &drawn[r * each]);
         });
         std::vector<int> first;
         for (Drafting& d : all) first.push_back(int(d.nodes.size()));
         for (std::size_t r = 0; r < lines.size(); ++r)
-            all[lines[r].draft].branch(lines[r].node, &drawn[r * each]);
+            all[lines[r].draft].branch(lines[r].node, lines[r].raw, &drawn[r * each]);
         rows = Rows();
+        states.clear();
         for (std::size_t i = 0; i < all.size(); ++i) {
-            all[i].open_next(first[i], own);
-            all[i].append_rows(rows, store.page_size);
+            all[i].open_next(first[i], model);
+            if (!at_once) all[i].append_rows(rows, model, store.page_size, ended, states);
         }
-        if (rows.rows.empty()) return;
+        if (!at_once && rows.rows.empty()) return;
+        rows.states = states.empty() ? nullptr : states.data();
     }
 }
 
@@ -334,48 +275,16 @@ void draft(const Model& model, Store& store, Rows rows, std::vector<Drafting>& a
 
 using namespace outrider;
 
-// Sizes of a call of outrider_decide; the layout is that of Library.decide.
-struct DecideSizes {
-    std::int64_t words, pipelines, rows, lines, vocabulary, hidden, hidden_rows, width, mask_bytes;
-};
-
-// A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
-// lines are those of the rows that want logits. A segment with a pipeline wants them of its last token
-// and of all nodes: these rows are decided, with a mask a row, of `mask_bytes` or more, unless `masks`
-// is null, and their `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits
-// are copied before that to the next lines behind the others. A segment without a pipeline (null) keeps
-// its logits as they are. `planted` (null: none) has an entry for each segment that wants logits.
-// `hidden` are layers, and `hidden_out` is as outrider_forward's.
-API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
-                                const std::int32_t* words, const Pipeline* const* pipelines,
-                                const Planted* planted, const std::uint8_t* keeps,
-                                const Mask* masks, float* logits,
-                                const std::int32_t* hidden, float* hidden_out,
-                                std::int32_t* tokens, float* scores) {
-    return guarded([&]() -> const char* {
-        const DecideSizes& n = *sizes;
-        if (store->model != model) return "the cache is another model's";
-        if (n.vocabulary != model->c.vocabulary || (n.hidden && n.width != model->c.hidden))
-            return "the room for results has another shape than its model";
-        const std::vector<Using> kept(pipelines, pipelines + n.pipelines);
-        Rows rows;
-        if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
-        if (rows.num_logits != n.rows || n.lines < n.rows ||
-            (n.hidden && n.hidden_rows != std::int64_t(rows.rows.size())))
-            return "the rows are not as many as announced";
-        return decide_all(*model, *store, rows, pipelines, planted, keeps, int(n.pipelines),
-                          masks, n.mask_bytes, logits, n.lines, {hidden, int(n.hidden), hidden_out},
-                          tokens, scores);
-    }, model, store);
-}
-
 // Sizes of a call of outrider_draft; the layout is that of Library.draft.
 struct DraftSizes {
-    std::int64_t words, drafts, most, mask_bytes;
+    std::int64_t words, drafts, most, mask_bytes, states, width, sublayers;
 };
 
-// A forward over `words`; segments that want a row of logits, one each, go on by a pipeline each, as
-// their `limits` say, with `planted` logits (null: none) or those of the model. Their page tables reach
+// A forward over `words`; segments that want logits go on by a pipeline each, as their `limits` say,
+// with `planted` logits (null: none) or those of the model. They want one row of them or, of a model that
+// drafts in one pass, one for each level. What is drafted first has the position `before` (null: the
+// number of the segment's tokens) in its sequence. `states` (null: none) are those that rows begin with
+// [rows, hidden] or, of heads, [drafts, hidden]. `sublayers` (null: all) are run. Page tables reach
 // to the end of the draft. Those that are `constrained` (null: none) have a mask a row, of `mask_bytes`
 // or more, for which the caller's thread calls `ask` between two forwards. Written are `ints`: tokens,
 // parents and runs [drafts, most each] and how much was drafted [drafts]; and `floats`: margins and
@@ -384,36 +293,56 @@ struct DraftSizes {
 API const char* outrider_draft(const Model* model, Store* store, const DraftSizes* sizes,
                                const std::int32_t* words, const Pipeline* const* pipelines,
                                const Planted* planted, const DraftLimits* limits,
+                               const std::int32_t* before, const float* states,
+                               const std::int32_t* sublayers,
                                const std::uint8_t* constrained, AskMask ask,
                                std::int32_t* ints, float* floats) {
     return guarded([&]() -> const char* {
         const DraftSizes& n = *sizes;
         if (store->model != model) return "the cache is another model's";
         if (!complete(*model)) return INCOMPLETE;
+        std::vector<std::int32_t> parts = all_sublayers(*model);
+        if (sublayers) parts.assign(sublayers, sublayers + n.sublayers);
+        if (!known_sublayers(*model, parts.data(), int(parts.size()))) return NO_LAYER;
         const std::vector<Using> kept(pipelines, pipelines + n.drafts);
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
         if (int(rows.scored.size()) != n.drafts) return "there are not as many drafts as wanted";
+        const bool heads = model->c.input == HEADS;
+        if ((model->c.input == EMBEDDED) != (states == nullptr)) return UNSTATED;
+        if (states && n.width != model->c.hidden) return "states have another width than their model";
+        if (states && n.states != (heads ? n.drafts : std::int64_t(rows.rows.size())))
+            return "there are not as many states as rows";
+        rows.states = states;
         const int longest = std::min<int>(model->c.max_length, model->turned);
+        bool at_once = heads;
+        for (const Scored& from : rows.scored) at_once |= from.num_nodes > 0;
         std::vector<Drafting> all;
+        int lines = 0;
         for (int i = 0; i < n.drafts; ++i) {
             const Scored& from = rows.scored[i];
             const DraftLimits& l = limits[i];
-            if (from.logits != 1 || from.num_nodes) return "a draft begins with one row of logits";
+            if (from.logits != 1 + from.num_nodes || !from.chain)
+                return "a draft begins with one row of logits, or with one for each level";
+            if (heads && from.logits != model->c.layers) return "there are not as many heads as levels";
             if (l.depth < 1 || l.nodes < l.depth || l.nodes > n.most || l.width < 1 || l.branches < 1 ||
                 l.branches > MAX_BRANCHES)
                 return "a draft has a bad size";
-            if (from.committed + std::int64_t(l.depth) - 1 > longest)
+            if (!at_once && from.committed + std::int64_t(l.depth) - 1 > longest)
                 return "a position is past the longest sequence";
+            if (before && (before[i] < 0 || before[i] > MOST)) return "a position is out of range";
             const std::int64_t room = std::int64_t(from.num_pages) * store->page_size - from.committed;
-            if (room < l.depth - 1) return "a segment's pages do not cover its rows";
+            if (!at_once && room < l.depth - 1) return "a segment's pages do not cover its rows";
             if (constrained && constrained[i] && n.mask_bytes * 8 < pipelines[i]->o.vocabulary)
                 return "a mask is shorter than the vocabulary";
-            all.push_back({pipelines[i], planted ? planted + i : nullptr, from, l,
-                           constrained && constrained[i],
+            all.push_back({pipelines[i], planted ? planted + i : nullptr, from,
+                           before ? before[i] : from.committed, l, constrained && constrained[i],
                            int(std::min<std::int64_t>(room, l.nodes)), {}, {}});
+            all.back().levels = at_once ? from.logits : 0;
+            all.back().line = lines;
+            lines += from.logits;
         }
-        draft(*model, *store, std::move(rows), all, ask);
+        draft(*model, *store, std::move(rows), all, ask, parts);
         const std::size_t size = std::size_t(n.drafts) * n.most;
         for (int i = 0; i < n.drafts; ++i) {
             std::int32_t* to = ints + std::size_t(i) * n.most;

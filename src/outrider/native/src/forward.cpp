@@ -2,48 +2,32 @@
 #include <atomic>
 
 #include "attention.hpp"
-#include "model.hpp"
-#include "pool.hpp"
-#include "quantized_tiles.hpp"
-#include "tiles.hpp"
+#include "multiply.hpp"
 
 namespace outrider {
 namespace {
-
-// Rows that every worker normalises for itself rather than wait for the others.
-constexpr int ALONE = 16;
-// Rows that every worker makes digits of for itself: half a microsecond each, which is about what
-// it takes to meet.
-constexpr int DIGITS_ALONE = 4;
-
-template <class T>
-void rms_norm(T* to, const float* x, const float* weight, int width, int stride, float eps) {
-    F32x16 sum = splat(0.0f);
-    for (int i = 0; i < stride; i += LANES) sum = fma(load(x + i), load(x + i), sum);
-    F32x16 factor = splat(1.0f / std::sqrt(total(sum) / float(width) + eps));
-    for (int i = 0; i < stride; i += LANES) store(to + i, load(x + i) * factor * load(weight + i));
-}
 
 // Workers are called in where there is work for them: below this many products of two numbers the
 // time to meet is longer.
 constexpr long WORTH_SHARING = 1 << 19;
 
 template <class T>
-struct Forward : Work {
-    const Weights<T>& m;
+struct Forward : Work, Multiplier<T> {
+    using Multiplier<T>::m, Multiplier<T>::digits, Multiplier<T>::multiply;
+    using Multiplier<T>::own_digits, Multiplier<T>::grain;
     Store& store_;
     const Rows& rows;
-    const std::vector<int> layers, hidden, scored;  // `scored`: rows that want logits, in order
+    const std::vector<int> sublayers, hidden, scored;  // `scored`: rows that want logits, in order
     float* const logits;
     float* const hidden_out;
     float *x, *qkv;  // see Scratch
-    T *normed, *q, *attended, *gated;
-    Digits digits;
+    T *normed, *q, *attended, *gated, *paired;
     std::uint8_t* bad;
     const Config c = m.c;
     const int n = int(rows.rows.size());
     const int width = padded(c.hidden, IN_PAD);
     const int normed_stride = apart(width);
+    const int paired_stride = apart(padded(2 * c.hidden, IN_PAD));
     const int inner = apart(padded(c.inner, IN_PAD));
     const int turned = (c.heads + 2 * c.kv_heads) * c.head_dim;
     const int qkv_width = padded(turned, LANES);
@@ -53,8 +37,8 @@ struct Forward : Work {
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows, const Wanted& wanted,
             std::vector<int> scored)
-        : m(weights), store_(store), rows(rows),
-          layers(wanted.layers, wanted.layers + wanted.num_layers),
+        : Multiplier<T>(weights, padded(int(rows.rows.size()), LANES)), store_(store), rows(rows),
+          sublayers(wanted.sublayers, wanted.sublayers + wanted.num_sublayers),
           hidden(wanted.hidden, wanted.hidden + wanted.num_hidden), scored(std::move(scored)),
           logits(wanted.logits), hidden_out(wanted.hidden_out) {
         Scratch<T>& s = m.scratch;
@@ -66,60 +50,21 @@ struct Forward : Work {
         q = s.q.reserve(count * c.heads * head_pad);
         attended = s.attended.reserve(count * out_width);
         gated = s.gated.reserve(count * inner);
-        digits = {s.digits.reserve((count > alone ? count : alone) * 2 * m.width),
-                  s.parts.reserve((count > alone ? count : alone) * m.blocks)};
+        paired = s.paired.reserve(c.input == PAIRED ? count * paired_stride : 0);
         s.bad.assign(n, 0);
         bad = s.bad.data();
     }
 
     int phases() const {
         const int kept = int(hidden.size());
-        return 8 + kept + int(layers.size()) * (12 + kept);
+        return 8 + kept + int(sublayers.size()) * (8 + kept);
     }
 
     int helpers() const {
         const long layer = long(c.hidden) * (2L * c.heads * c.head_dim + 3L * c.inner);
-        const long all = layer * n * long(layers.size()) +
+        const long all = layer * n * long(sublayers.size()) / 2 +
                          long(c.hidden) * c.vocabulary * long(scored.size());
         return all < WORTH_SHARING ? 1 : pool_size();
-    }
-
-    // Chunks of about an eighth of a worker's part, of whole groups of units.
-    static int grain(int units, int workers) {
-        const int wanted = units / (8 * workers) / 4 * 4;
-        return wanted < 4 ? 4 : wanted > 64 ? 64 : wanted;
-    }
-
-    // y of rows of x or, with a quantised matrix, of their digits.
-    void multiply(const Weight<T>& weight, int first, int last, const T* x, int stride,
-                  const Digits& digits, int count, const End& end) {
-        if (weight.packed.empty())
-            product(weight.plain, first, last, x, stride, count, end);
-        else
-            product(weight.packed, first, last, digits, count, end);
-    }
-
-    // The place of a worker that makes its own digits.
-    Digits own_digits(const Team& team) const {
-        const std::size_t row = std::size_t(team.index) * ALONE;
-        return {digits.digits + row * 2 * m.width, digits.parts + row * m.blocks};
-    }
-
-    // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself.
-    void multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
-                  const End& end) {
-        const bool quantised = !weight.packed.empty(), alone = count <= DIGITS_ALONE;
-        if (quantised && !alone)
-            team.share(count, 4, [&](int first, int last) {
-                digitise(weight.packed, x, stride, first, last, digits);
-            });
-        const Digits mine = alone ? own_digits(team) : digits;
-        bool ready = !quantised || !alone;
-        team.share(weight.units(), grain(weight.units(), team.count), [&](int first, int last) {
-            if (!ready) digitise(weight.packed, x, stride, 0, count, mine);
-            ready = true;
-            multiply(weight, first, last, x, stride, mine, count, end);
-        });
     }
 
     // The product of the RMSNorm of rows of x, `pick` saying which. Few rows every worker
@@ -151,26 +96,12 @@ struct Forward : Work {
         });
     }
 
-    // A row of the embedding as T. `room` has space.
-    const T* look_up(int token, T* room) const {
-        if (m.embedding) return m.embedding + std::size_t(token) * c.hidden;
-        const Weight<T>& from = m.rows();
-        if (from.packed.empty()) {
-            unpack_row(from.plain, token, room, c.hidden);
-        } else {
-            std::vector<float> wide(c.hidden);
-            unpack_row(from.packed, token, wide.data());
-            for (int i = 0; i < c.hidden; ++i) narrow_to(&room[i], wide[i]);
-        }
-        return room;
-    }
-
     void embed(int first, int last) {
         T scale;
         narrow_to(&scale, c.embedding_scale);
         std::vector<T> room(c.hidden);
         for (int r = first; r < last; ++r) {
-            const T* from = look_up(rows.rows[r].token, room.data());
+            const T* from = look_up(m, rows.rows[r].token, room.data());
             float* to = x + std::size_t(r) * width;
             for (int i = 0; i < c.hidden; ++i) {
                 T scaled = from[i];  // rounded, as torch rounds it
@@ -178,6 +109,36 @@ struct Forward : Work {
                 to[i] = widen(scaled);
             }
             for (int i = c.hidden; i < width; ++i) to[i] = 0;
+        }
+    }
+
+    // Rows that begin with a state: in front of it stands the embedding, each after its own norm.
+    void pair(int first, int last) {
+        T scale;
+        narrow_to(&scale, c.embedding_scale);
+        std::vector<T> room(c.hidden);
+        std::vector<float> wide(width), state(width);
+        for (int r = first; r < last; ++r) {
+            const T* from = look_up(m, rows.rows[r].token, room.data());
+            for (int i = 0; i < c.hidden; ++i) {
+                T scaled = from[i];
+                if (c.embedding_scale != 1) narrow_to(&scaled, widen(from[i]) * widen(scale));
+                wide[i] = widen(scaled);
+            }
+            std::memcpy(state.data(), rows.states + std::size_t(r) * c.hidden,
+                        c.hidden * sizeof(float));
+            float* to = x + std::size_t(r) * width;
+            std::memcpy(to, state.data(), width * sizeof(float));
+            rms_norm(wide.data(), wide.data(), m.layers[0].input_norm.data(), c.hidden, width,
+                     c.norm_eps);
+            rms_norm(state.data(), state.data(), m.state_norm.data(), c.hidden, width, c.norm_eps);
+            if (c.state_normed) std::memcpy(to, state.data(), width * sizeof(float));
+            T* both = paired + std::size_t(r) * paired_stride;
+            for (int i = 0; i < c.hidden; ++i) {
+                narrow_to(&both[i], wide[i]);
+                narrow_to(&both[c.hidden + i], state[i]);
+            }
+            std::fill(both + 2 * c.hidden, both + paired_stride, T());
         }
     }
 
@@ -251,41 +212,68 @@ struct Forward : Work {
     }
 
     void keep_hidden(Team& team, int layer) {
+        const bool normed = layer == c.layers && c.output_normed;
         for (std::size_t i = 0; i < hidden.size(); ++i) {
             if (hidden[i] != layer) continue;
             team.share(n, 4, [&](int first, int last) {
-                for (int r = first; r < last; ++r)
-                    std::memcpy(hidden_out + (i * n + r) * c.hidden,
-                                x + std::size_t(r) * width, c.hidden * sizeof(float));
+                std::vector<float> room(normed ? width : 0);
+                for (int r = first; r < last; ++r) {
+                    const float* from = x + std::size_t(r) * width;
+                    if (normed) {
+                        rms_norm(room.data(), from, m.norm.data(), c.hidden, width, c.norm_eps);
+                        from = room.data();
+                    }
+                    std::memcpy(hidden_out + (i * n + r) * c.hidden, from,
+                                c.hidden * sizeof(float));
+                }
             });
         }
     }
 
-    void run_layer(Team& team, int number) {
+    static int same(int r) { return r; }
+
+    End residual() const {
+        return {.kind = End::add, .y = x, .stride = std::size_t(width), .columns = width,
+                .scale = c.residual_scale};
+    }
+
+    void run_attention(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
-        auto same = [](int r) { return r; };
-        norm_multiply(team, layer.input_norm.data(), layer.matrices[QKV], n, same,
-                      {.kind = End::put, .y = qkv, .stride = std::size_t(qkv_width),
-                       .columns = qkv_width});
+        const End end{.kind = End::put, .y = qkv, .stride = std::size_t(qkv_width),
+                      .columns = qkv_width};
+        if (number == 0 && c.input == PAIRED)
+            multiply(team, layer.matrices[QKV], paired, paired_stride, n, end);
+        else
+            norm_multiply(team, layer.input_norm.data(), layer.matrices[QKV], n, same, end);
         team.share(n * c.kv_heads, 4,
                    [&](int first, int last) { turn_all(first, last, number, layer); });
         attention(team, number, layer);
-        const End residual{.kind = End::add, .y = x, .stride = std::size_t(width),
-                           .columns = width, .scale = c.residual_scale};
-        multiply(team, layer.matrices[OUTPUT], attended, out_width, n, residual);
+        multiply(team, layer.matrices[OUTPUT], attended, out_width, n, residual());
+    }
+
+    void run_mlp(Team& team, int number) {
+        const Layer<T>& layer = m.layers[number];
         norm_multiply(team, layer.mlp_norm.data(), layer.matrices[GATE_UP], n, same,
                       {.kind = End::gate, .gated = gated,
                        .gated_stride = std::size_t(inner), .narrow = sizeof(T) == 2});
-        multiply(team, layer.matrices[DOWN], gated, inner, n, residual);
+        multiply(team, layer.matrices[DOWN], gated, inner, n, residual());
     }
 
     void run(Team& team) override {
-        team.share(n, 4, [&](int first, int last) { embed(first, last); });
+        team.share(n, 4, [&](int first, int last) {
+            c.input == PAIRED ? pair(first, last) : embed(first, last);
+        });
         keep_hidden(team, -1);
-        for (int number : layers) {
-            run_layer(team, number);
-            keep_hidden(team, number);
+        for (int sublayer : sublayers) {
+            const int number = sublayer / 2;
+            if (sublayer % 2 == ATTENTION) {
+                run_attention(team, number);
+            } else {
+                run_mlp(team, number);
+                keep_hidden(team, number);
+            }
         }
+        keep_hidden(team, c.layers);
         team.share(n, 4, [&](int first, int last) {
             for (int r = first; r < last; ++r) {
                 F32x16 zero = splat(0.0f);  // stays so unless an element is no number
@@ -326,7 +314,7 @@ void mark(Store& store, const Rows& rows, const std::vector<std::uint8_t>& bad, 
     for (const Row& row : rows.rows) {
         if (row.logits < 0) continue;
         bool sees = false;
-        const int first = std::max(0, row.prefix + row.num_above - reach);
+        const int first = std::max(row.first, row.prefix + row.num_above - reach);
         for (int j = first; j < row.prefix && !sees; ++j) {
             int page = rows.pages[row.pages + j / store.page_size];
             sees = store.harmed[std::size_t(page) * store.page_size + j % store.page_size];
@@ -349,10 +337,18 @@ void forward_as(const Weights<T>& m, Store& store, const Rows& rows, const Wante
 }
 
 template <class T>
-bool ready_as(const Weights<T>& m, const std::int32_t* layers, int count) {
+bool ready_as(const Weights<T>& m, const std::int32_t* sublayers, int count) {
+    const Config& c = m.c;
+    if (c.input == HEADS) {
+        bool all = m.norm.size();
+        for (const auto& matrix : m.drafts) all = all && !matrix.empty();
+        return all;
+    }
     bool all = m.head && !m.head->empty() && m.norm.size();
+    if (c.input == PAIRED) all = all && m.state_norm.size();
+    if (c.fused) all = all && !m.fuse.empty() && (!c.fused_norms || m.fuse_norm.size());
     for (int i = 0; i < count; ++i) {
-        const Layer<T>& layer = m.layers[layers[i]];
+        const Layer<T>& layer = m.layers[sublayers[i] / 2];
         for (const auto& matrix : layer.matrices) all = all && !matrix.empty();
         all = all && layer.input_norm.size() && layer.mlp_norm.size();
         all = all && m.cos[layer.table].size() && m.sin[layer.table].size();
@@ -363,10 +359,10 @@ bool ready_as(const Weights<T>& m, const std::int32_t* layers, int count) {
 
 }  // namespace
 
-bool ready(const Model& model, const std::int32_t* layers, int count) {
+bool ready(const Model& model, const std::int32_t* sublayers, int count) {
     if (model.c.dtype == 0)
-        return ready_as(static_cast<const Weights<float>&>(model), layers, count);
-    return ready_as(static_cast<const Weights<bf16>&>(model), layers, count);
+        return ready_as(static_cast<const Weights<float>&>(model), sublayers, count);
+    return ready_as(static_cast<const Weights<bf16>&>(model), sublayers, count);
 }
 
 void forward(const Model& model, Store& store, const Rows& rows, const Wanted& wanted) {

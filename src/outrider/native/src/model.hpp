@@ -15,15 +15,31 @@
 
 namespace outrider {
 
+// What a row enters the first layer with.
+enum Input {
+    EMBEDDED,  // the embedding of its token
+    PAIRED,    // a state; its queries, keys and values see the token's embedding beside it (EAGLE-3)
+    HEADS,     // a state; there are no layers, but heads that draft one token each (Medusa)
+};
+
 // The layout is that of Config in native/interface.py.
 struct Config {
     std::int32_t dtype;  // 0 fp32, 1 bf16
     std::int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, max_length;
+    std::int32_t embeddings;  // tokens that have one: the vocabulary, unless it is a part of them
+    std::int32_t input;
+    std::int32_t fused;        // width of what FUSE makes a state of; 0 where states come as they are
+    std::int32_t fused_norms;  // that are applied to it before, each to its part
+    std::int32_t state_normed, output_normed;  // the residual stream begins, and a state ends, with a norm
+    std::int32_t blocks;       // residual blocks before the matrix of each of HEADS
     float norm_eps, scale, embedding_scale, residual_scale, logits_scale;
 };
 
-enum MatrixKind { QKV, OUTPUT, GATE_UP, DOWN, HEAD, EMBEDDING };
-enum NormKind { INPUT_NORM, MLP_NORM, FINAL_NORM, Q_NORM, K_NORM };
+// Those of a layer first. DRAFT: of HEADS, each one's residual blocks and then what makes its logits.
+enum MatrixKind { QKV, OUTPUT, GATE_UP, DOWN, HEAD, EMBEDDING, FUSE, DRAFT };
+enum NormKind { INPUT_NORM, MLP_NORM, FINAL_NORM, Q_NORM, K_NORM, STATE_NORM, FUSE_NORM };
+// What the numbers of sublayers mean: twice that of their layer, and this.
+enum Sublayer { ATTENTION, MLP };
 
 // A matrix as T, or quantised; one of the two is empty.
 template <class T>
@@ -51,7 +67,7 @@ constexpr int TABLES = 2;
 template <class T>
 struct Scratch {
     Memory<float> x, qkv;
-    Memory<T> normed, q, attended, gated;
+    Memory<T> normed, q, attended, gated, paired;
     Memory<std::int8_t> digits;
     Memory<Part> parts;
     std::vector<std::uint8_t> bad;
@@ -60,6 +76,14 @@ struct Scratch {
 struct Model : Counted {
     Config c;
     std::atomic<int> turned{0x7fffffff};  // positions that all its rotary tables reach
+    // The target's id of each row of logits, or -1, and the id that its embedding has here for each
+    // of the target's, or -1; empty where they are the same.
+    std::vector<std::int32_t> targets, inputs;
+    // Its token for one of the target's, or -1.
+    int input_of(int token) const {
+        if (!inputs.empty()) return token < int(inputs.size()) ? inputs[token] : -1;
+        return token < c.embeddings ? token : -1;
+    }
     explicit Model(const Config& config) : c(config) {}
 };
 
@@ -71,7 +95,9 @@ struct Weights : Model {
     // Other models may hold the same. `table`: a packed embedding that is not the head, or null.
     std::shared_ptr<Weight<T>> head, table;
     int width = 0, blocks = 0;  // of a row of digits, at most
-    Memory<float> norm;
+    Memory<float> norm, state_norm, fuse_norm;
+    Weight<T> fuse;  // [hidden, fused]
+    std::vector<Weight<T>> drafts;  // [heads][blocks + 1]
     Memory<float> cos[TABLES], sin[TABLES];  // [turned_to, head_dim / 2]
     int turned_to[TABLES] = {};
     mutable Scratch<T> scratch;
@@ -92,6 +118,7 @@ struct Store : Counted {
     std::vector<std::uint8_t> harmed;  // slots whose row was not finite
     int num_harmed = 0;
     Memory<float> logits;  // of the rows that a draft goes on from
+    Memory<float> states[2];  // that its rows begin with, and that they end with
 };
 
 template <class T>
@@ -103,7 +130,7 @@ Cache<T> cache_of(const Store& store, int layer) {
 
 struct Row {
     std::int32_t token, position, slot;
-    std::int32_t prefix;           // positions found through the page table
+    std::int32_t first, prefix;    // positions found through the page table: from, and up to
     std::int32_t pages;            // where that starts in Rows::pages
     std::int32_t above, num_above; // slots of ancestors behind the prefix, in Rows::above
     std::int32_t logits;           // which line of logits, or -1
@@ -113,6 +140,7 @@ struct Row {
 struct Scored {
     const std::int32_t *nodes, *parents, *pages;
     int num_nodes, num_pages, committed, logits;  // `committed`: tokens before its nodes
+    int first;  // position of the first token that is seen
     bool chain;
 };
 
@@ -122,13 +150,16 @@ struct Rows {
     std::vector<std::int32_t> pages;
     std::vector<std::int32_t> above;
     int num_logits = 0;
+    const float* states = nullptr;  // [rows, hidden], where the model wants them
 };
 
 // What a forward is asked for; see api.cpp.
 struct Wanted {
-    const std::int32_t* layers;
-    int num_layers;
-    const std::int32_t* hidden;  // layers after which the residual stream is wanted; -1: embedding
+    const std::int32_t* sublayers;  // to run, rising
+    int num_sublayers;
+    // Layers after which the residual stream is wanted; -1: embedding; as many as there are: what
+    // the next row of a draft begins with.
+    const std::int32_t* hidden;
     int num_hidden;
     float* logits;      // [num_logits, vocabulary]
     float* hidden_out;  // [num_hidden, rows, hidden]
@@ -146,20 +177,40 @@ const char* read_rows(const Model& model, const Store& store, const std::int32_t
                       std::int64_t count, Rows& rows);
 
 constexpr const char* INCOMPLETE = "the model's weights are not complete";
+constexpr const char* UNSTATED = "rows begin with a state in some models, and in others with none";
 
-inline std::vector<std::int32_t> all_layers(const Model& model) {
-    std::vector<std::int32_t> all(model.c.layers);
+inline std::vector<std::int32_t> all_sublayers(const Model& model) {
+    std::vector<std::int32_t> all(2 * model.c.layers);
     std::iota(all.begin(), all.end(), 0);
     return all;
 }
 
-// Whether a forward through these layers has all its weights.
-bool ready(const Model& model, const std::int32_t* layers, int count);
+constexpr const char* NO_LAYER = "there is no such layer";
+
+// Whether these are sublayers of a model, rising.
+inline bool known_sublayers(const Model& model, const std::int32_t* sublayers, int count) {
+    for (int i = 0; i < count; ++i)
+        if (sublayers[i] < 0 || sublayers[i] / 2 >= model.c.layers ||
+            (i && sublayers[i] <= sublayers[i - 1]))
+            return false;
+    return true;
+}
+
+// Whether a forward through these sublayers has all its weights.
+bool ready(const Model& model, const std::int32_t* sublayers, int count);
 inline bool complete(const Model& model) {
-    const auto all = all_layers(model);
+    const auto all = all_sublayers(model);
     return ready(model, all.data(), int(all.size()));
 }
 
 void forward(const Model& model, Store& store, const Rows& rows, const Wanted& wanted);
+
+// The logits [count, heads, vocabulary] that a model of HEADS has for `states` [count, hidden].
+void run_heads(const Model& model, const float* states, int count, float* logits);
+
+// Makes states of a target's hidden states: rows `which` of each of `hidden` [parts][., fused /
+// parts], to rows `to` of `states` [., hidden].
+void fuse(const Model& model, const float* const* hidden, int parts, const std::int32_t* which,
+          int count, float* states, const std::int32_t* to);
 
 }  // namespace outrider

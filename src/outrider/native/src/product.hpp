@@ -50,8 +50,8 @@ void unpack_row(const Matrix<T>& m, int row, T* to, int in) {
 
 // What becomes of finished sums.
 struct End {
-    enum Kind { put, add, gate } kind;
-    float* y = nullptr;        // put: y = sum; add: y += scale * sum
+    enum Kind { put, add, gate, swish } kind;
+    float* y = nullptr;        // put: y = sum; add: y += scale * sum; swish: y += silu(sum)
     std::size_t stride = 0;    // of y
     int columns = 0;           // of y that may be written
     float scale = 1;           // put: sum * scale
@@ -59,6 +59,8 @@ struct End {
     std::size_t gated_stride = 0;
     bool narrow = false;       // gate: to bf16
 };
+
+inline F32x16 silu(F32x16 x) { return x / (splat(1.0f) + exp(splat(0.0f) - x)); }
 
 inline void finish_one(const End& end, int row, int unit, F32x16 sum) {
     float* y = end.y + row * end.stride + std::size_t(unit) * LANES;
@@ -72,6 +74,8 @@ inline void finish_one(const End& end, int row, int unit, F32x16 sum) {
             store(last, sum);
             for (int i = 0; i < left; ++i) y[i] = last[i];
         }
+    } else if (end.kind == End::swish) {
+        store(y, load(y) + silu(sum));
     } else {
         store(y, fma(sum, splat(end.scale), load(y)));
     }
@@ -83,12 +87,11 @@ inline void finish(const End& end, const float* bias, int row, int unit, F32x16*
     if (end.kind == End::gate) {
         const std::size_t at = row * end.gated_stride + std::size_t(unit / 2) * LANES;
         for (int c = 0; c + 1 < C; c += 2) {
-            F32x16 g = sums[c];
-            F32x16 silu = g / (splat(1.0f) + exp(splat(0.0f) - g));
+            const F32x16 gated = silu(sums[c]) * sums[c + 1];
             if (end.narrow)
-                store(static_cast<bf16*>(end.gated) + at + c / 2 * LANES, silu * sums[c + 1]);
+                store(static_cast<bf16*>(end.gated) + at + c / 2 * LANES, gated);
             else
-                store(static_cast<float*>(end.gated) + at + c / 2 * LANES, silu * sums[c + 1]);
+                store(static_cast<float*>(end.gated) + at + c / 2 * LANES, gated);
         }
         return;
     }

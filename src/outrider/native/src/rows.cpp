@@ -20,10 +20,12 @@ struct Reader {
 };
 
 const char* read_segment(const Model& model, const Store& store, Reader& in, Rows& out) {
-    if (!in.has(5)) return "a segment is cut short";
-    const std::int32_t* head = in.take(5);
+    if (!in.has(6)) return "a segment is cut short";
+    const std::int32_t* head = in.take(6);
     const int tokens = head[0], nodes = head[1], start = head[2], pages = head[3], logits = head[4];
-    if (tokens < 1 || nodes < 0 || start < 0 || pages < 1) return "a segment has a bad size";
+    const int first = head[5];
+    if (tokens < 1 || nodes < 0 || start < 0 || pages < 1 || first < 0 || first > start)
+        return "a segment has a bad size";
     if (!in.has(std::int64_t(tokens) + 2 * std::int64_t(nodes) + pages))
         return "a segment is cut short";
     const std::int64_t committed = std::int64_t(start) + tokens;
@@ -45,7 +47,8 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
     }
     if (logits)
         out.scored.push_back(
-            {drafted, parents, table, nodes, pages, int(committed), logits, straight == nodes});
+            {drafted, parents, table, nodes, pages, int(committed), logits, first,
+             straight == nodes});
     const int first_page = int(out.pages.size());
     out.pages.insert(out.pages.end(), table, table + pages);
     auto slot = [&](std::int64_t place) {
@@ -57,8 +60,9 @@ const char* read_segment(const Model& model, const Store& store, Reader& in, Row
         Row row{};
         const int node = i - tokens;
         row.token = node < 0 ? ids[i] : drafted[node];
-        if (row.token < 0 || row.token >= model.c.vocabulary) return "a token id has no embedding";
+        if (row.token < 0 || row.token >= model.c.embeddings) return "a token id has no embedding";
         row.slot = slot(start + i);
+        row.first = first;
         row.pages = first_page;
         row.above = int(out.above.size());
         row.logits = i < tokens + nodes - logits ? -1 : out.num_logits++;

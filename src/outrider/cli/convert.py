@@ -1,0 +1,34 @@
+"""``outrider convert``: a checkpoint with pickled weights made readable, once and for all."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import status
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint's folder or hub name: a model, an EAGLE-3 head or Medusa heads, "
+            "with .bin, .pt or .safetensors files."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="The new folder.")],
+) -> None:
+    """Write a checkpoint with safetensors, which are all that serving reads.
+
+    Pickled weights are read as tensors alone, in a process of its own with a limit on its memory.
+    """
+    with status("converting"):
+        from ..models.convert import PICKLED
+        from ..models.convert import convert as converted
+        from ..models.families import find_folder
+        from ..models.heads import read_head
+
+        count = converted(find_folder(source, [f"*{suffix}" for suffix in PICKLED]), out)
+        head = read_head(out)
+    what = "a checkpoint" if head is None else f"drafter {head.kind}"
+    typer.echo(f"{out}: {what} of {count} tensors", err=True)

@@ -1,0 +1,312 @@
+"""EAGLE-3: a layer on the target's hidden states drafts, with a cache of its own.
+
+Li et al., "EAGLE-3: Scaling up inference acceleration of large language models via training-time
+test", 2025; heads that draft in one pass: Hui et al., "P-EAGLE: parallel-drafting EAGLE", 2026.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from ..config import EngineConfig
+from ..errors import ConfigError, ModelError
+from ..models.decide import DraftInput
+from ..models.families import find_folder
+from ..models.heads import MEDUSA, Head, read_head
+from ..models.native import NativeTransformer
+from ..models.native_head import NativeHead
+from ..models.rows import Segment
+from ..sampling.shared_noise import Noise
+from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from .base import Drafter, DrafterContext, DrafterSpec, Needs
+from .model import CATCH_UP, NODES, NOTHING, draft_limits, num_alike
+from .states import PageStates, StateRing
+
+UNREAD = 4096
+"""States that wait to be read, of all sequences together, or those of a step if they are more; a
+sequence that has more drafts from a shorter context."""
+
+
+@dataclass(frozen=True)
+class EagleSpec(DrafterSpec):
+    """An EAGLE-3 or P-EAGLE checkpoint in ``folder``."""
+
+    name = "eagle3"
+    wants = "an EAGLE-3 or P-EAGLE head trained for the target; memory for it and its cache"
+    costs = "a layer for each token of depth"
+    suits = "any text"
+    by_folder = True
+    folder: Path
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        if isinstance(option, str) and "/" not in option and not Path(option).exists():
+            return None
+        folder = find_folder(option)
+        head = read_head(folder) if folder.is_dir() else None
+        return None if head is None or head.kind == MEDUSA else cls(folder)
+
+    def _head(self) -> Head:
+        head = read_head(self.folder)
+        if head is None or head.kind == MEDUSA:
+            raise ModelError(f"{self.folder} is no EAGLE-3 head; give the folder of one.")
+        return head
+
+    def needs(self, context: DrafterContext) -> Needs:
+        config, target, head = context.config, context.model, self._head()
+        check_native(self.name, context)
+        assert isinstance(target, NativeTransformer)
+        model = NativeHead(head, target, context.max_model_len, config.drafter_quantization)
+        longest, most = config.max_draft_length, config.max_draft_nodes
+        if most is None and config.num_speculative_tokens is None:
+            most = NODES
+        nodes, width = max(longest, most or 0), 4 * model.hidden_size
+        return Needs(
+            model.page_bytes(config.page_size) + width,
+            width * _room(config, nodes),
+            nodes,
+            tuple(sorted({*model.target_layers})),
+            model,
+        )
+
+    def make(self, context: DrafterContext) -> EagleDrafter:
+        config = context.config
+        return EagleDrafter(
+            context.needs.loaded,
+            context.num_pages,
+            config.page_size,
+            config.max_num_batched_tokens,
+            _room(config, context.needs.max_nodes),
+            config.max_draft_length,
+            context.needs.max_nodes,
+            config.window_of(self.name),
+        )
+
+
+def _room(config: EngineConfig, nodes: int) -> int:
+    """Return how many states wait to be read at most."""
+    return max(UNREAD, config.max_num_batched_tokens + config.max_num_seqs * (1 + nodes))
+
+
+def check_native(name: str, context: DrafterContext) -> None:
+    """Refuse a target whose hidden states do not come from the native step, or the ratio rules.
+
+    Raises:
+        ConfigError: it is one, or one of them is in use.
+    """
+    if not isinstance(context.model, NativeTransformer):
+        raise ConfigError(
+            f"drafter {name!r} needs a target that the native step runs, and torch runs this one; "
+            "give drafter='suffix', or a target of a native family in float32 or bfloat16."
+        )
+    if context.needs_logits:
+        raise ConfigError(
+            f"drafter {name!r} drafts for acceptance_rule='coupled' only; leave the rule out."
+        )
+
+
+@dataclass
+class _State:
+    """The part of a sequence that is in the head's cache.
+
+    Entries at positions from ``first`` to ``num_computed`` are the sequence's, of which all that
+    full pages hold is noted for the first ``noted`` of them.
+    """
+
+    first: int = 1
+    num_computed: int = 1
+    noted: int = 0
+
+
+class EagleDrafter(Drafter):
+    """Drafts with a head that reads each token beside the target's state of the token before it.
+
+    The entry of a token thus depends on the tokens up to it, as in any cache: pages are shared as
+    the target's are. The first token has no state before it, and so no entry.
+
+    Args:
+        model: the head.
+        num_pages, page_size: those of the target's pool, whose page ids it uses.
+        max_rows: rows that sequences may catch up with in one step, all together.
+        room: states that wait to be read at most, no fewer than a step's rows.
+        max_length: longest draft.
+        max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
+        window: last tokens that it reads; None for all.
+    """
+
+    name = "eagle3"
+
+    def __init__(
+        self,
+        model: NativeHead,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        room: int,
+        max_length: int,
+        max_nodes: int,
+        window: int | None = None,
+    ) -> None:
+        self._model = model
+        self.max_length, self.max_nodes = max_length, max_nodes
+        self.target_layers = tuple(sorted({*model.target_layers}))
+        self.rows_at_once = max_length if model.mask_state is not None else 0
+        self._store = model.new_store(num_pages, page_size)
+        self._max_rows = min(max_rows, CATCH_UP)
+        self._page_size, self._window = page_size, window
+        self._usual = max_length + 1
+        self._ring = StateRing(room, model.hidden_size)
+        self._at_ends = PageStates(num_pages, model.hidden_size)
+        self._states: dict[str, _State] = {}
+        self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
+
+    @property
+    def model(self) -> NativeHead:
+        return self._model
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        found = [NOTHING] * len(batch)
+        segments: list[Segment] = []
+        inputs: list[DraftInput | None] = []
+        drafting: list[int] = []
+        room, self.catching_up = self._max_rows, False
+        for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
+            sequence, stop = item.sequence, item.start + item.count
+            if not budget.depth or stop < 2 or not sequence.pipeline.native_handle:
+                continue
+            state = self._state(sequence, stop)
+            start = state.num_computed
+            if start >= stop:
+                continue  # the state behind the token before the last one is not known
+            end = min(stop, start + max(room, self._usual))
+            if stop - start > self._usual:
+                room -= end - start
+                self.catching_up = True
+            segment = self._segment(sequence, state, end)
+            state.num_computed = end
+            for page in sequence.pages[start // self._page_size :]:
+                self._whole.pop(page, None)
+            draws = end == stop
+            if draws:
+                drafting.append(i)
+                segment = self._begun(segment, budget)
+            segments.append(segment)
+            inputs.append(DraftInput(sequence, draft_limits(budget)) if draws else None)
+        if segments:
+            drafts = self._model.draft(segments, self._store, inputs, noise)
+            made = [nodes for nodes, asked in zip(drafts, inputs, strict=True) if asked]
+            for i, nodes in zip(drafting, made, strict=True):
+                found[i] = nodes
+        tokens, parents, _, margins, survivals, _ = map(list, zip(*found, strict=True))
+        return Draft(tokens, parents, margins=margins, survivals=survivals)
+
+    def _segment(self, sequence: SequenceState, state: _State, end: int) -> Segment:
+        """Return the rows of a sequence that are to be read next, up to ``end``."""
+        start = state.num_computed
+        known = self._ring.first_known(sequence.id, end - 1)
+        states = self._ring.read(sequence.id, max(known, start - 1), end - 1)
+        if known > start - 1:  # the last token of a page that another sequence computed
+            page = sequence.pages[start // self._page_size - 1]
+            states = torch.cat([self._at_ends.states[page : page + 1], states])
+        self._ring.forget(sequence.id, end - 1)
+        first = state.first if self._window is None else max(state.first, end - self._window)
+        return Segment(
+            sequence.tokens[start:end],
+            start,
+            sequence.pages,
+            0,
+            sequence.prompt_length,
+            key=sequence.id,
+            first=min(first, start),
+            states=states,
+        )
+
+    def _begun(self, segment: Segment, budget: DraftBudget) -> Segment:
+        """Return a segment behind which a draft begins; heads of one pass need rows for it."""
+        later, mask = budget.depth - 1, self._model.mask_state
+        if mask is None or not later:
+            return segment._replace(logits=1)
+        token = self._model.head.mask_token
+        assert segment.states is not None
+        assert token is not None
+        return segment._replace(
+            logits=1 + later,
+            nodes=[token] * later,
+            parents=range(-1, later - 1),
+            states=torch.cat([segment.states, mask.expand(later, -1)]),
+        )
+
+    def _state(self, sequence: SequenceState, stop: int) -> _State:
+        """Return a sequence's state; its context begins anew where states have been lost."""
+        state = self._states.get(sequence.id)
+        if state is None:
+            state = self._states[sequence.id] = self._known(sequence)
+        known = self._ring.first_known(sequence.id, stop - 1)
+        begin = known if known and known % self._page_size == 0 else known + 1
+        if self._window is not None:
+            begin = max(begin, stop - self._window)
+        if begin > state.num_computed:
+            state.first, state.num_computed, state.noted = begin, begin, 0
+        return state
+
+    def num_unread(self, sequence: SequenceState) -> int:
+        state = self._states.get(sequence.id) or self._known(sequence)
+        return len(sequence.tokens) - state.num_computed
+
+    def observe(
+        self,
+        batch: Sequence[Scheduled],
+        draft: Draft,
+        verdict: Verdict,
+        states: HiddenStates | None,
+    ) -> None:
+        """Make states of the hidden states of committed rows, and keep them."""
+        assert states is not None
+        which, to = array("i"), array("i")
+        ends: list[int] = []
+        at: list[int] = []
+        size = self._page_size
+        for item, path, first in zip(batch, verdict.path, states.first, strict=True):
+            rows = [*range(first, first + item.count), *(first + item.count + n for n in path)]
+            start, sequence = item.start, item.sequence
+            places = self._ring.append(sequence.id, start, len(rows))
+            which.extend(rows)
+            to.extend(places)
+            if sequence.pages:  # else it has ended and given them back
+                for place in range(-(start + 1) % size, len(rows), size):
+                    ends.append(sequence.pages[(start + place) // size])
+                    at.append(places[place])
+        layers = [states.layers[layer] for layer in self._model.target_layers]
+        self._model.fuse(layers, which, self._ring.states, to)
+        self._at_ends.keep(ends, self._ring.states, at)
+        for item in batch:
+            state = self._states.get(item.sequence.id)
+            if state is not None:
+                self._note(item.sequence, state)
+
+    def _known(self, sequence: SequenceState) -> _State:
+        """Return the state of a new sequence whose beginning others may have computed."""
+        pages = (len(sequence.tokens) - 1) // self._page_size
+        noted = num_alike(map(self._whole.get, sequence.pages[:pages]), sequence.keys)
+        return _State(1, max(1, noted * self._page_size), noted)
+
+    def _note(self, sequence: SequenceState, state: _State) -> None:
+        """Note the complete pages; a sequence that ended has given them back."""
+        full = min(state.num_computed // self._page_size, len(sequence.keys), len(sequence.pages))
+        if state.first == 1 and full > state.noted:
+            for page in range(state.noted, full):
+                self._whole[sequence.pages[page]] = sequence.keys[page]
+            state.noted = full
+
+    def release(self, seq_id: str, ended: bool) -> None:
+        self._states.pop(seq_id, None)
+        self._ring.release(seq_id)
+        self._store.release(seq_id)

@@ -1,0 +1,101 @@
+"""The target's states that a head has not read yet, in a ring of bounded size."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+
+class Run(NamedTuple):
+    """States of ``length`` tokens from position ``start`` on, of all the ``number``-th and on."""
+
+    start: int
+    number: int
+    length: int
+
+
+@dataclass
+class StateRing:
+    """States by sequence and position; the oldest go when there is no room.
+
+    Args:
+        room: how many there can be.
+        width: of a state.
+    """
+
+    room: int
+    width: int
+    written: int = 0
+    states: torch.Tensor = field(init=False)
+    _runs: dict[str, list[Run]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.states = torch.zeros(self.room, self.width)
+
+    def append(self, sequence: str, start: int, count: int) -> array[int]:
+        """Return where to write states of ``count`` tokens, the last ones of a sequence so far."""
+        runs = self._runs.setdefault(sequence, [])
+        while runs and runs[-1].start >= start:  # computed anew
+            runs.pop()
+        if runs and runs[-1].start + runs[-1].length > start:
+            runs[-1] = runs[-1]._replace(length=start - runs[-1].start)
+        while runs and runs[0].number + runs[0].length <= self.written - self.room:
+            del runs[0]
+        last = runs[-1] if runs else None
+        if last and last.start + last.length == start and last.number + last.length == self.written:
+            runs[-1] = last._replace(length=last.length + count)
+        else:
+            runs.append(Run(start, self.written, count))
+        first = self.written
+        self.written += count
+        return array("i", [number % self.room for number in range(first, first + count)])
+
+    def first_known(self, sequence: str, stop: int) -> int:
+        """Return the first position from which on all states before ``stop`` are there."""
+        first, gone = stop, self.written - self.room
+        for start, number, length in reversed(self._runs.get(sequence, [])):
+            if start + length < first:
+                break
+            first = min(first, start + min(max(0, gone - number), length))
+            if gone > number:
+                break
+        return first
+
+    def read(self, sequence: str, start: int, stop: int) -> torch.Tensor:
+        """Return the states of positions ``start`` to ``stop``, all known: fp32 [., width]."""
+        rows: list[int] = []
+        for first, number, length in self._runs.get(sequence, []):
+            low, high = max(first, start), min(first + length, stop)
+            rows += [(number + place - first) % self.room for place in range(low, high)]
+        return self.states[rows]
+
+    def forget(self, sequence: str, before: int) -> None:
+        """Forget the states of a sequence before a position."""
+        runs = self._runs.get(sequence, [])
+        while runs and runs[0].start + runs[0].length <= before:
+            del runs[0]
+
+    def release(self, sequence: str) -> None:
+        """Forget a sequence."""
+        self._runs.pop(sequence, None)
+
+
+class PageStates:
+    """The state of the last token of each page, so that others may go on behind a shared prefix.
+
+    Args:
+        num_pages: of the cache.
+        width: of a state.
+    """
+
+    def __init__(self, num_pages: int, width: int) -> None:
+        self.states = torch.zeros(num_pages, width)
+
+    def keep(self, pages: Sequence[int], ring: torch.Tensor, rows: Sequence[int]) -> None:
+        """Keep rows of a ring as the states of pages."""
+        if pages:
+            self.states[list(pages)] = ring[list(rows)]

@@ -1,0 +1,173 @@
+"""EAGLE-3 heads that the native step runs."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from ..config import NO_RECIPES, Recipe
+from ..errors import ModelError
+from ..native.checks import free_with
+from ..native.interface import PAIRED, Config
+from .base import Output, Store
+from .heads import PEAGLE, Head, HeadTensors, check_target, drafted_ids
+from .native import NativeTransformer, words_of
+from .native_store import NativeStore
+from .rows import Segment
+from .weights import Loader, quantized
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def head_recipe(quantization: str | None) -> Recipe | None:
+    """Return how a head's matrices are quantised: "auto" is int8, None leaves them as they are."""
+    if quantization == "auto":
+        return Recipe.parse("int8")
+    return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
+
+
+class NativeHead(NativeTransformer):
+    """An EAGLE-3 head beside its target, whose native step runs it.
+
+    The row of a token begins with the state behind the token before it, so there is none of the
+    first token. Logits are of the ids that the head drafts, tokens the target's.
+
+    Args:
+        head: as its checkpoint says.
+        target: the model whose hidden states it goes on from.
+        max_length: positions of a sequence at most.
+        quantization: a recipe's text, "auto" for int8, or one of ``NO_RECIPES``.
+
+    Raises:
+        ModelError: the checkpoint is damaged, or made for another target.
+    """
+
+    def __init__(
+        self, head: Head, target: NativeTransformer, max_length: int, quantization: str | None
+    ) -> None:
+        assert head.architecture is not None
+        assert head.config is not None
+        check_target(head, target.shape, target.hidden_size, target.hidden_layers)
+        self.head, self.target = head, target
+        self.target_layers = head.target_layers(target.hidden_layers)
+        self.dtype, self.library = target.dtype, target.library
+        self.shape = a = head.architecture
+        self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
+        recipe = head_recipe(quantization)
+        source = HeadTensors(head.folder)
+        loader = Loader(source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe)
+        self.embedding = self._own_embedding(source)
+        self.shared_bytes = 0
+        library = self.library
+        self.handle = library.new_model(self._config(max_length), self.embedding)
+        free_with(self, library.free, "model", self.handle)
+        if self.embedding is None:
+            library.borrow(self.handle, target.handle)
+        self._set(0, "head", loader.head(torch.empty(0)), None)
+        self._set_fuse(loader, source, recipe)
+        kinds = list(dict.fromkeys(a.kinds))
+        self._turning = head.config, kinds
+        self.max_length, self._turned = max_length, 0
+        self._turn(1)
+        for index in range(a.num_layers):
+            inputs = None if index else 2 * a.hidden_size
+            self._load_layer(loader, index, kinds.index(a.kinds[index]), inputs)
+        norm = loader.norm("model.layers.0.hidden_norm")
+        library.set_vector(self.handle, 0, "state", norm[: a.hidden_size])
+        library.set_vector(self.handle, 0, "final", loader.norm("model.norm")[: a.hidden_size])
+        ids = drafted_ids(source, head)
+        if ids is not None:
+            library.set_ids(self.handle, ids, ())
+        self.drafted_ids = torch.tensor(ids if ids is not None else range(a.vocab_size))
+        library.check(self.handle)
+        self.mask_state = self._mask_state(source)
+        """What later positions begin with, of heads that draft in one pass: fp32 [1, width]."""
+
+    def _config(self, max_length: int) -> Config:
+        config, head = super()._config(max_length), self.head
+        config.embeddings, config.input = head.vocab_size, PAIRED
+        config.fused = len(self.target_layers) * head.hidden_size
+        config.fused_norms = len(head.fused_norms)
+        config.state_normed, config.output_normed = head.state_normed, head.output_normed
+        return config
+
+    def _own_embedding(self, source: HeadTensors) -> torch.Tensor | None:
+        """Return the head's embedding, None where it is the target's."""
+        if EMBEDDING not in source:
+            if self.shape.hidden_size != self.target.hidden_size:
+                raise ModelError(
+                    f"{self.head.folder} has no embedding, and that of the target is "
+                    f"{self.target.hidden_size} wide where the head's states are "
+                    f"{self.shape.hidden_size}; convert the checkpoint again."
+                )
+            return None
+        shape = self.head.vocab_size, self.shape.hidden_size
+        own, theirs = source.get(EMBEDDING, shape, self.dtype).contiguous(), self.target.embedding
+        same = theirs is not None and theirs.shape == own.shape and torch.equal(own, theirs)
+        return None if same else own
+
+    def _set_fuse(self, loader: Loader, source: HeadTensors, recipe: Recipe | None) -> None:
+        """Pack what makes states of the target's hidden states."""
+        wide = len(self.target_layers) * self.head.hidden_size
+        if recipe is None:
+            matrix = loader.matrix("fc.weight", self.hidden_size, wide, None)
+        else:
+            matrix = quantized(source, "fc.weight", (self.hidden_size, wide), recipe)
+        self._set(0, "fuse", matrix, None)
+        names = self.head.fused_norms
+        if names:
+            size = (wide // len(names),)
+            norms = [source.get(name, size, torch.float32) for name in names]
+            self.library.set_vector(self.handle, 0, "fuse", torch.cat(norms))
+
+    def _mask_state(self, source: HeadTensors) -> torch.Tensor | None:
+        if self.head.kind != PEAGLE:
+            return None
+        parts = len(self.target_layers)
+        shape = 1, 1, parts * self.head.hidden_size
+        hidden = source.get("mask_hidden", shape, torch.float32).view(parts, 1, -1)
+        state = torch.empty(1, self.hidden_size)
+        self.fuse([part.contiguous() for part in hidden], array("i", [0]), state, array("i", [0]))
+        return state
+
+    def fuse(
+        self,
+        hidden: Sequence[torch.Tensor],
+        which: array[int],
+        states: torch.Tensor,
+        to: array[int],
+    ) -> None:
+        """Make states of rows of the target's hidden states, see ``Library.fuse``."""
+        self.library.fuse(self.handle, hidden, which, states, to)
+
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """See ``base.Model``; logits are over the target's vocabulary.
+
+        As many layers as there are stand for the states that the next rows of a draft begin with.
+        """
+        assert isinstance(store, NativeStore)
+        wanted = sum(segment.logits for segment in segments)
+        rows = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
+        own = torch.empty(wanted, self.shape.vocab_size)
+        kept = torch.empty(len(hidden), rows, self.hidden_size)
+        sublayers, states = range(2 * self.shape.num_layers), self._states(segments)
+        handles = self.handle, store.handle
+        self.library.forward(*handles, words_of(segments), sublayers, hidden, own, kept, states)
+        logits = torch.full((wanted, self.head.vocab_size), -torch.inf)
+        logits[:, self.drafted_ids] = own
+        return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
+
+    def try_rows(self, count: int, store: Store) -> None:
+        tables, state = (
+            [array("i", (page,)) for page in range(count)],
+            torch.ones(1, self.hidden_size),
+        )
+        self.run([Segment([1], 0, pages, 1, 1, states=state) for pages in tables], store)
+
+    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+        states = [segment.states for segment in segments if segment.states is not None]
+        if len(states) != len(segments):
+            raise ModelError("a row of a head begins with no state.")
+        return states[0] if len(states) == 1 else torch.cat(states)

@@ -1,0 +1,102 @@
+"""Medusa's heads, which the native step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import ModelError
+from ..native.checks import free_with
+from ..native.interface import HEADS, Config
+from .base import Output, Store
+from .decide import DraftInput
+from .formats.shared import Checkpoint
+from .heads import Head, check_target
+from .native import NativeTransformer, words_of
+from .native_head import head_recipe
+from .native_store import NativeStore
+from .quantize import Matrix
+from .rows import Segment
+from .weights import quantized
+
+
+class NativeMedusa(NativeTransformer):
+    """Heads that each draft one token from the target's last hidden state, and have no cache.
+
+    A segment stands for a sequence; its first row's state is the target's residual stream behind
+    the last layer. Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple
+    decoding heads", 2024.
+
+    Args:
+        head: as its checkpoint says.
+        target: the model whose hidden states it goes on from.
+        quantization: a recipe's text, "auto" for int8, or one of ``NO_RECIPES``.
+
+    Raises:
+        ModelError: the checkpoint is damaged, or made for another target.
+    """
+
+    def __init__(self, head: Head, target: NativeTransformer, quantization: str | None) -> None:
+        check_target(head, target.shape, target.hidden_size, target.hidden_layers)
+        self.head, self.target = head, target
+        self.dtype, self.library, self.shape = target.dtype, target.library, target.shape
+        self.hidden_layers, self.hidden_size = 0, target.hidden_size
+        self.num_heads = head.longest or 1
+        recipe, source = head_recipe(quantization), Checkpoint(head.folder)
+        library, each = self.library, head.blocks + 1
+        self.handle = library.new_model(self._config(1), None)
+        free_with(self, library.free, "model", self.handle)
+        library.borrow(self.handle, target.handle)
+        for number in range(self.num_heads * each):
+            place, block = divmod(number, each)
+            last = block == head.blocks
+            name = f"{place}.{block}." + ("" if last else "linear.")
+            shape = (head.vocab_size if last else head.hidden_size), head.hidden_size
+            matrix: Matrix = source.matrix(f"{name}weight", shape, self.dtype)
+            if recipe is not None:
+                matrix = quantized(source, f"{name}weight", shape, recipe)
+            bias = None
+            if f"{name}bias" in source:
+                bias = source.get(f"{name}bias", shape[:1], torch.float32)
+            self._set(number, "draft", matrix, bias)
+        library.check(self.handle)
+
+    def _config(self, max_length: int) -> Config:
+        config = super()._config(self.target.max_length)
+        config.layers, config.blocks, config.input = self.num_heads, self.head.blocks, HEADS
+        return config
+
+    def _turn(self, length: int) -> None:
+        """Nothing turns by position."""
+
+    def try_rows(self, count: int, store: Store) -> None:
+        self.run([self.segment(torch.ones(1, self.hidden_size), "")] * count, store)
+
+    def run(self, segments: Sequence[Segment], store: Store, hidden: Sequence[int] = ()) -> Output:
+        """Return the logits of each segment's heads, [segments * heads, vocabulary]."""
+        assert isinstance(store, NativeStore)
+        count, wide = len(segments), self.shape.vocab_size
+        logits, kept = (
+            torch.empty(count * self.num_heads, wide),
+            torch.empty(0, count, self.hidden_size),
+        )
+        states, handles = self._states(segments), (self.handle, store.handle)
+        self.library.forward(*handles, words_of(segments), (), (), logits, kept, states)
+        return Output(logits)
+
+    def segment(self, states: torch.Tensor, key: str) -> Segment:
+        """Return the segment of a sequence whose last state is ``states`` fp32 [1, hidden_size]."""
+        later = self.num_heads - 1
+        pages, parents = range(1 + later), range(-1, later - 1)
+        nodes = [0] * later
+        return Segment([0], 0, pages, 1 + later, 0, nodes, parents, key, states=states)
+
+    def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+        states = [segment.states for segment in segments if segment.states is not None]
+        if len(states) != len(segments):
+            raise ModelError("a head begins with no state.")
+        return torch.cat(states)
+
+    def _positions(self, inputs: Sequence[DraftInput | None]) -> Sequence[int]:
+        return [len(asked.sequence.tokens) for asked in inputs if asked is not None]

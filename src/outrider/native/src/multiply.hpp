@@ -1,0 +1,93 @@
+// Products of rows with a model's matrices, plain or quantised, shared by a team of workers.
+#pragma once
+
+#include "model.hpp"
+#include "pool.hpp"
+#include "quantized_tiles.hpp"
+#include "tiles.hpp"
+
+namespace outrider {
+
+// Rows that every worker normalises for itself rather than wait for the others.
+constexpr int ALONE = 16;
+// Rows that every worker makes digits of for itself: half a microsecond each, which is about what
+// it takes to meet.
+constexpr int DIGITS_ALONE = 4;
+
+template <class T>
+void rms_norm(T* to, const float* x, const float* weight, int width, int stride, float eps) {
+    F32x16 sum = splat(0.0f);
+    for (int i = 0; i < stride; i += LANES) sum = fma(load(x + i), load(x + i), sum);
+    F32x16 factor = splat(1.0f / std::sqrt(total(sum) / float(width) + eps));
+    for (int i = 0; i < stride; i += LANES) store(to + i, load(x + i) * factor * load(weight + i));
+}
+
+template <class T>
+struct Multiplier {
+    const Weights<T>& m;
+    Digits digits;  // of all rows, or of ALONE rows of every worker
+
+    // Makes room for the digits of `count` rows.
+    Multiplier(const Weights<T>& weights, std::size_t count) : m(weights) {
+        const std::size_t alone = std::size_t(ALONE) * pool_size();
+        if (count < alone) count = alone;
+        digits = {m.scratch.digits.reserve(count * 2 * m.width),
+                  m.scratch.parts.reserve(count * m.blocks)};
+    }
+
+    // Chunks of about an eighth of a worker's part, of whole groups of units.
+    static int grain(int units, int workers) {
+        const int wanted = units / (8 * workers) / 4 * 4;
+        return wanted < 4 ? 4 : wanted > 64 ? 64 : wanted;
+    }
+
+    // y of rows of x or, with a quantised matrix, of their digits.
+    void multiply(const Weight<T>& weight, int first, int last, const T* x, int stride,
+                  const Digits& digits, int count, const End& end) {
+        if (weight.packed.empty())
+            product(weight.plain, first, last, x, stride, count, end);
+        else
+            product(weight.packed, first, last, digits, count, end);
+    }
+
+    // The place of a worker that makes its own digits.
+    Digits own_digits(const Team& team) const {
+        const std::size_t row = std::size_t(team.index) * ALONE;
+        return {digits.digits + row * 2 * m.width, digits.parts + row * m.blocks};
+    }
+
+    // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself.
+    void multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
+                  const End& end) {
+        const bool quantised = !weight.packed.empty(), alone = count <= DIGITS_ALONE;
+        if (quantised && !alone)
+            team.share(count, 4, [&](int first, int last) {
+                digitise(weight.packed, x, stride, first, last, digits);
+            });
+        const Digits mine = alone ? own_digits(team) : digits;
+        bool ready = !quantised || !alone;
+        team.share(weight.units(), grain(weight.units(), team.count), [&](int first, int last) {
+            if (!ready) digitise(weight.packed, x, stride, 0, count, mine);
+            ready = true;
+            multiply(weight, first, last, x, stride, mine, count, end);
+        });
+    }
+};
+
+// A row of the embedding as T: in place, or in `room` [hidden].
+template <class T>
+const T* look_up(const Weights<T>& m, int token, T* room) {
+    const int hidden = m.c.hidden;
+    if (m.embedding) return m.embedding + std::size_t(token) * hidden;
+    const Weight<T>& from = m.rows();
+    if (from.packed.empty()) {
+        unpack_row(from.plain, token, room, hidden);
+    } else {
+        std::vector<float> wide(hidden);
+        unpack_row(from.packed, token, wide.data());
+        for (int i = 0; i < hidden; ++i) narrow_to(&room[i], wide[i]);
+    }
+    return room;
+}
+
+}  // namespace outrider
