@@ -243,7 +243,7 @@ class RetokenizeDrafter(Drafter):
         behind = ids[start : start + room]
         end = start + len(behind)
         draws = whole and end == stop
-        most = end + (budget.nodes if draws else 0)
+        most = end + (max(budget.depth, budget.nodes) if draws else 0)
         if stop > self._longest or not self._pool.grow(state.table, most):
             self._give_back(state)
             return [], False
