@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 SPECIALS = ["<|end|>", "</s>", "<|begin|>"]
 
 
-def other_tokenizer(kept: float = 0.3, seed: int = 3) -> Tokenizer:
+def other_tokenizer(kept: float = 0.5, seed: int = 3) -> Tokenizer:
     """A byte-level tokenizer with the target's letters, some of its pairs, and pairs of its own.
 
     Its ids are the target's in no order.
@@ -24,7 +24,8 @@ def other_tokenizer(kept: float = 0.3, seed: int = 3) -> Tokenizer:
     theirs = tiny_tokenizer().get_vocab()
     singles = [token for token in theirs if len(token) == 1]
     pairs = [tuple(token) for token in theirs if len(token) == 2 and rng.random() < kept]
-    pairs += [pair for pair in itertools.product("bcdfg", "aeioustp") if "".join(pair) not in theirs]
+    others = itertools.product("bcdfghjklmpqvwxyz", "aeiou")
+    pairs += [pair for pair in others if "".join(pair) not in theirs]
     names = [*SPECIALS, *singles, *map("".join, pairs)]
     rng.shuffle(names)
     vocabulary = {name: id for id, name in enumerate(names)}

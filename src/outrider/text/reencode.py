@@ -68,9 +68,12 @@ class Reencoder:
         shared: Intersection,
     ) -> None:
         self._tokenizer = drafter
-        self._theirs, self._ours, self._inputs = theirs, ours, shared.inputs
+        self._theirs, self._ours, self.shared = theirs, ours, shared
         self._size = len(ours.tokens)
         self._their_begin, self._our_begin = ids_before(target), ids_before(drafter)
+        first = target.encode("a", add_special_tokens=False).ids[:1]
+        # SentencePiece puts a space before a text, which is no part of it.
+        self._spaced = any(theirs.tokens[id].startswith(b" ") for id in first)
 
     def take(self, context: Context, tokens: Sequence[int], most: int) -> int:
         """Take in up to ``most`` more of a sequence's tokens; return how many they were.
@@ -95,7 +98,9 @@ class Reencoder:
         count = len(self._their_begin)
         if begins and list(tokens[:count]) == self._their_begin:
             tokens = tokens[count:]
-        data = context.pending + b"".join(map(self._bytes, tokens))
+        data = context.pending + b"".join(map(self._theirs.tokens.__getitem__, tokens))
+        if begins and self._spaced:
+            data = data.removeprefix(b" ")
         end = len(data) - num_unfinished(data)
         context.pending, text = data[end:], data[:end].decode(errors="replace")
         exact = None if begins else self._exact(text)
@@ -108,19 +113,16 @@ class Reencoder:
         if token in self._theirs.special:
             context.ids += self._spelled(context.pending)
             context.pending = b""
-            context.ids += self._ids(self._bytes(token))
+            context.ids += self._ids(self._theirs.tokens[token])
             return
-        own = self._inputs[token]
+        own = self.shared.inputs[token]
         if own >= 0 and not context.pending:
             context.ids.append(own)
             return
-        context.pending += self._bytes(token)
-        if not num_unfinished(context.pending):
-            context.ids += self._ids(context.pending)
-            context.pending = b""
-
-    def _bytes(self, token: int) -> bytes:
-        return self._theirs.tokens[token]
+        data = context.pending + self._theirs.tokens[token]
+        end = len(data) - num_unfinished(data)
+        context.ids += self._ids(data[:end])
+        context.pending = data[end:]
 
     def _encoded(self, text: str) -> list[int]:
         ids, size = self._tokenizer.encode(text, add_special_tokens=False).ids, self._size
@@ -141,6 +143,8 @@ class Reencoder:
 
     def _ids(self, data: bytes) -> list[int]:
         """Return ids of a few bytes behind others."""
+        if not data:
+            return []
         try:
             exact = self._exact(data.decode())
         except UnicodeDecodeError:
