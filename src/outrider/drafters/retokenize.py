@@ -61,9 +61,9 @@ class RetokenizeSpec(DrafterSpec):
     """A checkpoint in ``folder`` that is smaller than the target, with a tokenizer of its own."""
 
     name = "retokenize"
-    wants = "a smaller checkpoint with any tokenizer (retokenize:PATH); memory as for model"
-    costs = "a small model, and encoding the text anew"
-    suits = "targets whose tokenizer no small checkpoint has; shared tokens alone are drafted"
+    wants = "retokenize:PATH, a smaller checkpoint with another tokenizer; memory as for model"
+    costs = "as model"
+    suits = "targets whose tokenizer no small checkpoint has"
     retokenizes = True
     folder: Path
 
