@@ -304,7 +304,8 @@ def _lookup(name: str, help: str) -> Option:
 ENGINE_OPTIONS = (
     Option(
         "drafter", str, "auto",
-        "auto, ngram, suffix, none, a checkpoint's folder or file, or several joined by + "
+        "auto, ngram, suffix, none, a checkpoint's folder or file, retokenize:FOLDER for one with "
+        "another tokenizer, or several joined by + "
         "(model+suffix), whose drafts are merged into trees. auto chooses at each step among all "
         "that are at hand: the checkpoint in the sub-folder or sibling drafter, lookups, and what "
         "is named after it (auto+NAME); nothing for a model whose state cannot go back.",

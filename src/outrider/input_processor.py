@@ -209,14 +209,17 @@ def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:
     Raises:
         ModelError: they do.
     """
-    if spec.folder is None or target is None or not has_tokenizer(spec.folder):
+    if spec.folder is None or spec.retokenizes or target is None:
+        return
+    if not has_tokenizer(spec.folder):
         return
     entries = differing_entries(*(c.backend.get_vocab() for c in (target, TextCodec(spec.folder))))
     if entries:
         more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
         raise ModelError(
             f"the drafter in {spec.folder} has another tokenizer: {'; '.join(entries[:3])}{more}. "
-            "Give a drafter trained with the target's tokenizer, or drafter='ngram'."
+            "Give a drafter trained with the target's tokenizer, or drafter="
+            f"{f'retokenize:{spec.folder}'!r} to have its drafts written in the target's."
         )
 
 

@@ -19,7 +19,7 @@ from outrider.drafters.base import DrafterSpec, Needs, NoDrafter
 from outrider.drafters.registry import known_specs
 from outrider.errors import ConfigError
 
-BUILT_IN = {"none", "ngram", "suffix", "prediction", "model"}
+BUILT_IN = {"none", "ngram", "suffix", "prediction", "model", "retokenize"}
 
 
 class Entry:
@@ -109,6 +109,7 @@ def test_a_model_has_a_checkpoint_at_hand_or_not(tiny_llama: Path, tmp_path: Pat
     found = listed("--model", tiny_llama)
     assert not found["model"]["at_hand"]
     assert "no checkpoint in the model's sub-folder" in found["model"]["why"]
+    assert "give retokenize:PATH" in found["retokenize"]["why"]
     assert {name for name, each in found.items() if each["auto"]} == {"suffix", "prediction"}
     target = tmp_path / "target"
     for folder in (target, tmp_path / "drafter"):

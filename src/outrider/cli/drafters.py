@@ -25,7 +25,7 @@ KINDS = {"model": "checkpoint", "eagle3": "EAGLE-3 head", "medusa": "heads of Me
 HOW = (
     "--drafter NAME takes one, NAME+NAME merges the drafts of several into trees, and auto chooses "
     "at each step among the checkpoint beside the model, suffix, a request's prediction and what "
-    "is named behind it (auto+NAME)."
+    "is named behind it (auto+NAME). A folder is a name too, as is retokenize:PATH."
 )
 
 

@@ -168,12 +168,14 @@ class DrafterSpec(ABC):
     by_folder: ClassVar[bool] = False
     """True if a checkpoint's folder chooses it, which its name stands for where that lies beside
     the target."""
+    retokenizes: ClassVar[bool] = False
+    """True if its checkpoint has a tokenizer of its own."""
     auto: bool = False
     """True if it stands for whatever is at hand, which may be nothing."""
     members: tuple["DrafterSpec", ...] = ()
     """The drafters that it is made of; none for a single one."""
     folder: Path | None = None
-    """Its checkpoint, whose tokenizer must be the target's."""
+    """Its checkpoint, whose tokenizer must be the target's unless it ``retokenizes``."""
 
     @classmethod
     def recognise(cls, option: str | Path) -> Self | None:

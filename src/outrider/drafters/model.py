@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from ..errors import ModelError
-from ..models.base import Model
+from ..models.base import Model, Store
 from ..models.decide import DraftInput, DraftNodes
 from ..models.families import Architecture, find_folder
 from ..models.load import cannot_go_back, load_model
@@ -47,7 +47,7 @@ NOTHING = DraftNodes([], [])
 
 
 @dataclass
-class _State:
+class CachedState:
     """The part of a sequence that is in the drafter's cache.
 
     The first ``num_computed`` entries are the sequence's tokens. Behind the first ``base`` of them
@@ -66,6 +66,33 @@ def num_alike(first: Iterable[object], second: Iterable[object]) -> int:
     """Return how many items are the same at the beginning of both."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def keep_accepted(
+    store: Store, page_size: int, state: CachedState, committed: Sequence[int]
+) -> int:
+    """Move what was computed of the committed tokens to its place; return how many they are."""
+    nodes, last, count = state.nodes, -1, 0
+    first, length = state.base // page_size, len(committed)
+    sources: list[int] = []
+    targets: list[int] = []
+    rows = zip(nodes.tokens, nodes.parents, nodes.runs, strict=False)
+    for node, (token, parent, run) in enumerate(rows):
+        if parent != last or count == length or token != committed[count]:
+            continue
+        if run < 0:
+            break
+        last = node
+        if run != count:
+            for slots, place in ((sources, state.base + run), (targets, state.base + count)):
+                slots.append(
+                    state.pages[place // page_size - first] * page_size + place % page_size
+                )
+        count += 1
+    if sources:
+        store.move(sources, targets)
+    state.nodes = NOTHING
+    return count
 
 
 @dataclass(frozen=True)
@@ -170,7 +197,7 @@ class ModelDrafter(Drafter):
         self._shares = model.paged and self._reach is None  # else pages lack a beginning
         self._needs_logits = needs_logits
         self._page_size = page_size
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, CachedState] = {}
         self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
 
     @property
@@ -183,7 +210,7 @@ class ModelDrafter(Drafter):
         found = [NOTHING] * len(batch)
         segments: list[Segment] = []
         inputs: list[DraftInput | None] = []
-        running: list[tuple[int, _State]] = []
+        running: list[tuple[int, CachedState]] = []
         size, vocabulary = self._page_size, self._model.shape.vocab_size
         room, self.catching_up = self._max_rows, False
         for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
@@ -219,7 +246,7 @@ class ModelDrafter(Drafter):
         kept = logits if self._needs_logits else None
         return Draft(tokens, parents, kept, margins=margins, survivals=survivals)
 
-    def _first_needed(self, sequence: SequenceState, state: _State) -> int:
+    def _first_needed(self, sequence: SequenceState, state: CachedState) -> int:
         """Return the first position that what is drafted next depends on and that is not read."""
         if self._reach is None:
             return state.num_computed
@@ -243,40 +270,18 @@ class ModelDrafter(Drafter):
                 continue
             committed = item.sequence.tokens[state.base :]
             if state.num_computed == state.base and committed:
-                state.num_computed += self._kept(state, committed)
+                state.num_computed += keep_accepted(self._store, self._page_size, state, committed)
             self._note(item.sequence, state)
 
-    def _kept(self, state: _State, committed: Sequence[int]) -> int:
-        """Move what was computed of the committed tokens to its place; return how many they are."""
-        nodes, size, last, count = state.nodes, self._page_size, -1, 0
-        first, length = state.base // size, len(committed)
-        sources: list[int] = []
-        targets: list[int] = []
-        rows = zip(nodes.tokens, nodes.parents, nodes.runs, strict=False)
-        for node, (token, parent, run) in enumerate(rows):
-            if parent != last or count == length or token != committed[count]:
-                continue
-            if run < 0:
-                break
-            last = node
-            if run != count:
-                for slots, place in ((sources, state.base + run), (targets, state.base + count)):
-                    slots.append(state.pages[place // size - first] * size + place % size)
-            count += 1
-        if sources:
-            self._store.move(sources, targets)
-        state.nodes = NOTHING
-        return count
-
-    def _known(self, sequence: SequenceState) -> _State:
+    def _known(self, sequence: SequenceState) -> CachedState:
         """Return the state of a new sequence whose beginning others may have computed."""
         if not self._shares:
-            return _State()
+            return CachedState()
         pages = (len(sequence.tokens) - 1) // self._page_size  # the last token is computed anyway
         noted = num_alike(map(self._whole.get, sequence.pages[:pages]), sequence.keys)
-        return _State(noted * self._page_size, noted)
+        return CachedState(noted * self._page_size, noted)
 
-    def _note(self, sequence: SequenceState, state: _State) -> None:
+    def _note(self, sequence: SequenceState, state: CachedState) -> None:
         """Note the complete pages; a sequence that ended has given them back."""
         full = min(state.num_computed // self._page_size, len(sequence.keys), len(sequence.pages))
         if self._shares and full > state.noted:

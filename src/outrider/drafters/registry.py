@@ -14,13 +14,15 @@ from .medusa import MedusaSpec
 from .model import ModelSpec
 from .ngram import NgramSpec
 from .prediction import PredictionSpec
+from .retokenize import RetokenizeSpec, folder_named
 from .suffix import SuffixSpec
 
 GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
 AUTO = "auto"
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
-    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, EagleSpec, MedusaSpec, ModelSpec,
+    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, EagleSpec, MedusaSpec, RetokenizeSpec,
+    ModelSpec,
 )  # fmt: skip
 
 
@@ -78,8 +80,8 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
 
     "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix, and
     what follows it after a "+"; "model", "eagle3" and "medusa" are that checkpoint; None and "none"
-    draft nothing; names joined by "+" draft together; anything else is what the first drafter of
-    the table recognises, a checkpoint last.
+    draft nothing; names joined by "+" draft together; anything else, "retokenize:FOLDER" too, is
+    what the first drafter of the table recognises, a checkpoint last.
 
     Raises:
         ConfigError: no drafter recognises the option.
@@ -88,7 +90,8 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
         return NoSpec()
     if isinstance(option, DrafterSpec):
         return option
-    parts = option.split(TOGETHER) if isinstance(option, str) and not Path(option).exists() else ()
+    named = isinstance(option, str) and not Path(folder_named(option) or option).exists()
+    parts = option.split(TOGETHER) if isinstance(option, str) and named else ()
     folder = sibling(target)
     if AUTO in parts:
         near = () if folder is None else (recognised(folder),)

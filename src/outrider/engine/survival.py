@@ -37,6 +37,7 @@ PRIORS = {
     "model": 0.65,
     "suffix": 0.6,
     "ngram": 0.5,
+    "retokenize": 0.35,
 }
 """P(accept) by method before anything is seen; of others 0.5."""
 FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}

@@ -342,10 +342,6 @@ class NativeTransformer(Model):
         """Return the states that rows begin with, None where they begin with an embedding."""
         return None
 
-    def _positions(self, inputs: Sequence[DraftInput | None]) -> Sequence[int]:
-        """Return where drafts begin in the target's sequences; none where their rows end there."""
-        return ()
-
     def draft(
         self,
         segments: Sequence[Segment],
@@ -367,6 +363,7 @@ class NativeTransformer(Model):
         pipelines: list[int] = []
         limits: list[DraftLimits] = []
         planted = False
+        before: list[int] = []
         drafting: list[int] = []
         masks: dict[int, AllowedAfter] = {}
         fast: list[Segment] = []
@@ -383,6 +380,7 @@ class NativeTransformer(Model):
                     masks[len(drafting)] = allowed_after(asked.sequence, noise.vocab_size)
                 pipelines.append(pipeline.native_handle)
                 limits.append(asked.limits)
+                before.append(len(asked.sequence.tokens))
                 planted |= segments[i].planted is not None
                 drafting.append(i)
             fast.append(segments[i])
@@ -398,7 +396,7 @@ class NativeTransformer(Model):
                 mask_bytes=mask_bytes(noise.vocab_size) if masks else 0,
                 states=self._states(fast),
                 sublayers=self.drafting_sublayers,
-                before=self._positions([inputs[i] for i in drafting]),
+                before=before,
             )
             for i, drafted in zip(drafting, drafts, strict=True):
                 nodes[i] = drafted

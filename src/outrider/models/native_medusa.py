@@ -10,7 +10,6 @@ from ..errors import ModelError
 from ..native.checks import free_with
 from ..native.interface import HEADS, Config
 from .base import Output, Store
-from .decide import DraftInput
 from .formats.shared import Checkpoint
 from .heads import Head, check_target
 from .native import NativeTransformer, words_of
@@ -97,6 +96,3 @@ class NativeMedusa(NativeTransformer):
         if len(states) != len(segments):
             raise ModelError("a head begins with no state.")
         return torch.cat(states)
-
-    def _positions(self, inputs: Sequence[DraftInput | None]) -> Sequence[int]:
-        return [len(asked.sequence.tokens) for asked in inputs if asked is not None]

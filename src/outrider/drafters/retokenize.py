@@ -1,0 +1,310 @@
+"""A small model with another tokenizer drafts the tokens that it shares with the target.
+
+Timor et al., "Accelerating LLM inference with lossless speculative decoding algorithms for
+heterogeneous vocabularies", 2025, algorithm 4 (token-level intersection).
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from ..cache.pages import PagePool, extend_keys
+from ..errors import ConfigError, ModelError
+from ..models.decide import DraftInput
+from ..models.families import find_folder, read_config, read_shape
+from ..models.load import load_model
+from ..models.native import NativeTransformer
+from ..models.rows import Segment
+from ..sampling.shared_noise import Noise
+from ..text.codec import TextCodec, has_tokenizer
+from ..text.intersection import Intersection, intersection, pieces_of
+from ..text.reencode import Context, Reencoder
+from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
+from .base import Drafter, DrafterContext, DrafterSpec, Needs
+from .eagle import check_native
+from .model import CATCH_UP, NODES, NOTHING, CachedState, draft_limits, keep_accepted
+
+logger = logging.getLogger("outrider")
+
+FORM = "retokenize:"
+"""What stands before the checkpoint's folder."""
+LONGER = 4
+"""Ids of the drafter for each token that the target's context holds, at most."""
+USUAL = 16
+"""Ids of a sequence that a step finds unread, at most, where the last one drafted too."""
+TEXT = 1024
+"""Tokens of the target that a step encodes at most, so that no stream waits for long."""
+LEAST_TEXT = 32
+"""Those of one sequence that it encodes in any case."""
+
+
+def folder_named(option: str) -> str | None:
+    """Return the folder or hub name in ``retokenize:PATH``, None for another option."""
+    return option.removeprefix(FORM) if option.startswith(FORM) else None
+
+
+class Loaded(NamedTuple):
+    """The drafter's model, the tokens it shares with the target, and what writes its context."""
+
+    model: NativeTransformer
+    shared: Intersection
+    reencoder: Reencoder
+
+
+@dataclass(frozen=True)
+class RetokenizeSpec(DrafterSpec):
+    """A checkpoint in ``folder`` that is smaller than the target, with a tokenizer of its own."""
+
+    name = "retokenize"
+    wants = "retokenize:PATH, a smaller checkpoint with another tokenizer; memory as for model"
+    costs = "as model"
+    suits = "targets whose tokenizer no small checkpoint has"
+    retokenizes = True
+    folder: Path
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        if option in (cls.name, FORM):
+            raise ConfigError(f"drafter {cls.name!r} wants a folder; give {FORM}PATH.")
+        named = folder_named(option) if isinstance(option, str) else None
+        return None if named is None else cls(find_folder(named))
+
+    def needs(self, context: DrafterContext) -> Needs:
+        config, target = context.config, context.model
+        check_native(self.name, context)
+        if context.tokenizer is None:
+            raise ConfigError(
+                f"drafter {self.name!r} reads the target's text, and the target has no tokenizer; "
+                "give a drafter that shares its token ids."
+            )
+        length = read_shape(read_config(self.folder), self.folder).context
+        if not has_tokenizer(self.folder):
+            raise ModelError(f"{self.folder} has no tokenizer; give a folder with tokenizer.json.")
+        model = load_model(
+            self.folder,
+            str(target.dtype).removeprefix("torch."),
+            target.device,
+            min(length, LONGER * context.max_model_len),
+            config.drafter_quantization,
+            config.window_of(self.name),
+        )
+        if not isinstance(model, NativeTransformer):
+            raise ModelError(
+                f"{self.folder}: drafter {self.name!r} needs a model that the native step runs; "
+                "give one of a native family."
+            )
+        own = TextCodec(self.folder).backend
+        own.no_truncation()
+        own.no_padding()
+        theirs = pieces_of(context.tokenizer, target.shape.vocab_size, "the target")
+        ours = pieces_of(own, model.shape.vocab_size, str(self.folder))
+        shared = intersection(theirs, ours)
+        if not shared.count:
+            raise ModelError(f"{self.folder} shares no token with the target; give another.")
+        model.library.set_ids(model.handle, shared.targets, shared.inputs)
+        longest, most = config.max_draft_length, config.max_draft_nodes
+        if most is None and config.num_speculative_tokens is None:
+            most = NODES
+        return Needs(
+            model.page_bytes(config.page_size),
+            max_nodes=max(longest, most or 0),
+            loaded=Loaded(model, shared, Reencoder(context.tokenizer, own, theirs, ours, shared)),
+        )
+
+    def make(self, context: DrafterContext) -> RetokenizeDrafter:
+        config, loaded = context.config, context.needs.loaded
+        logger.info("drafter %s in %s: %s", self.name, self.folder, loaded.shared)
+        return RetokenizeDrafter(
+            loaded.model,
+            loaded.reencoder,
+            context.num_pages,
+            config.page_size,
+            config.max_num_batched_tokens,
+            config.max_draft_length,
+            context.needs.max_nodes,
+        )
+
+
+@dataclass
+class _State(CachedState):
+    """A sequence's text in the drafter's ids, and the part of it that is in the drafter's cache.
+
+    ``table`` holds its pages, ``keys`` the keys of full ones. ``told`` is how many of the target's
+    tokens there were when it was last drafted for. One that ``waits`` found no page.
+    """
+
+    context: Context = field(default_factory=lambda: Context(0))
+    table: array[int] = field(default_factory=lambda: array("i"))
+    keys: list[bytes] = field(default_factory=list)
+    told: int = 0
+    waits: bool = False
+
+
+class RetokenizeDrafter(Drafter):
+    """Drafts as a model drafter does, from the text in its own ids, on pages of its own.
+
+    It draws from its law over the shared tokens alone, with the noise of the target's position and
+    the target's ids, so that the draw is the target's as often as the two laws allow.
+
+    Args:
+        model: the drafter's, which knows the target's ids of its own.
+        reencoder: writes its context.
+        num_pages, page_size: of its cache.
+        max_rows: rows that sequences may catch up with in one step, all together.
+        max_length: longest draft.
+        max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
+    """
+
+    name = "retokenize"
+
+    def __init__(
+        self,
+        model: NativeTransformer,
+        reencoder: Reencoder,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        max_length: int,
+        max_nodes: int,
+    ) -> None:
+        self._model, self._reencoder = model, reencoder
+        self.max_length, self.max_nodes = max_length, max_nodes
+        self._store = model.new_store(num_pages, page_size)
+        self._pool = PagePool(num_pages, page_size)
+        self._longest = min(model.max_length, self._store.num_slots) - max_length
+        self._max_rows = min(max_rows, CATCH_UP)
+        self._states: dict[str, _State] = {}
+
+    @property
+    def model(self) -> NativeTransformer:
+        return self._model
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        found = [NOTHING] * len(batch)
+        segments: list[Segment] = []
+        inputs: list[DraftInput | None] = []
+        running: list[tuple[int, _State]] = []
+        rows, text, self.catching_up = self._max_rows, TEXT, False
+        for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
+            sequence = item.sequence
+            if not budget.depth or not sequence.pipeline.native_handle:
+                continue
+            state = self._states.get(sequence.id)
+            if state is None:
+                state = self._states[sequence.id] = _State(context=Context(len(sequence.tokens)))
+            if state.waits or len(state.context.ids) > self._longest:
+                continue
+            text -= self._reencoder.take(state.context, sequence.tokens, max(text, LEAST_TEXT))
+            behind, draws = self._behind(sequence, state, budget, max(rows, USUAL))
+            if not behind:
+                continue
+            rows -= len(behind) if len(behind) > USUAL else 0
+            end = state.num_computed = state.num_computed + len(behind)
+            state.base, state.nodes, state.told = end, NOTHING, len(sequence.tokens)
+            state.pages = state.table[end // self._pool.page_size :]
+            segments.append(
+                Segment(behind, end - len(behind), state.table, draws, 0, key=sequence.id)
+            )
+            inputs.append(DraftInput(sequence, draft_limits(budget)) if draws else None)
+            running.append((i, state))
+        if segments:
+            drafts = self._model.draft(segments, self._store, inputs, noise)
+            for (i, state), nodes in zip(running, drafts, strict=True):
+                state.nodes = found[i] = nodes
+        tokens, parents, _, margins, survivals, _ = map(list, zip(*found, strict=True))
+        return Draft(tokens, parents, margins=margins, survivals=survivals)
+
+    def _behind(
+        self, sequence: SequenceState, state: _State, budget: DraftBudget, room: int
+    ) -> tuple[list[int], bool]:
+        """Return the ids that are read next, up to ``room``, and whether a draft begins there.
+
+        There are pages for them and for the draft. None are read where a few would be, behind which
+        nothing can be drafted yet.
+        """
+        context = state.context
+        ids, stop = context.ids, len(context.ids)
+        whole = context.taken == len(sequence.tokens) and not context.pending
+        state.num_computed = min(state.num_computed, max(0, stop - 1))  # the last one says more
+        if stop - state.num_computed > USUAL:
+            self.catching_up = True
+            self._share(state, sequence.request.cache_salt)
+        elif not whole:
+            self.catching_up |= context.taken < len(sequence.tokens)
+            return [], False
+        start = state.num_computed
+        behind = ids[start : start + room]
+        end = start + len(behind)
+        draws = whole and end == stop
+        most = end + (max(budget.depth, budget.nodes) if draws else 0)
+        if stop > self._longest or not self._pool.grow(state.table, most):
+            self._give_back(state)
+            return [], False
+        return behind, draws
+
+    def _share(self, state: _State, salt: str) -> None:
+        """Take the pages that others have computed of a sequence's next ids."""
+        size, done = self._pool.page_size, state.num_computed
+        full = (len(state.context.ids) - 1) // size  # the last id is computed anyway
+        if done % size or done // size >= full:
+            return
+        extend_keys(state.keys, state.context.ids, full, size, salt)
+        found = self._pool.find(state.keys[done // size : full])
+        if found:
+            self._pool.truncate(state.table, done)
+            state.table.extend(self._pool.share(found))
+            state.num_computed += len(found) * size
+            state.noted = state.num_computed // size
+
+    def _give_back(self, state: _State) -> None:
+        """Draft no more for a sequence until another one ends."""
+        self._pool.free(state.table)
+        state.num_computed = state.noted = 0
+        state.nodes, state.waits = NOTHING, True
+
+    def num_unread(self, sequence: SequenceState) -> int:
+        state = self._states.get(sequence.id)
+        if state is None:
+            return len(sequence.tokens)
+        untaken = len(sequence.tokens) - state.context.taken
+        return untaken + len(state.context.ids) - state.num_computed
+
+    def observe(
+        self,
+        batch: Sequence[Scheduled],
+        draft: Draft,
+        verdict: Verdict,
+        states: HiddenStates | None,
+    ) -> None:
+        """Keep what was drafted and committed alike, and let others find full pages."""
+        for item in batch:
+            state = self._states.get(item.sequence.id)
+            if state is None or state.nodes is NOTHING:
+                continue
+            committed = item.sequence.tokens[state.told :]
+            size = self._pool.page_size
+            state.num_computed += keep_accepted(self._store, size, state, committed)
+            self._note(state, item.sequence.request.cache_salt)
+
+    def _note(self, state: _State, salt: str) -> None:
+        """Let others find the full pages."""
+        full = min(state.num_computed, len(state.context.ids)) // self._pool.page_size
+        if full > state.noted:
+            extend_keys(state.keys, state.context.ids, full, self._pool.page_size, salt)
+            for page in range(state.noted, full):
+                self._pool.name(state.table[page], state.keys[page])
+            state.noted = full
+
+    def release(self, seq_id: str, ended: bool) -> None:
+        state = self._states.pop(seq_id, None)
+        if state is not None and state.table:
+            self._pool.free(state.table)
+            for other in self._states.values():
+                other.waits = False

@@ -1,0 +1,157 @@
+"""The bytes that tokens stand for, and the tokens that two vocabularies share.
+
+Drafting with a model that has another tokenizer rests on them: Timor et al., "Accelerating LLM
+inference with lossless speculative decoding algorithms for heterogeneous vocabularies", 2025.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ..errors import ModelError
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""A token of SentencePiece that stands for one byte."""
+
+
+def byte_level() -> dict[str, int]:
+    """Return the bytes that the characters of byte-level tokens stand for."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | shifted
+
+
+LEVEL = byte_level()
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The bytes of a tokenizer's tokens by id, empty where an id has none.
+
+    ``special`` ids mark something; their bytes are the text that is written for them. ``single``
+    ids are the tokens of SentencePiece for one byte, which it takes where no other will do.
+    """
+
+    tokens: list[bytes]
+    special: frozenset[int]
+    single: frozenset[int] = frozenset()
+    ids: dict[bytes, int] = field(init=False, repr=False)
+    """The id of each text; where several have it, the lowest that is not ``single``."""
+
+    def __post_init__(self) -> None:
+        ids: dict[bytes, int] = {}
+        plain = [id for id, text in enumerate(self.tokens) if text and id not in self.special]
+        for id in sorted(plain, key=lambda id: (id in self.single, id)):
+            ids.setdefault(self.tokens[id], id)
+        object.__setattr__(self, "ids", ids)
+
+
+def pieces_of(tokenizer: Tokenizer, size: int, owner: str) -> Pieces:
+    """Return the bytes of the ids below ``size`` of a byte-level or SentencePiece tokenizer.
+
+    Raises:
+        ModelError: it is of another kind; ``owner`` says whose it is.
+    """
+    steps = _decoder(tokenizer)
+    kinds = [step["type"] for step in steps]
+    space = next(filter(None, map(_space, steps)), None)
+    if "ByteLevel" not in kinds and space is None:
+        raise ModelError(
+            f"the tokenizer of {owner} is neither byte-level nor SentencePiece, so the bytes of "
+            "its tokens are not known; give a drafter with the target's tokenizer."
+        )
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    tokens: dict[int, bytes] = {}
+    single = set()
+    for token, id in vocabulary.items():
+        if "ByteLevel" in kinds:
+            tokens[id] = _level(token)
+        elif "ByteFallback" in kinds and (found := BYTE.fullmatch(token)):
+            tokens[id] = bytes([int(found[1], 16)])
+            single.add(id)
+        else:
+            tokens[id] = token.replace(space or " ", " ").encode(errors="replace")
+    special = {vocabulary.get(getattr(tokenizer.model, "unk_token", None) or "", -1)}
+    for id, added in tokenizer.get_added_tokens_decoder().items():
+        tokens[id] = added.content.encode(errors="replace")
+        if added.special:
+            special.add(id)
+    known = [tokens.get(id, b"") for id in range(size)]
+    return Pieces(known, frozenset(special), frozenset(single))
+
+
+def _decoder(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Return the steps of a tokenizer's decoder."""
+    if tokenizer.decoder is None:
+        return []
+    steps, found = [json.loads(tokenizer.decoder.__getstate__())], []
+    while steps:
+        step = steps.pop(0)
+        if step["type"] == "Sequence":
+            steps[:0] = step["decoders"]
+        else:
+            found.append(step)
+    return found
+
+
+def _space(step: dict[str, Any]) -> str | None:
+    """Return what stands for a space in tokens, if a step of a decoder says it."""
+    if step["type"] == "Metaspace":
+        return str(step["replacement"])
+    if step["type"] == "Replace" and step["content"] == " ":
+        mark: str | None = step["pattern"].get("String")
+        return mark
+    return None
+
+
+def _level(token: str) -> bytes:
+    """Return the bytes of a byte-level token; what is none is taken as it stands."""
+    try:
+        return bytes([LEVEL[letter] for letter in token])
+    except KeyError:
+        return token.encode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Intersection:
+    """The tokens that a target and a drafter share.
+
+    Args:
+        targets: by the drafter's id, the target's id of the same bytes, or -1.
+        inputs: by the target's id, the drafter's id of the same bytes, or -1; all ids of the target
+            with these bytes have it.
+        shares: of the target's tokens, and of the drafter's, that are shared.
+    """
+
+    targets: list[int]
+    inputs: list[int]
+    shares: tuple[float, ...]
+
+    @property
+    def count(self) -> int:
+        """The number of shared tokens."""
+        return sum(id >= 0 for id in self.targets)
+
+    def __str__(self) -> str:
+        of_target, of_drafter = self.shares
+        return (
+            f"{self.count} tokens are in both vocabularies, {of_target:.0%} of the target's and "
+            f"{of_drafter:.0%} of the drafter's; a draft ends where the target says another one"
+        )
+
+
+def intersection(target: Pieces, drafter: Pieces) -> Intersection:
+    """Return the tokens that have the same bytes in two vocabularies."""
+    targets, inputs = [-1] * len(drafter.tokens), [-1] * len(target.tokens)
+    shared = target.ids.keys() & drafter.ids.keys()
+    for text in shared:
+        targets[drafter.ids[text]] = target.ids[text]
+    for id, text in enumerate(target.tokens):
+        if text in shared and id not in target.special:
+            inputs[id] = drafter.ids[text]
+    shares = (len(shared) / max(1, len(each.ids)) for each in (target, drafter))
+    return Intersection(targets, inputs, (*shares,))

@@ -1,0 +1,297 @@
+"""Drafts from another vocabulary change nothing, are accepted as theory says, and leak no page."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests, run
+from pages import check_engine, check_pool
+from retokenizing import other_tokenizer, save_other
+from safetensors.torch import load_file, save_file
+
+from outrider.drafters.retokenize import RetokenizeDrafter
+from outrider.engine.engine import Engine
+from outrider.models.rows import Segment
+from outrider.native import choice as native
+from outrider.types import Request, SamplingParams
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(native.library() is None, reason="the native step is off"),
+]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "0.8": {"temperature": 0.8},
+    "n": {"temperature": 0.8, "n": 3},
+    "penalties": {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.3},
+    "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 2, "min_p": 0.02},
+    "regex": {"structured_outputs": {"regex": "[a-d]+(-[a-d]+){2,}"}, "min_tokens": 5},
+}
+DRAFTERS = ("{}", "{} tree", "{}+ngram", "auto+{}")
+KEPT = (0.5, 0.9)
+"""Shares of the target's tokens for two letters that another tokenizer has too."""
+LENGTHS, CHUNKS, POOLS = (1, 4, 7), (3, 16, 512), ("ample", "tight")
+NUMBERS: dict[str, dict[str, Any]] = {
+    "float32": {}, "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8", "drafter_quantization": "int8"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = planted_pair(tmp_path_factory.mktemp("retokenize") / "target")
+    save_other(folder, folder / "other", other_tokenizer())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose law rests on the last token, so that another tokenizer's drafter agrees."""
+    folder = planted_pair(tmp_path_factory.mktemp("agreeing") / "target")
+    for file in (folder / "model.safetensors", folder / "drafter" / "model.safetensors"):
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if "o_proj" in name or "down_proj" in name:
+                weight.mul_(0.2)
+        save_file(weights, file, {"format": "pt"})
+    for kept in KEPT:
+        save_other(folder, folder / f"other {kept}", other_tokenizer(kept))
+    return folder
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(0)
+    found = [[rng.randrange(1, VOCABULARY) for _ in range(n)] for n in (1, 2, 19, 40)]
+    return [*found, [*found[-1][:32], 9, 8], [110, 12, 113, 14, 150] * 6]
+
+
+def engine_of(
+    target: Path, drafter: str, length: int = 4, other: str = "other", **options: Any
+) -> Engine:
+    name, _, tree = drafter.partition(" ")
+    nodes = 3 * length if tree else None
+    name = name.format(f"retokenize:{target / other}")
+    engine = make_engine(
+        target, name, num_speculative_tokens=length, max_draft_nodes=nodes, **options
+    )
+    if name.startswith("auto"):
+        make_fickle(engine, random.Random(length))
+    return engine
+
+
+def drafter_of(engine: Engine) -> RetokenizeDrafter:
+    drafter = engine.speculator.drafters["retokenize"]
+    assert isinstance(drafter, RetokenizeDrafter)
+    return drafter
+
+
+def check_drafter(engine: Engine) -> None:
+    drafter = drafter_of(engine)
+    check_pool(drafter._pool, [state.table for state in drafter._states.values()])
+    for state in drafter._states.values():
+        assert state.num_computed <= drafter._pool.page_size * len(state.table)
+
+
+PLAIN: dict[tuple[str, str], dict[str, list[Any]]] = {}
+
+
+def plain(target: Path, option: str, numbers: str) -> dict[str, list[Any]]:
+    if (option, numbers) not in PLAIN:
+        engine = make_engine(target, "none", **NUMBERS[numbers])
+        params = SamplingParams(max_tokens=24, **OPTIONS[option])
+        found: dict[str, list[Any]] = {}
+        for request in requests(prompts(), params):
+            found |= run(engine, [request])
+        PLAIN[option, numbers] = found
+    return PLAIN[option, numbers]
+
+
+def holds(
+    target: Path, drafter: str, option: str, batch: int, length: int, chunk: int, pool: str,
+    numbers: str,
+) -> None:  # fmt: skip
+    options = {"pages": 26 if pool == "tight" else None, "max_num_batched_tokens": chunk}
+    engine = engine_of(target, drafter, length, **options, **NUMBERS[numbers])
+    expected = plain(target, option, numbers)
+    queued = requests(prompts(), SamplingParams(max_tokens=24, **OPTIONS[option]))
+    found: dict[str, list[Any]] = {}
+    for first in range(0, len(queued), batch):
+        found |= run(engine, queued[first : first + batch])
+        check_drafter(engine)
+    assert found == expected
+    assert not engine.speculator.switched_off
+    check_engine(engine)
+    assert not drafter_of(engine)._states
+    if option in ("greedy", "0.8", "n") and length > 1 and pool == "ample":
+        assert 0 < engine.counts.accepted < engine.counts.nodes
+
+
+CASES = [
+    # Every drafter under every option, the other dimensions dealt out over them.
+    (*each, (1, 4)[i % 2], LENGTHS[i % 3], CHUNKS[i // 2 % 3], POOLS[i // 3 % 2], [*NUMBERS][i % 3])
+    for i, each in enumerate(itertools.product(DRAFTERS, OPTIONS))
+]
+
+
+@pytest.mark.equality
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_another_vocabulary_changes_nothing(target: Path, case: Any) -> None:
+    holds(target, *case)
+
+
+@pytest.mark.slow
+@pytest.mark.equality
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_another_vocabulary_changes_nothing_in_the_full_product(
+    target: Path, drafter: str, option: str
+) -> None:
+    for rest in itertools.product((1, 4), LENGTHS, CHUNKS, POOLS, NUMBERS):
+        holds(target, drafter, option, *rest)
+
+
+def text_of(target: Engine, sequence_tokens: list[int]) -> str:
+    tokenizer = drafter_of(target)._reencoder._theirs
+    return b"".join(tokenizer.tokens[id] for id in sequence_tokens).decode(errors="replace")
+
+
+def context_text(drafter: RetokenizeDrafter, ids: list[int]) -> str:
+    return b"".join(drafter._reencoder._ours.tokens[id] for id in ids).decode(errors="replace")
+
+
+@pytest.mark.parametrize("drafter", ["{}", "{} tree"])
+@pytest.mark.parametrize("chunk", [5, 64])
+def test_what_is_kept_is_what_would_be_computed(target: Path, chunk: int, drafter: str) -> None:
+    """After random adds, aborts, preemptions and shared beginnings, bit for bit."""
+    rng = random.Random(chunk)
+    engine = engine_of(target, drafter, pages=34, max_num_batched_tokens=chunk)
+    own = drafter_of(engine)
+    base = prompts()[3]
+    live: set[str] = set()
+    seen = crowded = 0
+    shared: set[int] = set()
+    for turn in range(240):
+        if rng.random() < 0.25 and len(live) < 5:
+            prompt = [*base[: rng.choice((0, 8, 13, 24, 40))], rng.randrange(4, VOCABULARY)]
+            name = f"t{turn}"
+            engine.add(Request(name, tuple(prompt), SamplingParams(max_tokens=30), turn))
+            live.add(name)
+        if live and rng.random() < 0.05:
+            name = rng.choice(sorted(live))
+            engine.abort(name)
+            live.remove(name)
+        for event in engine.step():
+            if event.finish_reason:
+                live.discard(event.request_id)
+        check_drafter(engine)
+        tables = [state.table for state in own._states.values()]
+        shared |= set.intersection(*map(set, tables[:2])) if len(tables) > 1 else set()
+        for sequence in engine.scheduler.running:
+            state = own._states.get(sequence.id)
+            if state is None:
+                continue
+            crowded += state.waits
+            assert text_of(engine, sequence.tokens[: state.context.taken]) == context_text(
+                own, state.context.ids
+            ) + state.context.pending.decode(errors="replace")
+            ids = state.context.ids
+            if len(ids) < 2 or state.num_computed < len(ids) - 1 or len(state.table) * 4 < len(ids):
+                continue
+            pages = range(1 + len(ids) // 4)
+            whole = Segment(ids, 0, pages, 1, 1)
+            last = Segment(ids[-1:], len(ids) - 1, state.table, 1, 1)
+            expected = own.model.run([whole], own.model.new_store(len(pages), 4)).logits
+            kept = own.model.run([last], own._store).logits
+            assert expected is not None
+            assert kept is not None
+            assert torch.equal(expected, kept)
+            seen += 1
+    assert seen > 20
+    assert shared
+    assert crowded
+
+
+def laws(
+    engine: Engine, tokens: list[int], ids: list[int], temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the target says behind a text, and what the drafter says of the shared tokens."""
+    own = drafter_of(engine)
+    rows = [
+        model.run(
+            [Segment(known, 0, range(1 + len(known) // 4), 1, 1)],
+            model.new_store(1 + len(known) // 4, 4),
+        ).logits
+        for model, known in ((engine.model, tokens), (own.model, ids))
+    ]
+    assert rows[0] is not None
+    assert rows[1] is not None
+    p = (rows[0][0].double() / temperature).softmax(0)
+    targets = torch.tensor(own._reencoder.shared.targets)
+    q = torch.full_like(p, -torch.inf)
+    q[targets[targets >= 0]] = rows[1][0][targets >= 0].double() / temperature
+    return p, q.softmax(0)
+
+
+def expected_acceptance(p: torch.Tensor, q: torch.Tensor) -> float:
+    """P(argmax log p + g = argmax log q + g) for Gumbel noise g.
+
+    With E = exp(-g) both are i where E_j > E_i max(p_j / p_i, q_j / q_i) for all other j, which has
+    the chance 1 / sum_j max(p_j / p_i, q_j / q_i), and 0 where p_i or q_i is.
+    """
+    both = (p > 0) & (q > 0)
+    ratios = torch.maximum(p / p[both, None], q / q[both, None])
+    return float((1 / ratios.sum(1)).sum())
+
+
+def test_the_expected_acceptance_is_that_of_many_draws() -> None:
+    rng = torch.Generator().manual_seed(0)
+    p = torch.randn(40, generator=rng, dtype=torch.float64).mul(2).softmax(0)
+    z = torch.randn(40, generator=rng, dtype=torch.float64) + p.log()
+    z[::2] = -torch.inf
+    q = z.softmax(0)
+    noise = torch.rand(400_000, 40, generator=rng, dtype=torch.float64).log().neg().log().neg()
+    alike = ((p.log() + noise).argmax(1) == (q.log() + noise).argmax(1)).double().mean()
+    assert abs(float(alike) - expected_acceptance(p, q)) < 0.003
+
+
+@pytest.mark.parametrize(("kept", "temperature"), [(0.5, 0.8), (0.9, 0.4)])
+def test_acceptance_is_what_theory_predicts(
+    agreeing: Path, kept: float, temperature: float
+) -> None:
+    """First tokens of drafts: the mean over contexts of the chance that both laws draw alike."""
+    engine = engine_of(agreeing, "{}", 1, f"other {kept}")
+    own, propose = drafter_of(engine), drafter_of(engine).propose
+    predicted: list[float] = []
+
+    def watching(batch: Any, budgets: Any, noise: Any) -> Any:
+        draft = propose(batch, budgets, noise)
+        for item, tokens in zip(batch, draft.tokens, strict=True):
+            if tokens:
+                state = own._states[item.sequence.id]
+                pair = laws(engine, item.sequence.tokens, state.context.ids, temperature)
+                predicted.append(expected_acceptance(*pair))
+                assert pair[1][tokens[0]] > 0
+        return draft
+
+    own.propose = watching  # type: ignore[method-assign]
+    params = SamplingParams(max_tokens=16, temperature=temperature, ignore_eos=True)
+    for first in range(0, 200, 4):
+        run(
+            engine,
+            [
+                Request(f"s{number}", tuple(prompts()[number % 6]), params, number)
+                for number in range(first, first + 4)
+            ],
+        )
+    counts = engine.counts
+    assert counts.drafted == len(predicted)
+    assert counts.drafted > 1500
+    measured, theory = counts.accepted / counts.drafted, sum(predicted) / len(predicted)
+    print(f"acceptance {measured:.4f} of {counts.drafted} drafts; theory {theory:.4f}")
+    assert abs(measured - theory) < 0.03
+    assert 0.05 < theory < 0.95
