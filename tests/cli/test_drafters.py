@@ -19,7 +19,7 @@ from outrider.drafters.base import DrafterSpec, Needs, NoDrafter
 from outrider.drafters.registry import known_specs
 from outrider.errors import ConfigError
 
-BUILT_IN = {"none", "ngram", "suffix", "prediction", "model"}
+BUILT_IN = {"none", "ngram", "suffix", "prediction", "layerskip", "model"}
 
 
 class Entry:

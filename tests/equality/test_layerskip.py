@@ -21,6 +21,8 @@ from outrider.drafters.registry import find_drafter
 from outrider.drafters.skips import Search, Skips, Space, Window
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
+from outrider.models.native import NativeTransformer
+from outrider.models.native_store import NativeStore
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.types import Request, SamplingParams
@@ -219,12 +221,16 @@ def test_drafts_and_searches_write_no_committed_slot(
 def bad_slot(engine: Engine) -> int:
     """A slot of the test's own whose entries are NaN in every layer."""
     page, model = own_page(engine), engine.model
+    assert isinstance(model, NativeTransformer)
+    assert model.embedding is not None
     before = model.embedding[2].clone()
     model.embedding[2] = torch.nan
     found = model.run([Segment([2], 0, [page], 1, 1)], engine.runner.store).logits
     model.embedding[2] = before
     assert bool(found.isnan().all())
-    assert engine.runner.store.any_harmed
+    store = engine.runner.store
+    assert isinstance(store, NativeStore)
+    assert store.any_harmed
     return page * engine.config.page_size
 
 

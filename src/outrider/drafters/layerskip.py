@@ -57,7 +57,7 @@ class LayerskipSpec(DrafterSpec):
 
     name = "layerskip"
     wants = "a target of a native family, with four layers or more"
-    costs = "about two thirds of the target for each token of depth; no memory to speak of"
+    costs = "no weights, and about 0.6 of the target for each token of depth"
     suits = "any text, where nothing else is at hand; checkpoints trained to exit early"
     skip_threshold: float = 0.8
     min_layers: int | None = None

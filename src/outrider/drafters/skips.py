@@ -81,7 +81,9 @@ class Space:
     def speed(self, skips: Iterable[int], agreement: float) -> float:
         """Return how many times as fast as plain decoding drafts of the best length would be."""
         cost = self.cost(skips) + ROW
-        accepted = accumulate(accumulate(repeat(min(agreement, 1.0), self.longest), mul))
+        accepted: Iterable[float] = accumulate(
+            accumulate(repeat(min(agreement, 1.0), self.longest), mul)
+        )
         return max((1 + tokens) / (1 + length * cost) for length, tokens in enumerate(accepted, 1))
 
     def kept(self, skips: Skips) -> tuple[int, ...]:
