@@ -19,7 +19,7 @@ from outrider.drafters.base import DrafterSpec, Needs, NoDrafter
 from outrider.drafters.registry import known_specs
 from outrider.errors import ConfigError
 
-BUILT_IN = {"none", "ngram", "suffix", "prediction", "model", "retokenize"}
+BUILT_IN = {"none", "ngram", "suffix", "prediction", "layerskip", "model", "retokenize"}
 
 
 class Entry:

@@ -32,6 +32,8 @@ class Drafter(ABC):
     rows_at_once: int = 0
     """Rows of its model for a sequence where one pass makes a whole draft; 0 where each depth is a
     pass of its own."""
+    share: float = 1.0
+    """Of a drafter that runs the target, the share of a forward's time that a pass takes."""
     catching_up: bool = False
     """Whether its last drafts waited for, or took time to read, what it had not seen."""
 
@@ -118,7 +120,8 @@ class Needs:
     ``page_bytes`` are those of its own cache for each page of the target's, whose page ids it then
     shares, or of its index of as many tokens; ``fixed_bytes`` come once. ``max_nodes`` is the most
     nodes that its drafts have, 0 for chains; ``target_layers`` are those whose hidden states it
-    wants. ``loaded`` goes back to ``make`` as it is.
+    wants. ``scratch_pages`` of the target's cache lie behind its pool, for use within a call of the
+    drafter. ``loaded`` goes back to ``make`` as it is.
     """
 
     page_bytes: int = 0
@@ -126,6 +129,7 @@ class Needs:
     max_nodes: int = 0
     target_layers: tuple[int, ...] = ()
     loaded: Any = None
+    scratch_pages: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class DrafterContext:
         config: limits of the engine.
         max_model_len: longest sequence, in tokens.
         needs_logits: drafts must carry the distributions that they were drawn from.
-        num_pages: of the target's cache; 0 while needs are asked.
+        num_pages: of the target's pool, behind which scratch pages begin; 0 while needs are asked.
         needs: what ``DrafterSpec.needs`` returned.
     """
 

@@ -10,6 +10,7 @@ from ..models.families import Folder
 from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
 from .combine import TOGETHER
 from .eagle import EagleSpec
+from .layerskip import LayerskipSpec
 from .medusa import MedusaSpec
 from .model import ModelSpec
 from .ngram import NgramSpec
@@ -21,8 +22,8 @@ GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
 AUTO = "auto"
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
-    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, EagleSpec, MedusaSpec, RetokenizeSpec,
-    ModelSpec,
+    NoSpec, NgramSpec, SuffixSpec, PredictionSpec, LayerskipSpec, EagleSpec, MedusaSpec,
+    RetokenizeSpec, ModelSpec,
 )  # fmt: skip
 
 

@@ -16,13 +16,14 @@ LEAST_PAGES = 3
 
 @dataclass(frozen=True)
 class Budget:
-    """The pages of the cache and their bytes, logged at start."""
+    """The pages of the cache and their bytes, logged at start; ``scratch`` pages come on top."""
 
     pages: int
     page_size: int
     sequences: int
     target_bytes: int
     drafter_bytes: int
+    scratch: int = 0
 
     @property
     def tokens(self) -> int:
@@ -61,11 +62,22 @@ def working_bytes(
     return 4 * (numbers + rows * len(layers) * model.hidden_size)
 
 
+def num_scratch(needs: Collection[Needs]) -> int:
+    """Return the scratch pages behind the pool, which drafters use by turns."""
+    return max((each.scratch_pages for each in needs), default=0)
+
+
+def once_bytes(config: EngineConfig, model: Model, needs: Collection[Needs]) -> int:
+    """Return the bytes that drafters need once."""
+    scratch = num_scratch(needs) * model.page_bytes(config.page_size)
+    return scratch + sum(each.fixed_bytes for each in needs)
+
+
 def _smaller_choice(
     config: EngineConfig, model: Model, needs: Collection[Needs], together: int, room: int
 ) -> str:
     """Return which smaller choice needs no more than ``room`` bytes beside the cache."""
-    once = sum(each.fixed_bytes for each in needs)
+    once = once_bytes(config, model, needs)
     sequences, rows = config.max_num_seqs, config.max_num_batched_tokens
     while sequences > 1 or rows > 1:
         sequences, rows = max(1, sequences // 2), rows if sequences > 1 else rows // 2
@@ -93,12 +105,13 @@ def plan_budget(
     """
     size = config.page_size
     per_sequence = -(-(max_length + most_nodes(config, needs, together)) // size)
-    most = LARGEST_INT // size  # slots are numbered in int32
+    scratch = num_scratch(needs)
+    most = LARGEST_INT // size - scratch  # slots are numbered in int32
     wanted = min(per_sequence * config.max_num_seqs + 1, most)
     target_bytes = model.page_bytes(size)
     drafter_bytes = sum(each.page_bytes for each in needs)
     each = target_bytes + drafter_bytes
-    fixed = working_bytes(config, model, needs, together) + sum(once.fixed_bytes for once in needs)
+    fixed = working_bytes(config, model, needs, together) + once_bytes(config, model, needs)
     available = free_memory()
     free = max(0, available - fixed)
     given = parse_memory(config.memory)
@@ -128,4 +141,5 @@ def plan_budget(
                 else _smaller_choice(config, model, needs, together, available - LEAST_PAGES * each)
             )
         )
-    return Budget(pages, size, config.max_num_seqs, pages * target_bytes, pages * drafter_bytes)
+    sequences, own = config.max_num_seqs, pages * drafter_bytes
+    return Budget(pages, size, sequences, pages * target_bytes, own, scratch)

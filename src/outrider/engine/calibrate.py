@@ -112,7 +112,10 @@ def find_costs(
     for name, drafter in drafters.items():
         found[name] = DraftCosts(None, CALL, PER_SEQUENCE)
         if drafter.model is not None:
-            passes, _ = measure(drafter.model, page_size, most_rows, seconds)
+            if drafter.model is model:
+                passes = Curve(target.rows, tuple(drafter.share * s for s in target.seconds))
+            else:
+                passes, _ = measure(drafter.model, page_size, most_rows, seconds)
             found[name] = DraftCosts(passes, CALL, PER_SEQUENCE)
             if rows := drafter.rows_at_once:
                 one, more = passes.at(rows), (passes.at(MANY * rows) - passes.at(rows)) / (MANY - 1)

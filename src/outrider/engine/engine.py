@@ -104,7 +104,7 @@ class Engine:
             max_model_len,
             caches=model.paged and config.enable_prefix_caching,
         )
-        store = model.new_store(budget.pages, config.page_size)
+        store = model.new_store(budget.pages + budget.scratch, config.page_size)
         for each in drafters.values():
             each.attach(store)
         raw = config.logprobs_mode == "raw_logprobs"

@@ -32,6 +32,7 @@ V = TypeVar("V")
 
 PRIORS = {
     "eagle3": 0.8,
+    "layerskip": 0.8,
     "prediction": 0.8,
     "medusa": 0.65,
     "model": 0.65,

@@ -97,8 +97,6 @@ class NativeTransformer(Model):
     truncates = True
     device = torch.device("cpu")
     shape: Architecture
-    drafting_sublayers: Sequence[int] = ()
-    """Those that ``draft`` runs, as of ``Library.forward``; none for all."""
 
     def __init__(
         self,
@@ -257,6 +255,18 @@ class NativeTransformer(Model):
         self.library.forward(self.handle, store.handle, words, sublayers, hidden, logits, kept)
         return Output(logits if wanted else None, dict(zip(hidden, kept, strict=True)))
 
+    def run_some(self, segment: Segment, store: Store, sublayers: Sequence[int]) -> torch.Tensor:
+        """Return the logits of a segment's rows by some sublayers, as of ``Library.forward``.
+
+        The cache is filled in the layers whose attention is run. Raises what ``run`` does.
+        """
+        assert isinstance(store, NativeStore)
+        logits = torch.empty(segment.logits, self.shape.vocab_size)
+        kept = torch.empty(0, len(segment.tokens) + len(segment.nodes), self.shape.hidden_size)
+        words = words_of([segment])
+        self.library.forward(self.handle, store.handle, words, sublayers, (), logits, kept)
+        return logits
+
     def decide(
         self,
         segments: Sequence[Segment],
@@ -349,11 +359,13 @@ class NativeTransformer(Model):
         inputs: Sequence[DraftInput | None],
         noise: Noise,
         needs_logits: bool = False,
+        sublayers: Sequence[int] = (),
     ) -> list[DraftNodes]:
         """See ``base.Model``; chains that need no Python are drafted in one call.
 
         A chain also ends where its pipeline leaves nothing to draw. C++ calls back for a grammar's
-        masks, which follow from what was drafted.
+        masks, which follow from what was drafted. Of ``sublayers``, as of ``Library.forward``, none
+        stand for all; Python runs all.
 
         Raises:
             ModelError: a token, page or position is out of range.
@@ -395,7 +407,7 @@ class NativeTransformer(Model):
                 masks=masks,
                 mask_bytes=mask_bytes(noise.vocab_size) if masks else 0,
                 states=self._states(fast),
-                sublayers=self.drafting_sublayers,
+                sublayers=sublayers,
                 before=before,
             )
             for i, drafted in zip(drafting, drafts, strict=True):

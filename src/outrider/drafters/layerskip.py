@@ -1,0 +1,282 @@
+"""Self-speculation: the target drafts for itself, without some of its sublayers.
+
+Which ones is searched for while it writes (Xia et al., "SWIFT: On-the-fly self-speculative
+decoding", 2024), or all behind a layer are left out, for checkpoints that are trained to exit there
+(Elhoushi et al., "LayerSkip: Enabling early exit inference and self-speculative decoding", 2024).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..models.base import Store
+from ..models.decide import DraftInput
+from ..models.native import NativeTransformer
+from ..models.rows import Segment
+from ..native.interface import BINS, DEPTHS, MARGINS, RANKS, Rates
+from ..sampling.shared_noise import Noise
+from ..types import Draft, DraftBudget, Scheduled, SequenceState
+from .base import Drafter, DrafterContext, DrafterSpec, Needs
+from .eagle import check_native
+from .model import NODES, NOTHING, draft_limits
+from .skips import FEWEST_ROWS, REUSED, ROWS, Search, Space, Window, scratch_pages
+
+EVERY, SHARE = 8, 0.08
+"""Drafts of which one is preceded by an evaluation at most, and the share of the time that
+evaluations take at most."""
+IDLE = 1.0
+"""Seconds between two drafts beyond which an engine is taken to have had nothing to do."""
+DEEPEST = 16
+"""Layers that run at least where nobody said how many, or half of them if those are fewer."""
+WORKLOADS = 64
+"""Workloads whose sets are kept."""
+LOGITS = 2
+"""Logits of a window's rows that lie in memory at once."""
+
+
+@dataclass(frozen=True)
+class LayerskipSpec(DrafterSpec):
+    """The target without some of its sublayers.
+
+    Args:
+        skip_threshold: chance, as its margin tells, below which nothing follows a drafted token.
+        min_layers: layers' worth of sublayers that run; None for 16, or half if that is fewer.
+        adaptive: search for the sublayers; if not, they are evenly spread.
+        exit_layer: run the layers below it; None for any sublayers.
+    """
+
+    name = "layerskip"
+    wants = "a target of a native family, with four layers or more"
+    costs = "no weights, and about 0.6 of the target for each token of depth"
+    suits = "any text, where nothing else is at hand; checkpoints trained to exit early"
+    skip_threshold: float = 0.8
+    min_layers: int | None = None
+    adaptive: bool = True
+    exit_layer: int | None = None
+
+    @classmethod
+    def recognise(cls, option: str | Path) -> Self | None:
+        found = re.fullmatch(rf"{cls.name}(?::(\d{{1,6}}))?", str(option), re.ASCII)
+        if found is None:
+            return None
+        return cls(exit_layer=int(found[1]) if found[1] else None)
+
+    def _least(self, layers: int) -> int:
+        return min(DEEPEST, layers // 2) if self.min_layers is None else self.min_layers
+
+    def _space(self, target: NativeTransformer, longest: int) -> Space:
+        """Return the sets to choose from.
+
+        Raises:
+            ConfigError: an option is out of its range, or nothing can be left out.
+        """
+        layers, exit_layer = target.shape.num_layers, self.exit_layer
+        least = self._least(layers)
+        if not 0 <= self.skip_threshold <= 1:
+            raise ConfigError(f"skip_threshold is {self.skip_threshold}; give 0 to 1.")
+        if exit_layer is not None and not 1 <= exit_layer < layers:
+            raise ConfigError(
+                f"drafter {self.name!r} exits at layer {exit_layer} of {layers}; "
+                f"give 1 to {layers - 1}."
+            )
+        if not 1 <= least <= layers:
+            raise ConfigError(f"min_layers is {least}; give 1 to {layers}.")
+        space = Space.of(target.shape, least, longest)
+        if exit_layer is None and not space.most:
+            raise ConfigError(
+                f"drafter {self.name!r} can leave out none of {layers} layers, of which the first, "
+                f"the last and {least} in all are kept; give another drafter."
+            )
+        return space
+
+    def needs(self, context: DrafterContext) -> Needs:
+        config, target = context.config, context.model
+        check_native(self.name, context)
+        assert isinstance(target, NativeTransformer)
+        longest, most = config.max_draft_length, config.max_draft_nodes
+        if most is None and config.num_speculative_tokens is None:
+            most = NODES
+        space = self._space(target, longest)
+        nodes = max(longest, most or 0)
+        if not self._searches:
+            return Needs(max_nodes=nodes, loaded=space)
+        return Needs(
+            fixed_bytes=4 * LOGITS * ROWS * target.shape.vocab_size,
+            max_nodes=nodes,
+            scratch_pages=scratch_pages(config.page_size),
+            loaded=space,
+        )
+
+    @property
+    def _searches(self) -> bool:
+        return self.adaptive and self.exit_layer is None
+
+    def make(self, context: DrafterContext) -> LayerskipDrafter:
+        assert isinstance(context.model, NativeTransformer)
+        space: Space = context.needs.loaded
+        skips = space.spread()
+        if self.exit_layer is not None:
+            skips = frozenset(range(2 * self.exit_layer, 2 * space.layers))
+        return LayerskipDrafter(
+            context.model,
+            space,
+            None if self._searches else skips,
+            context.num_pages,
+            self.skip_threshold,
+            context.config.max_draft_length,
+            context.needs.max_nodes,
+        )
+
+
+class LayerskipDrafter(Drafter):
+    """Drafts with the target's own cache, and without some of its sublayers.
+
+    The rows of a draft are the sequence's last token, which the cache lacks, and the nodes behind
+    it. They read what the target has committed, and lie where its verification writes anew.
+
+    Args:
+        target: the model.
+        space: the sets of sublayers that may be skipped.
+        skips: those that are; None to search for them.
+        scratch: the page behind the target's pool at which scratch pages begin.
+        threshold: see ``LayerskipSpec``.
+        max_length: longest draft.
+        max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
+    """
+
+    name = "layerskip"
+
+    def __init__(
+        self,
+        target: NativeTransformer,
+        space: Space,
+        skips: frozenset[int] | None,
+        scratch: int,
+        threshold: float,
+        max_length: int,
+        max_nodes: int,
+    ) -> None:
+        self._target, self._space, self._scratch = target, space, scratch
+        self.max_length, self.max_nodes = max_length, max_nodes
+        self.share = space.cost(space.spread() if skips is None else skips)
+        self._fixed = None if skips is None else space.kept(skips)
+        self._sure = sure_rates(threshold)
+        self._searches: OrderedDict[str, Search] = OrderedDict()
+        self._window: Window | None = None
+        self._turn, self._last = 0, time.perf_counter()
+        self._seconds = self.searched = 0.0
+        self.evaluations = 0
+        """Forwards that the search has run; they took ``searched`` seconds."""
+
+    @property
+    def model(self) -> NativeTransformer:
+        return self._target
+
+    def attach(self, store: Store) -> None:
+        self._store = store
+
+    def propose(
+        self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
+    ) -> Draft:
+        ready = [
+            i
+            for i, (item, budget) in enumerate(zip(batch, budgets, strict=True))
+            if budget.depth
+            and item.count == 1
+            and item.start == len(item.sequence.tokens) - 1
+            and item.sequence.pipeline.native_handle
+        ]
+        self.catching_up = self._fixed is None and self._searched(
+            [batch[i].sequence for i in ready], noise
+        )
+        found = [NOTHING] * len(batch)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i in ready:
+            sublayers = self._sublayers(batch[i].sequence)
+            if sublayers:
+                groups.setdefault(sublayers, []).append(i)
+        for sublayers, group in groups.items():
+            segments, inputs = [], []
+            for i in group:
+                sequence, budget = batch[i].sequence, budgets[i]
+                start, length = len(sequence.tokens) - 1, sequence.prompt_length
+                last, pages = sequence.tokens[start:], sequence.pages
+                segments.append(Segment(last, start, pages, 1, length, key=sequence.id))
+                if budget.rates is None and budget.nodes <= budget.depth:
+                    budget = budget._replace(least=0.5, rates=self._sure)
+                inputs.append(DraftInput(sequence, draft_limits(budget)))
+            drafts = self._target.draft(segments, self._store, inputs, noise, sublayers=sublayers)
+            for i, nodes in zip(group, drafts, strict=True):
+                found[i] = nodes if budgets[i].rates else nodes._replace(survivals=[])
+        tokens, parents, _, margins, survivals, _ = map(list, zip(*found, strict=True))
+        return Draft(tokens, parents, margins=margins, survivals=survivals)
+
+    def _sublayers(self, sequence: SequenceState) -> tuple[int, ...]:
+        """Return the sublayers that draft for a sequence; none where no draft would pay."""
+        return self._fixed or self._search_of(sequence.workload).sublayers
+
+    def _search_of(self, workload: str) -> Search:
+        """Return the search of a workload; a new one begins where the last one has come to."""
+        search = self._searches.get(workload)
+        if search is None:
+            like = next((s for s in reversed(self._searches.values()) if s.rank), None)
+            search = self._searches[workload] = Search(self._space, like)
+            if len(self._searches) > WORKLOADS:
+                self._searches.popitem(last=False)
+        return search
+
+    def _searched(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:
+        """Score a set, if it is time to; return whether one was scored."""
+        now = time.perf_counter()
+        self._seconds += min(now - self._last, IDLE)
+        self._last = now
+        self._turn += 1
+        if self._turn % EVERY or self.searched > SHARE * self._seconds:
+            return False
+        for sequence in sequences:
+            search = self._search_of(sequence.workload)
+            if search.wants is not None and sequence.num_output >= FEWEST_ROWS:
+                self._score(search, search.wants, sequence, noise)
+                self.searched += time.perf_counter() - now
+                return True
+        return False
+
+    def _score(
+        self, search: Search, skips: frozenset[int], sequence: SequenceState, noise: Noise
+    ) -> None:
+        window = self._window
+        known = window is not None and window.scored < REUSED
+        if window is None or not known or window.sequence.workload != sequence.workload:
+            self._window = window = Window(
+                self._target, self._store, self._scratch, sequence, noise
+            )
+            self.evaluations += 1
+            known = False
+        self.evaluations += 1
+        search.scored(window.score(self._space.kept(skips)), not known)
+
+    def release(self, seq_id: str, ended: bool) -> None:
+        if self._window is not None and self._window.sequence.id == seq_id:
+            self._window = None  # the pages that it reads are given back
+
+
+def sure_rates(threshold: float) -> Rates:
+    """Return rates of 1 for margins that stand for a chance of ``threshold`` and more, else of 0.
+
+    A margin is that of the log odds against the next candidate.
+    """
+    table = np.zeros((DEPTHS, RANKS, BINS), np.float32)
+    for bin, margin in enumerate((0.0, *MARGINS)):
+        chance = 1 / (1 + exp(-margin)) if bin else 0.0
+        table[:, :, bin] = chance >= threshold
+    return Rates(table)

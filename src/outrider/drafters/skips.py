@@ -1,0 +1,278 @@
+"""The search for sublayers that a target can do without, while it writes.
+
+Candidates are scored on text that was written already, by one forward over a window of it (Xia et
+al., "SWIFT: On-the-fly self-speculative decoding", 2024). Sublayers are ranked by what skipping
+each alone does, sets are built in that order, and the best is changed by a sublayer or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate, repeat
+from operator import mul
+from random import Random
+
+import torch
+
+from ..cache.store import Store
+from ..models.families import Architecture
+from ..models.native import NativeTransformer
+from ..models.rows import Segment
+from ..sampling.shared_noise import Noise
+from ..types import Row, SequenceState
+
+ROWS, FEWEST_ROWS = 32, 16
+"""Rows of a window at most and at least; all decide tokens that were written, not given."""
+REUSED = 8
+"""Candidates that a window scores."""
+KNOWN = 64
+"""Likeliest tokens of a row whose chances are compared."""
+WARM = 0.5
+"""Temperature at which the chances of greedy rows are compared."""
+ROW = 0.05
+"""What one row more adds to a verifying forward, in forwards of one row."""
+MOST_SKIPPED = 0.45
+"""Share of the sublayers between the first and the last layer that are skipped at most."""
+SIZES = 6
+"""Sizes of sets that are compared."""
+ENOUGH = 0.95
+"""Agreement of a set of the greatest size at which the search ends."""
+PATIENCE, MOST = 16, 400
+"""Changes without a gain, and evaluations, after which it ends in any case."""
+GAIN = 1.005
+"""Expected speed over that of the best set from which on a changed one takes its place."""
+NEAR = 3
+"""Sublayers of which the one that ranks best is changed."""
+
+Skips = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The sets of sublayers that may be skipped, and what drafting without them brings.
+
+    ``most`` of the ``candidates`` are skipped at most. A forward's time is one: an attention takes
+    ``attention`` of it, an MLP ``mlp``. Drafts have up to ``longest`` tokens.
+    """
+
+    layers: int
+    candidates: tuple[int, ...]
+    most: int
+    attention: float
+    mlp: float
+    longest: int
+
+    @staticmethod
+    def of(shape: Architecture, min_layers: int, longest: int) -> Space:
+        """Return the sets of a target of which ``min_layers`` layers' worth of sublayers run."""
+        a = shape
+        layers, heads = a.num_layers, (2 * a.num_heads + 2 * a.num_kv_heads) * a.head_dim
+        attention, mlp = a.hidden_size * heads, 3 * a.hidden_size * a.intermediate_size
+        whole = layers * (attention + mlp) + a.hidden_size * a.vocab_size
+        candidates = tuple(range(2, 2 * layers - 2))
+        most = min(int(MOST_SKIPPED * len(candidates)), 2 * (layers - min_layers))
+        return Space(layers, candidates, max(0, most), attention / whole, mlp / whole, longest)
+
+    def cost(self, skips: Iterable[int]) -> float:
+        """Return the share of a forward's time that one without ``skips`` takes."""
+        return 1.0 - sum(self.mlp if sublayer % 2 else self.attention for sublayer in skips)
+
+    def speed(self, skips: Iterable[int], agreement: float) -> float:
+        """Return how many times as fast as plain decoding drafts of the best length would be."""
+        cost = self.cost(skips) + ROW
+        accepted: Iterable[float] = accumulate(
+            accumulate(repeat(min(agreement, 1.0), self.longest), mul)
+        )
+        return max((1 + tokens) / (1 + length * cost) for length, tokens in enumerate(accepted, 1))
+
+    def kept(self, skips: Skips) -> tuple[int, ...]:
+        """Return the sublayers that run, rising."""
+        return tuple(s for s in range(2 * self.layers) if s not in skips)
+
+    def spread(self) -> Skips:
+        """Return as many candidates as may be skipped, evenly spread."""
+        count = len(self.candidates)
+        return frozenset(self.candidates[i * count // self.most] for i in range(self.most))
+
+
+@dataclass
+class Search:
+    """The search for one workload: ``wants`` is the set to score next, None when it has ended.
+
+    Args:
+        space: the sets.
+        like: another workload's search, whose ranking and choice it begins with.
+    """
+
+    space: Space
+    like: Search | None = None
+    chosen: Skips = field(init=False)
+    """The best set so far."""
+    agreement: float | None = field(init=False, default=None)
+    """Its own over all windows, newer ones weighing more; None while nothing is known."""
+    sublayers: tuple[int, ...] = field(init=False)
+    """Those that run then; none where such drafts are known to take more time than they save."""
+    wants: Skips | None = field(init=False)
+    evaluations: int = field(init=False, default=0)
+    rank: dict[int, int] = field(init=False, default_factory=dict)
+    """Places of the candidates by the harm that skipping each does for the time it saves."""
+
+    def __post_init__(self) -> None:
+        self._here, self._renewed = 0.0, False
+        self._rng = Random(0)
+        self.chosen = self.space.spread()
+        if self.like is not None:
+            self.chosen, self.rank = self.like.chosen, self.like.rank
+            self.like = None
+        self.sublayers = self.space.kept(self.chosen)
+        self._steps = self._run()
+        self.wants = next(self._steps)
+
+    def scored(self, agreement: float, renewed: bool) -> None:
+        """Take in what was wanted; ``renewed`` is True for the first score of a window."""
+        self.evaluations += 1
+        self._renewed |= renewed
+        try:
+            self.wants = self._steps.send(agreement)
+        except StopIteration:
+            self.wants = None
+        pays = self.space.speed(self.chosen, self.agreement or 0.0) > 1
+        self.sublayers = self.space.kept(self.chosen) if pays else ()
+
+    def _run(self) -> Generator[Skips, float, None]:
+        yield from self._again()
+        if not self.rank:
+            harm = {}
+            for each in self.space.candidates:
+                harm[each] = (1 - (yield frozenset({each}))) / (1 - self.space.cost({each}))
+            order = sorted(harm, key=harm.__getitem__)
+            self.rank = {sublayer: place for place, sublayer in enumerate(order)}
+        order = sorted(self.rank, key=self.rank.__getitem__)
+        yield from self._again()
+        for size in sorted({-(-self.space.most * n // SIZES) for n in range(1, SIZES + 1)}):
+            yield from self._against(frozenset(order[:size]))
+        idle = 0
+        while idle < PATIENCE and self.evaluations < MOST and not self._done():
+            if self._renewed:
+                yield from self._again()
+            won = yield from self._against(self._changed())
+            idle = 0 if won else idle + 1
+
+    def _done(self) -> bool:
+        known = self.agreement or 0.0
+        return known >= ENOUGH and len(self.chosen) == self.space.most
+
+    def _again(self) -> Generator[Skips, float, None]:
+        """Score the best set on the window that the others are scored on."""
+        self._here = yield self.chosen
+        self._renewed = False
+        known = self.agreement
+        self.agreement = self._here if known is None else (known + self._here) / 2
+
+    def _against(self, skips: Skips) -> Generator[Skips, float, bool]:
+        """Let a set take the best one's place if it beats it; return whether it did."""
+        if skips == self.chosen:
+            return False
+        agreement = yield skips
+        if self._renewed:  # by this very score, which the best one's is not to be compared with
+            yield from self._again()
+        before = self.space.speed(self.chosen, self._here)
+        if self.space.speed(skips, agreement) < GAIN * before:
+            return False
+        self.chosen, self.agreement, self._here = skips, agreement, agreement
+        return True
+
+    def _changed(self) -> Skips:
+        """Return the best set with one more sublayer, one less, or another one."""
+        inside = sorted(self.chosen)
+        outside = sorted({*self.space.candidates} - self.chosen)
+        adds = len(inside) < self.space.most and self._rng.random() < 0.5
+        removes = not adds or self._rng.random() < 0.3
+        found = set(inside)
+        if removes and len(inside) > 1:
+            some = self._rng.sample(inside, min(NEAR, len(inside)))
+            found.remove(max(some, key=self.rank.__getitem__))
+        if adds or len(inside) == self.space.most or self._rng.random() < 0.5:
+            some = self._rng.sample(outside, min(NEAR, len(outside)))
+            found.add(min(some, key=self.rank.__getitem__))
+        return frozenset(found)
+
+
+class Window:
+    """The last tokens that a sequence wrote, to score candidates on.
+
+    The rows lie on scratch pages behind the sequence's own, which are read only. Reference is what
+    the whole target draws there with the request's temperature and noise: that is what was written,
+    but for what other options had to say.
+
+    Args:
+        target, store: the target and its cache.
+        scratch: the first of its pages that are free to write.
+        sequence: at least ``FEWEST_ROWS`` tokens of it are written.
+        noise: the target's.
+    """
+
+    def __init__(
+        self,
+        target: NativeTransformer,
+        store: Store,
+        scratch: int,
+        sequence: SequenceState,
+        noise: Noise,
+    ) -> None:
+        self._target, self._store, self._noise = target, store, noise
+        self.sequence, self.scored = sequence, 0
+        tokens, size, request = sequence.tokens, store.page_size, sequence.request
+        stop = len(tokens) - 1
+        start = stop - min(ROWS, sequence.num_output)
+        shared = start // size
+        pages = [*sequence.pages[:shared], *range(scratch, scratch + scratch_pages(size))]
+        self._head = sequence.pages[shared], scratch, start % size
+        count, length = stop - start, sequence.prompt_length
+        self._segment = Segment(tokens[start:stop], start, pages, count, length, key=sequence.id)
+        params = request.params
+        self._heat = 1.0 if params.greedy else params.temperature
+        warm = (WARM if params.greedy else params.temperature) / self._heat
+        self._rows = [
+            Row(sequence.id, request.seed, sequence.sample_index, place, params.greedy, place)
+            for place in range(start + 1, stop + 1)
+        ]
+        z = self._logits(range(2 * target.shape.num_layers))
+        self._written, _ = noise.draw(z, self._rows)
+        self._ids = z.topk(min(KNOWN, z.shape[1])).indices
+        self._warm = warm
+        self._chances = self._chances_of(z)
+
+    @torch.inference_mode()
+    def score(self, sublayers: Iterable[int]) -> float:
+        """Return how likely a draw by these sublayers is the whole target's.
+
+        Half of it is counted, half is reckoned from how far chances are apart, which tells sets
+        apart where the count does not.
+        """
+        z = self._logits(sublayers)
+        self.scored += 1
+        drawn, _ = self._noise.draw(z, self._rows)
+        alike = sum(a == b for a, b in zip(drawn, self._written, strict=True)) / len(drawn)
+        shared = torch.minimum(self._chances, self._chances_of(z)).sum(-1)
+        reckoned = float((shared / (2 - shared)).nan_to_num(0.0).mean())
+        return (alike + reckoned) / 2
+
+    def _logits(self, sublayers: Iterable[int]) -> torch.Tensor:
+        page, scratch, count = self._head
+        size = self._store.page_size
+        if count:  # the page in which the window begins
+            self._store.move(
+                [page * size + i for i in range(count)], [scratch * size + i for i in range(count)]
+            )
+        z = self._target.run_some(self._segment, self._store, tuple(sublayers))
+        return z if self._heat == 1 else z.div_(self._heat)
+
+    def _chances_of(self, z: torch.Tensor) -> torch.Tensor:
+        return (z.gather(1, self._ids) / self._warm).softmax(-1)
+
+
+def scratch_pages(page_size: int) -> int:
+    """Return how many pages a window needs."""
+    return -(-(ROWS + page_size - 1) // page_size)

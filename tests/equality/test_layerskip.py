@@ -1,0 +1,451 @@
+"""A target that drafts for itself changes nothing, and finds the sublayers that it can miss."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests, run
+from pages import check_engine
+from skipping import LAYERS, planted_target, useless
+
+from outrider.drafters import layerskip, skips
+from outrider.drafters.base import DrafterSpec
+from outrider.drafters.layerskip import LayerskipDrafter, LayerskipSpec, sure_rates
+from outrider.drafters.registry import find_drafter
+from outrider.drafters.skips import Search, Skips, Space, Window
+from outrider.engine.engine import Engine
+from outrider.errors import ConfigError
+from outrider.models.native import NativeTransformer
+from outrider.models.native_store import NativeStore
+from outrider.models.rows import Segment
+from outrider.native import choice as native
+from outrider.types import Request, SamplingParams
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(native.library() is None, reason="the native step is off"),
+]
+SEED = 5
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "0.8": {"temperature": 0.8},
+    "n": {"temperature": 0.8, "n": 3},
+    "penalties": {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.3},
+    "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 2, "min_p": 0.02},
+    "regex": {"structured_outputs": {"regex": "[a-d]+(-[a-d]+){2,}"}, "min_tokens": 5},
+}
+DRAFTERS: dict[str, str | DrafterSpec] = {
+    "search": "layerskip",
+    "exit": "layerskip:9",
+    "spread": LayerskipSpec(adaptive=False, skip_threshold=0.0),
+    "merged": "layerskip+ngram",
+    "auto": "auto+layerskip",
+}
+CASES = [*DRAFTERS, "search tree", "exit tree"]
+LENGTHS, CHUNKS, POOLS = (1, 4, 7), (3, 16, 512), ("ample", "tight")
+NUMBERS: dict[str, dict[str, Any]] = {
+    "float32": {}, "bfloat16": {"dtype": "bfloat16"}, "int8": {"quantization": "int8"},
+}  # fmt: skip
+TOKENS = 36
+"""Of an output: enough that sets are scored meanwhile."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return planted_target(tmp_path_factory.mktemp("layerskip") / "target", SEED)
+
+
+@pytest.fixture
+def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every draft be preceded by an evaluation."""
+    monkeypatch.setattr(layerskip, "EVERY", 1)
+    monkeypatch.setattr(layerskip, "SHARE", 1e9)
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(0)
+    found = [[rng.randrange(4, VOCABULARY) for _ in range(n)] for n in (1, 2, 19, 40)]
+    return [*found, [*found[-1][:32], 9, 8], [11, 12, 13, 14, 15] * 6]
+
+
+def engine_of(target: Path, case: str, length: int = 4, **options: Any) -> Engine:
+    name, _, tree = case.partition(" ")
+    nodes = 3 * length if tree else None
+    engine = make_engine(
+        target, DRAFTERS[name], num_speculative_tokens=length, max_draft_nodes=nodes, **options
+    )
+    if name == "auto":
+        make_fickle(engine, random.Random(length))
+    return engine
+
+
+def drafter_of(engine: Engine) -> LayerskipDrafter:
+    drafter = engine.speculator.drafters["layerskip"]
+    assert isinstance(drafter, LayerskipDrafter)
+    return drafter
+
+
+PLAIN: dict[tuple[str, str], dict[str, list[Any]]] = {}
+
+
+def plain(target: Path, option: str, numbers: str) -> dict[str, list[Any]]:
+    if (option, numbers) not in PLAIN:
+        engine = make_engine(target, "none", **NUMBERS[numbers])
+        params = SamplingParams(max_tokens=TOKENS, **OPTIONS[option])
+        found: dict[str, list[Any]] = {}
+        for request in requests(prompts(), params):
+            found |= run(engine, [request])
+        PLAIN[option, numbers] = found
+    return PLAIN[option, numbers]
+
+
+def holds(
+    target: Path, drafter: str, option: str, batch: int, length: int, chunk: int, pool: str,
+    numbers: str,
+) -> None:  # fmt: skip
+    options = {"pages": 32 if pool == "tight" else None, "max_num_batched_tokens": chunk}
+    engine = engine_of(target, drafter, length, **options, **NUMBERS[numbers])
+    expected = plain(target, option, numbers)
+    queued = requests(prompts(), SamplingParams(max_tokens=TOKENS, **OPTIONS[option]))
+    found: dict[str, list[Any]] = {}
+    for first in range(0, len(queued), batch):
+        found |= run(engine, queued[first : first + batch])
+    assert found == expected
+    assert not engine.speculator.switched_off
+    check_engine(engine)
+    if pool == "tight" and batch > 1 and option == "n":
+        assert engine.scheduler.preemptions
+    if option in ("greedy", "0.8", "n") and pool == "ample":
+        assert 0 < engine.counts.accepted < engine.counts.nodes
+        if drafter.startswith("search"):
+            assert drafter_of(engine).evaluations > 10
+            assert engine.scheduler.hit > 0
+
+
+DEALT = [
+    # Every drafter under every option, the other dimensions dealt out over them.
+    (*each, (1, 4)[i % 2], LENGTHS[i % 3], CHUNKS[i // 2 % 3], POOLS[i // 3 % 2], [*NUMBERS][i % 3])
+    for i, each in enumerate(itertools.product(CASES, OPTIONS))
+]
+
+
+@pytest.mark.equality
+@pytest.mark.usefixtures("_eager")
+@pytest.mark.parametrize("case", DEALT, ids=lambda case: "-".join(map(str, case)))
+def test_drafting_for_itself_changes_nothing(target: Path, case: Any) -> None:
+    holds(target, *case)
+
+
+@pytest.mark.equality
+@pytest.mark.usefixtures("_eager")
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("option", ["greedy", "0.8", "n"])
+@pytest.mark.parametrize("drafter", ["search", "exit", "search tree"])
+def test_nothing_changes_in_any_numbers_with_pages_short(
+    target: Path, drafter: str, option: str, numbers: str
+) -> None:
+    for batch, pool in itertools.product((1, 4), POOLS):
+        holds(target, drafter, option, batch, 4, 16, pool, numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.equality
+@pytest.mark.usefixtures("_eager")
+@pytest.mark.parametrize("drafter", CASES)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_nothing_changes_in_the_full_product(target: Path, drafter: str, option: str) -> None:
+    for rest in itertools.product((1, 4), LENGTHS, CHUNKS, POOLS, NUMBERS):
+        holds(target, drafter, option, *rest)
+
+
+def own_page(engine: Engine) -> int:
+    """The page behind all that the engine and its drafters use: for a test alone."""
+    size, model = engine.config.page_size, engine.model
+    page = engine.budget.pages + engine.budget.scratch
+    store = model.new_store(page + 1, size)
+    engine.runner.store = store
+    drafter_of(engine).attach(store)
+    return page
+
+
+def committed(engine: Engine, page: int) -> dict[str, list[int]]:
+    """The bits of logits that depend on every committed slot of each running sequence.
+
+    A row on a page that nobody else uses follows them; all entries before it are read, not written.
+    """
+    found = {}
+    size = engine.config.page_size
+    for sequence in engine.scheduler.running:
+        for count in range(size, sequence.num_computed + 1, size):
+            at = Segment([7], count, [*sequence.pages[: count // size], page], 1, 1)
+            logits = engine.model.run([at], engine.runner.store).logits
+            found[f"{sequence.id} {count}"] = logits.view(torch.int32).flatten().tolist()
+    return found
+
+
+@pytest.mark.usefixtures("_eager")
+@pytest.mark.parametrize("case", ["search", "exit", "search tree"])
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_drafts_and_searches_write_no_committed_slot(
+    target: Path, case: str, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(target, case, pages=60, **NUMBERS[numbers])
+    drafter, propose = drafter_of(engine), engine.speculator.propose
+    page, checked = own_page(engine), 0
+
+    def watched(plan: Any) -> Any:
+        nonlocal checked
+        before = committed(engine, page)
+        draft = propose(plan)
+        assert committed(engine, page) == before
+        checked += len(before) * any(draft.tokens)
+        return draft
+
+    monkeypatch.setattr(engine.speculator, "propose", watched)
+    params = SamplingParams(max_tokens=40, temperature=0.8, n=2)
+    for request in requests(prompts()[2:4], params):
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    assert checked > 100
+    assert not case.startswith("search") or drafter.evaluations > 10
+    assert not engine.speculator.switched_off
+
+
+def bad_slot(engine: Engine) -> int:
+    """A slot of the test's own whose entries are NaN in every layer."""
+    page, model = own_page(engine), engine.model
+    assert isinstance(model, NativeTransformer)
+    assert model.embedding is not None
+    before = model.embedding[2].clone()
+    model.embedding[2] = torch.nan
+    found = model.run([Segment([2], 0, [page], 1, 1)], engine.runner.store).logits
+    model.embedding[2] = before
+    assert bool(found.isnan().all())
+    store = engine.runner.store
+    assert isinstance(store, NativeStore)
+    assert store.any_harmed
+    return page * engine.config.page_size
+
+
+@pytest.mark.usefixtures("_eager")
+@pytest.mark.parametrize("case", ["search", "spread", "search tree"])
+@pytest.mark.parametrize("option", ["greedy", "0.8"])
+def test_what_drafts_leave_is_never_read(
+    target: Path, case: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All slots that drafts may have written are spoilt before the target verifies."""
+    engine = engine_of(target, case)
+    expected = plain(target, option, "float32")
+    propose, size, bad = engine.speculator.propose, engine.config.page_size, bad_slot(engine)
+    spoilt = 0
+
+    def spoiling(plan: Any) -> Any:
+        nonlocal spoilt
+        draft = propose(plan)
+        for item in plan.batch:
+            sequence = item.sequence
+            slots = range(sequence.num_computed, len(sequence.pages) * size)
+            if item.budget.depth:
+                to = [sequence.pages[place // size] * size + place % size for place in slots]
+                engine.runner.store.move([bad] * len(to), to)
+                spoilt += len(slots)
+        return draft
+
+    monkeypatch.setattr(engine.speculator, "propose", spoiling)
+    queued = requests(prompts(), SamplingParams(max_tokens=TOKENS, **OPTIONS[option]))
+    assert run(engine, queued) == expected
+    assert spoilt > 500
+    assert engine.counts.accepted
+    assert not engine.speculator.switched_off
+
+
+def test_a_spoilt_committed_slot_is_seen(target: Path) -> None:
+    """The test above would see a slot that was read before it is written anew."""
+    engine = engine_of(target, "search")
+    bad = bad_slot(engine)
+    engine.add(requests(prompts()[3:4], SamplingParams(max_tokens=TOKENS))[0])
+    engine.step()
+    (sequence,) = engine.scheduler.running
+    engine.runner.store.move([bad], [sequence.pages[0] * engine.config.page_size])
+    assert engine.step()[0].error
+
+
+@pytest.mark.usefixtures("_eager")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_the_search_finds_what_matters_little(tmp_path: Path, seed: int, heat: float) -> None:
+    engine = make_engine(planted_target(tmp_path, seed), "layerskip")
+    rng, drafter = random.Random(seed), drafter_of(engine)
+    params = SamplingParams(max_tokens=200, temperature=heat, ignore_eos=True)
+
+    def some(count: int) -> list[Request]:
+        texts = [[rng.randrange(4, VOCABULARY) for _ in range(12)] for _ in range(count)]
+        return requests(texts, params)
+
+    run(engine, some(6))
+    (search,) = drafter._searches.values()
+    assert search.wants is None
+    assert drafter._window is None  # since the pages that it read have been given back
+    assert search.evaluations < 80
+    found = agreement(engine, search.chosen, some(6))
+    best = agreement(engine, useless(seed), some(6))
+    every = agreement(engine, frozenset(range(2, 2 * LAYERS - 2)), some(6))
+    spread = agreement(engine, drafter._space.spread(), some(6))
+    assert found > best - 0.03
+    assert max(every, spread) < best - 0.1
+    assert search.chosen != drafter._space.spread()
+
+
+def agreement(engine: Engine, skipped: Skips, queued: list[Request]) -> float:
+    """The share of tokens that the target draws alike without some sublayers, of fresh texts."""
+    drafter, shares = drafter_of(engine), []
+    sublayers = drafter._space.kept(skipped)
+    for request in queued:
+        engine.add(request)
+        while engine.has_work:
+            engine.step()
+            for sequence in engine.scheduler.running:
+                if sequence.num_output in (32, 33, 34, 100, 101, 102, 160, 161, 162):
+                    window = Window(
+                        drafter._target, drafter._store, drafter._scratch, sequence, engine.noise
+                    )
+                    drawn, _ = engine.noise.draw(window._logits(sublayers), window._rows)
+                    pairs = zip(drawn, window._written, strict=True)
+                    shares.append(sum(a == b for a, b in pairs) / len(drawn))
+                    assert window._written == sequence.tokens[-len(drawn) :]
+    assert len(shares) > 10
+    return sum(shares) / len(shares)
+
+
+SPACE = Space(12, tuple(range(2, 22)), 9, 0.025, 0.05, 4)
+
+
+def searched(agree: Callable[[Skips], float], reused: int = 8) -> Search:
+    """A search that has come to its end, with what it was told of each set."""
+    search, asked = Search(SPACE), 0
+    while search.wants is not None:
+        search.scored(agree(search.wants), asked % reused == 0)
+        asked += 1
+    return search
+
+
+def test_a_search_skips_little_where_every_sublayer_matters() -> None:
+    harsh = searched(lambda skips: 0.7 ** len(skips))
+    assert len(harsh.chosen) == 1
+    assert harsh.sublayers == ()
+    hopeless = searched(lambda skips: 0.0)
+    assert hopeless.sublayers == ()
+    assert hopeless.evaluations < 60
+
+
+def test_a_search_weighs_what_is_skipped_against_what_agrees() -> None:
+    # Attention is cheap here, and as harmful as an MLP: MLPs go first.
+    found = searched(lambda skips: 0.99 ** len(skips))
+    assert sum(sublayer % 2 for sublayer in found.chosen) >= len(found.chosen) - 1
+    # Pairs that stand for each other must not go together.
+    twins = searched(lambda skips: 0.5 if {7, 9} <= skips else 0.995 ** len(skips))
+    assert not {7, 9} <= twins.chosen
+    assert len(twins.chosen) >= 7
+
+
+def test_a_search_bears_noise() -> None:
+    rng, little = random.Random(1), frozenset(random.Random(2).sample(range(2, 22), 9))
+
+    def agree(skips: Skips) -> float:
+        return 0.98 * 0.85 ** len(skips - little) + rng.gauss(0, 0.02)
+
+    assert len(searched(agree).chosen & little) >= 8
+
+
+def test_a_search_goes_on_from_another_workload() -> None:
+    first = searched(lambda skips: 0.97 ** len(skips))
+    second = Search(SPACE, first)
+    assert second.chosen == first.chosen
+    count = 0
+    while second.wants is not None and count < 100:
+        second.scored(0.97 ** len(second.wants), count % 8 == 0)
+        count += 1
+    assert second.evaluations < first.evaluations - 15  # it ranks nothing again
+
+
+def test_searches_belong_to_workloads_and_take_their_share(target: Path) -> None:
+    engine = engine_of(target, "search")
+    drafter = drafter_of(engine)
+    for heat in (0.0, 0.8):
+        params = SamplingParams(max_tokens=150, temperature=heat, ignore_eos=True)
+        run(engine, requests(prompts()[2:4], params))
+    assert len(drafter._searches) == 2
+    assert (
+        drafter.evaluations * layerskip.EVERY <= 2 * drafter._turn
+    )  # a window's first counts twice
+    assert drafter.searched <= layerskip.SHARE * drafter._seconds + 0.1
+
+
+def test_nothing_follows_a_token_of_low_confidence(target: Path) -> None:
+    def deepest(threshold: float) -> list[int]:
+        spec = LayerskipSpec(adaptive=False, skip_threshold=threshold)
+        engine = make_engine(target, spec)
+        lengths: list[int] = []
+        propose = engine.speculator.propose
+
+        def watched(plan: Any) -> Any:
+            draft = propose(plan)
+            lengths.extend(len(tokens) for tokens in draft.tokens)
+            return draft
+
+        engine.speculator.propose = watched
+        run(engine, requests(prompts()[2:4], SamplingParams(max_tokens=24, temperature=0.0)))
+        return lengths
+
+    never, usual, always = deepest(0.0), deepest(0.8), deepest(1.0)
+    assert max(always) == 1
+    assert sum(never) / len(never) > sum(usual) / len(usual) > 1
+    assert sure_rates(0.8).table[0, 0].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (LayerskipSpec(exit_layer=12), "give 1 to 11"),
+        (LayerskipSpec(exit_layer=0), "give 1 to 11"),
+        (LayerskipSpec(min_layers=13), "give 1 to 12"),
+        (LayerskipSpec(min_layers=12), "can leave out none of 12"),
+        (LayerskipSpec(skip_threshold=1.5), "give 0 to 1"),
+    ],
+)
+def test_what_cannot_be_skipped_is_refused(target: Path, spec: LayerskipSpec, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        make_engine(target, spec)
+
+
+def test_targets_and_rules_that_it_cannot_draft_for(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none of 2 layers"):
+        make_engine(planted_pair(tmp_path / "two"), "layerskip")
+    with pytest.raises(ConfigError, match="coupled"):
+        make_engine(target, "layerskip", acceptance_rule="rejection")
+    with pytest.raises(ConfigError, match="native step"):
+        make_engine(planted_pair(tmp_path / "gemma", "gemma2"), "layerskip")
+
+
+def test_names(tmp_path: Path) -> None:
+    assert find_drafter("layerskip", tmp_path) == LayerskipSpec()
+    assert find_drafter("layerskip:3", tmp_path) == LayerskipSpec(exit_layer=3)
+    assert find_drafter("auto+layerskip", tmp_path).members[-1] == LayerskipSpec()
+    for wrong in ("layerskip:", "layerskip:x", "layerskip:-1"):
+        with pytest.raises(ConfigError):
+            find_drafter(wrong, tmp_path)
+
+
+def test_scratch_pages_are_no_part_of_the_pool(target: Path) -> None:
+    plain_budget, budget = make_engine(target, "none").budget, engine_of(target, "search").budget
+    assert budget.scratch == skips.scratch_pages(4) == 9
+    assert budget.pages == plain_budget.pages
+    assert engine_of(target, "search").scheduler.pool.num_pages == budget.pages
+    assert engine_of(target, "exit").budget.scratch == 0
