@@ -56,9 +56,9 @@ class LayerskipSpec(DrafterSpec):
     """
 
     name = "layerskip"
-    wants = "a target of a native family, with four layers or more"
-    costs = "no weights, and about 0.6 of the target for each token of depth"
-    suits = "any text, where nothing else is at hand; checkpoints trained to exit early"
+    wants = "a target of a native family"
+    costs = "about 0.6 of the target a token"
+    suits = "any text, where nothing else is at hand"
     skip_threshold: float = 0.8
     min_layers: int | None = None
     adaptive: bool = True
