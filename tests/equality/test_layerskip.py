@@ -27,10 +27,7 @@ from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.types import Request, SamplingParams
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(native.library() is None, reason="the native step is off"),
-]
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 SEED = 5
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -135,6 +132,7 @@ DEALT = [
 ]
 
 
+@pytest.mark.engine
 @pytest.mark.equality
 @pytest.mark.usefixtures("_eager")
 @pytest.mark.parametrize("case", DEALT, ids=lambda case: "-".join(map(str, case)))
@@ -142,6 +140,7 @@ def test_drafting_for_itself_changes_nothing(target: Path, case: Any) -> None:
     holds(target, *case)
 
 
+@pytest.mark.engine
 @pytest.mark.equality
 @pytest.mark.usefixtures("_eager")
 @pytest.mark.parametrize("numbers", NUMBERS)
@@ -189,6 +188,7 @@ def committed(engine: Engine, page: int) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.engine
 @pytest.mark.usefixtures("_eager")
 @pytest.mark.parametrize("case", ["search", "exit", "search tree"])
 @pytest.mark.parametrize("numbers", NUMBERS)

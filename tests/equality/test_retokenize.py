@@ -20,10 +20,7 @@ from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.types import Request, SamplingParams
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(native.library() is None, reason="the native step is off"),
-]
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "0.8": {"temperature": 0.8},
@@ -138,6 +135,7 @@ CASES = [
 ]
 
 
+@pytest.mark.engine
 @pytest.mark.equality
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_another_vocabulary_changes_nothing(target: Path, case: Any) -> None:
@@ -164,6 +162,7 @@ def context_text(drafter: RetokenizeDrafter, ids: list[int]) -> str:
     return b"".join(drafter._reencoder._ours.tokens[id] for id in ids).decode(errors="replace")
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("drafter", ["{}", "{} tree"])
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_what_is_kept_is_what_would_be_computed(target: Path, chunk: int, drafter: str) -> None:
