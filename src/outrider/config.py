@@ -315,7 +315,7 @@ ENGINE_OPTIONS = (
     Option(
         "speculative_config", str, None,
         "vLLM's JSON object, instead of drafter and num_speculative_tokens: method "
-        "ngram, suffix or draft_model.",
+        "ngram, suffix, draft_model, eagle3 or medusa.",
     ),
     Option(
         "tokenizer", str, None,

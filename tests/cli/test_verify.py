@@ -172,7 +172,7 @@ def test_coupled_acceptance_of_many_laws_is_the_oracles() -> None:
 
 def test_the_rules_are_compared_beside_the_bounds(pair: Path) -> None:
     """Measured acceptance of the first position is the theory's; 5 sigma: a false alarm of 1e-6."""
-    intake = InputProcessor(pair, "auto", {"num_speculative_tokens": 2, "memory": 2**24})
+    intake = InputProcessor(pair, "model", {"num_speculative_tokens": 2, "memory": 2**24})
     for name in ("coupled", "rejection"):
         llm, bounds = measure(intake, make_rule(name), prompts() * 8, 1.0, 40, 3)
         mean = float(bounds[:, int(name == "coupled")].mean())
