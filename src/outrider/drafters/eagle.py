@@ -9,23 +9,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
 
 import torch
 
 from ..config import EngineConfig
-from ..errors import ConfigError, ModelError
 from ..models.decide import DraftInput
-from ..models.families import find_folder
-from ..models.heads import MEDUSA, Head, read_head
-from ..models.native import NativeTransformer
+from ..models.heads import EAGLE3, PEAGLE
 from ..models.native_head import NativeHead
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
-from .base import Drafter, DrafterContext, DrafterSpec, Needs
-from .model import CATCH_UP, NODES, NOTHING, draft_limits, num_alike
+from .base import Drafter, DrafterContext, Needs
+from .heads import HeadSpec, native_target
+from .model import CATCH_UP, NOTHING, draft_limits, draft_of, num_alike, num_nodes
 from .states import PageStates, StateRing
 
 UNREAD = 4096
@@ -34,39 +30,18 @@ sequence that has more drafts from a shorter context."""
 
 
 @dataclass(frozen=True)
-class EagleSpec(DrafterSpec):
+class EagleSpec(HeadSpec):
     """An EAGLE-3 or P-EAGLE checkpoint in ``folder``."""
 
     name = "eagle3"
     wants = "an EAGLE-3 or P-EAGLE head trained for the target; memory for it and its cache"
     costs = "a layer for each token of depth"
-    suits = "any text"
-    by_folder = True
-    folder: Path
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        if isinstance(option, str) and "/" not in option and not Path(option).exists():
-            return None
-        folder = find_folder(option)
-        head = read_head(folder) if folder.is_dir() else None
-        return None if head is None or head.kind == MEDUSA else cls(folder)
-
-    def _head(self) -> Head:
-        head = read_head(self.folder)
-        if head is None or head.kind == MEDUSA:
-            raise ModelError(f"{self.folder} is no EAGLE-3 head; give the folder of one.")
-        return head
+    kinds = (EAGLE3, PEAGLE)
 
     def needs(self, context: DrafterContext) -> Needs:
-        config, target, head = context.config, context.model, self._head()
-        check_native(self.name, context)
-        assert isinstance(target, NativeTransformer)
+        config, head, target = context.config, self.head(), native_target(self.name, context)
         model = NativeHead(head, target, context.max_model_len, config.drafter_quantization)
-        longest, most = config.max_draft_length, config.max_draft_nodes
-        if most is None and config.num_speculative_tokens is None:
-            most = NODES
-        nodes, width = max(longest, most or 0), 4 * model.hidden_size
+        nodes, width = num_nodes(config, config.max_draft_length), 4 * model.hidden_size
         return Needs(
             model.page_bytes(config.page_size) + width,
             width * _room(config, nodes),
@@ -92,23 +67,6 @@ class EagleSpec(DrafterSpec):
 def _room(config: EngineConfig, nodes: int) -> int:
     """Return how many states wait to be read at most."""
     return max(UNREAD, config.max_num_batched_tokens + config.max_num_seqs * (1 + nodes))
-
-
-def check_native(name: str, context: DrafterContext) -> None:
-    """Refuse a target whose hidden states do not come from the native step, or the ratio rules.
-
-    Raises:
-        ConfigError: it is one, or one of them is in use.
-    """
-    if not isinstance(context.model, NativeTransformer):
-        raise ConfigError(
-            f"drafter {name!r} needs a target that the native step runs, and torch runs this one; "
-            "give drafter='suffix', or a target of a native family in float32 or bfloat16."
-        )
-    if context.needs_logits:
-        raise ConfigError(
-            f"drafter {name!r} drafts for acceptance_rule='coupled' only; leave the rule out."
-        )
 
 
 @dataclass
@@ -205,8 +163,7 @@ class EagleDrafter(Drafter):
             made = [nodes for nodes, asked in zip(drafts, inputs, strict=True) if asked]
             for i, nodes in zip(drafting, made, strict=True):
                 found[i] = nodes
-        tokens, parents, _, margins, survivals, _ = map(list, zip(*found, strict=True))
-        return Draft(tokens, parents, margins=margins, survivals=survivals)
+        return draft_of(found)
 
     def _segment(self, sequence: SequenceState, state: _State, end: int) -> Segment:
         """Return the rows of a sequence that are to be read next, up to ``end``."""

@@ -27,8 +27,8 @@ from ..native.interface import BINS, DEPTHS, MARGINS, RANKS, Rates
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, Scheduled, SequenceState
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
-from .eagle import check_native
-from .model import NODES, NOTHING, draft_limits
+from .heads import native_target
+from .model import NOTHING, draft_limits, draft_of, num_nodes
 from .skips import FEWEST_ROWS, REUSED, ROWS, Search, Space, Window, scratch_pages
 
 EVERY, SHARE = 8, 0.08
@@ -100,14 +100,9 @@ class LayerskipSpec(DrafterSpec):
         return space
 
     def needs(self, context: DrafterContext) -> Needs:
-        config, target = context.config, context.model
-        check_native(self.name, context)
-        assert isinstance(target, NativeTransformer)
-        longest, most = config.max_draft_length, config.max_draft_nodes
-        if most is None and config.num_speculative_tokens is None:
-            most = NODES
-        space = self._space(target, longest)
-        nodes = max(longest, most or 0)
+        config, target = context.config, native_target(self.name, context)
+        space = self._space(target, config.max_draft_length)
+        nodes = num_nodes(config, config.max_draft_length)
         if not self._searches:
             return Needs(max_nodes=nodes, loaded=space)
         return Needs(
@@ -218,8 +213,7 @@ class LayerskipDrafter(Drafter):
             drafts = self._target.draft(segments, self._store, inputs, noise, sublayers=sublayers)
             for i, nodes in zip(group, drafts, strict=True):
                 found[i] = nodes if budgets[i].rates else nodes._replace(survivals=[])
-        tokens, parents, _, margins, survivals, _ = map(list, zip(*found, strict=True))
-        return Draft(tokens, parents, margins=margins, survivals=survivals)
+        return draft_of(found)
 
     def _sublayers(self, sequence: SequenceState) -> tuple[int, ...]:
         """Return the sublayers that draft for a sequence; none where no draft would pay."""

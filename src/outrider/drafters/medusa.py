@@ -4,61 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
 
 import torch
 
-from ..errors import ModelError
 from ..models.decide import DraftInput
-from ..models.families import find_folder
-from ..models.heads import MEDUSA, Head, read_head
-from ..models.native import NativeTransformer
+from ..models.heads import MEDUSA
 from ..models.native_medusa import NativeMedusa
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
-from .base import Drafter, DrafterContext, DrafterSpec, Needs
-from .eagle import check_native
-from .model import NODES, NOTHING, draft_limits
+from .base import Drafter, DrafterContext, Needs
+from .heads import HeadSpec, native_target
+from .model import NOTHING, draft_limits, draft_of, num_nodes
 
 
 @dataclass(frozen=True)
-class MedusaSpec(DrafterSpec):
+class MedusaSpec(HeadSpec):
     """Medusa's heads in ``folder``."""
 
     name = "medusa"
     wants = "Medusa heads trained for the target; memory for them"
     costs = "a pass through the heads"
-    suits = "any text"
-    by_folder = True
-    folder: Path
-
-    @classmethod
-    def recognise(cls, option: str | Path) -> Self | None:
-        if isinstance(option, str) and "/" not in option and not Path(option).exists():
-            return None
-        folder = find_folder(option)
-        head = read_head(folder) if folder.is_dir() else None
-        return cls(folder) if head is not None and head.kind == MEDUSA else None
-
-    def _head(self) -> Head:
-        head = read_head(self.folder)
-        if head is None or head.kind != MEDUSA:
-            raise ModelError(f"{self.folder} has no Medusa heads; give the folder of some.")
-        return head
+    kinds = (MEDUSA,)
 
     def needs(self, context: DrafterContext) -> Needs:
-        config, target, head = context.config, context.model, self._head()
-        check_native(self.name, context)
-        assert isinstance(target, NativeTransformer)
+        config, head, target = context.config, self.head(), native_target(self.name, context)
         model = NativeMedusa(head, target, config.drafter_quantization)
-        longest, most = min(config.max_draft_length, model.num_heads), config.max_draft_nodes
-        if most is None and config.num_speculative_tokens is None:
-            most = NODES
+        longest = min(config.max_draft_length, model.num_heads)
         return Needs(
             fixed_bytes=4 * model.hidden_size * config.max_num_seqs,
-            max_nodes=max(longest, most or 0),
+            max_nodes=num_nodes(config, longest),
             target_layers=head.target_layers(target.hidden_layers),
             loaded=model,
         )
@@ -111,8 +86,7 @@ class MedusaDrafter(Drafter):
             drafts = self._model.draft(segments, self._store, inputs, noise)
             for i, nodes in zip(drafting, drafts, strict=True):
                 found[i] = nodes
-        tokens, parents, _, margins, survivals, _ = map(list, zip(*found, strict=True))
-        return Draft(tokens, parents, margins=margins, survivals=survivals)
+        return draft_of(found)
 
     def observe(
         self,

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 
+from ..config import EngineConfig
 from ..errors import ModelError
 from ..models.base import Model, Store
 from ..models.decide import DraftInput, DraftNodes
@@ -108,9 +109,8 @@ class ModelSpec(DrafterSpec):
 
     @classmethod
     def recognise(cls, option: str | Path) -> Self | None:
-        if isinstance(option, str) and "/" not in option and not Path(option).exists():
-            return None
-        return cls(find_folder(option))
+        folder = checkpoint_folder(option)
+        return None if folder is None else cls(folder)
 
     def needs(self, context: DrafterContext) -> Needs:
         config, target = context.config, context.model
@@ -148,6 +148,27 @@ class ModelSpec(DrafterSpec):
             context.needs.max_nodes,
             context.needs_logits,
         )
+
+
+def checkpoint_folder(option: str | Path) -> Path | None:
+    """Return the folder of the checkpoint that an option names, None for a bare word."""
+    if isinstance(option, str) and "/" not in option and not Path(option).exists():
+        return None
+    return find_folder(option)
+
+
+def num_nodes(config: EngineConfig, longest: int) -> int:
+    """Return the most nodes of a draft of trees, where the engine chooses chains or trees."""
+    most = config.max_draft_nodes
+    if most is None and config.num_speculative_tokens is None:
+        most = NODES
+    return max(longest, most or 0)
+
+
+def draft_of(found: Sequence[DraftNodes]) -> Draft:
+    """Return the draft of a step from the nodes of each of its sequences, without their logits."""
+    tokens, parents, _, margins, survivals, _ = map(list, zip(*found, strict=True))
+    return Draft(tokens, parents, margins=margins, survivals=survivals)
 
 
 @lru_cache(KNOWN_BUDGETS)
@@ -242,9 +263,8 @@ class ModelDrafter(Drafter):
             drafts = self._model.draft(segments, self._store, inputs, noise, self._needs_logits)
             for (i, state), nodes in zip(running, drafts, strict=True):
                 state.nodes = found[i] = nodes
-        tokens, parents, _, margins, survivals, logits = map(list, zip(*found, strict=True))
-        kept = logits if self._needs_logits else None
-        return Draft(tokens, parents, kept, margins=margins, survivals=survivals)
+        kept = [nodes.logits for nodes in found] if self._needs_logits else None
+        return draft_of(found)._replace(logits=kept)
 
     def _first_needed(self, sequence: SequenceState, state: CachedState) -> int:
         """Return the first position that what is drafted next depends on and that is not read."""

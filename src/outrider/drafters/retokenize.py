@@ -26,8 +26,16 @@ from ..text.intersection import Intersection, intersection, pieces_of
 from ..text.reencode import Context, Reencoder
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
-from .eagle import check_native
-from .model import CATCH_UP, NODES, NOTHING, CachedState, draft_limits, keep_accepted
+from .heads import native_target
+from .model import (
+    CATCH_UP,
+    NOTHING,
+    CachedState,
+    draft_limits,
+    draft_of,
+    keep_accepted,
+    num_nodes,
+)
 
 logger = logging.getLogger("outrider")
 
@@ -75,8 +83,7 @@ class RetokenizeSpec(DrafterSpec):
         return None if named is None else cls(find_folder(named))
 
     def needs(self, context: DrafterContext) -> Needs:
-        config, target = context.config, context.model
-        check_native(self.name, context)
+        config, target = context.config, native_target(self.name, context)
         if context.tokenizer is None:
             raise ConfigError(
                 f"drafter {self.name!r} reads the target's text, and the target has no tokenizer; "
@@ -107,12 +114,9 @@ class RetokenizeSpec(DrafterSpec):
         if not shared.count:
             raise ModelError(f"{self.folder} shares no token with the target; give another.")
         model.library.set_ids(model.handle, shared.targets, shared.inputs)
-        longest, most = config.max_draft_length, config.max_draft_nodes
-        if most is None and config.num_speculative_tokens is None:
-            most = NODES
         return Needs(
             model.page_bytes(config.page_size),
-            max_nodes=max(longest, most or 0),
+            max_nodes=num_nodes(config, config.max_draft_length),
             loaded=Loaded(model, shared, Reencoder(context.tokenizer, own, theirs, ours, shared)),
         )
 
@@ -218,8 +222,7 @@ class RetokenizeDrafter(Drafter):
             drafts = self._model.draft(segments, self._store, inputs, noise)
             for (i, state), nodes in zip(running, drafts, strict=True):
                 state.nodes = found[i] = nodes
-        tokens, parents, _, margins, survivals, _ = map(list, zip(*found, strict=True))
-        return Draft(tokens, parents, margins=margins, survivals=survivals)
+        return draft_of(found)
 
     def _behind(
         self, sequence: SequenceState, state: _State, budget: DraftBudget, room: int

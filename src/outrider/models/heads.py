@@ -40,7 +40,7 @@ class Head:
     Args:
         folder: its checkpoint.
         kind: ``EAGLE3``, ``PEAGLE`` or ``MEDUSA``.
-        target: vocabulary and width that the target must have.
+        vocab_size, hidden_size: those that the target must have.
         layers: layers of the target whose outputs it is made from, -1 for the embedding; None
             where they follow from the number of the target's layers.
         architecture, config: of its own layers; None for Medusa, which has none.

@@ -16,7 +16,7 @@ from .heads import PEAGLE, Head, HeadTensors, check_target, drafted_ids
 from .native import NativeTransformer, words_of
 from .native_store import NativeStore
 from .rows import Segment
-from .weights import Loader, quantized
+from .weights import Loader
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -26,6 +26,18 @@ def head_recipe(quantization: str | None) -> Recipe | None:
     if quantization == "auto":
         return Recipe.parse("int8")
     return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
+
+
+def states_of(segments: Sequence[Segment]) -> torch.Tensor:
+    """Return the states of all segments.
+
+    Raises:
+        ModelError: one has none.
+    """
+    states = [segment.states for segment in segments if segment.states is not None]
+    if len(states) != len(segments):
+        raise ModelError("a row of a head begins with no state.")
+    return states[0] if len(states) == 1 else torch.cat(states)
 
 
 class NativeHead(NativeTransformer):
@@ -111,11 +123,7 @@ class NativeHead(NativeTransformer):
     def _set_fuse(self, loader: Loader, source: HeadTensors, recipe: Recipe | None) -> None:
         """Pack what makes states of the target's hidden states."""
         wide = len(self.target_layers) * self.head.hidden_size
-        if recipe is None:
-            matrix = loader.matrix("fc.weight", self.hidden_size, wide, None)
-        else:
-            matrix = quantized(source, "fc.weight", (self.hidden_size, wide), recipe)
-        self._set(0, "fuse", matrix, None)
+        self._set(0, "fuse", loader.matrix("fc.weight", self.hidden_size, wide, recipe), None)
         names = self.head.fused_norms
         if names:
             size = (wide // len(names),)
@@ -167,7 +175,4 @@ class NativeHead(NativeTransformer):
         self.run([Segment([1], 0, pages, 1, 1, states=state) for pages in tables], store)
 
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
-        states = [segment.states for segment in segments if segment.states is not None]
-        if len(states) != len(segments):
-            raise ModelError("a row of a head begins with no state.")
-        return states[0] if len(states) == 1 else torch.cat(states)
+        return states_of(segments)

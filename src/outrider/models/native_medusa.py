@@ -6,18 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import ModelError
 from ..native.checks import free_with
 from ..native.interface import HEADS, Config
 from .base import Output, Store
 from .formats.shared import Checkpoint
 from .heads import Head, check_target
 from .native import NativeTransformer, words_of
-from .native_head import head_recipe
+from .native_head import head_recipe, states_of
 from .native_store import NativeStore
-from .quantize import Matrix
 from .rows import Segment
-from .weights import quantized
+from .weights import Loader
 
 
 class NativeMedusa(NativeTransformer):
@@ -43,6 +41,7 @@ class NativeMedusa(NativeTransformer):
         self.hidden_layers, self.hidden_size = 0, target.hidden_size
         self.num_heads = head.longest or 1
         recipe, source = head_recipe(quantization), Checkpoint(head.folder)
+        loader = Loader(source, target.shape, self.dtype, self.device, keeps=True, recipe=recipe)
         library, each = self.library, head.blocks + 1
         self.handle = library.new_model(self._config(1), None)
         free_with(self, library.free, "model", self.handle)
@@ -52,10 +51,7 @@ class NativeMedusa(NativeTransformer):
             last = block == head.blocks
             name = f"{place}.{block}." + ("" if last else "linear.")
             shape = (head.vocab_size if last else head.hidden_size), head.hidden_size
-            matrix: Matrix = source.matrix(f"{name}weight", shape, self.dtype)
-            if recipe is not None:
-                matrix = quantized(source, f"{name}weight", shape, recipe)
-            bias = None
+            matrix, bias = loader.matrix(f"{name}weight", *shape, recipe), None
             if f"{name}bias" in source:
                 bias = source.get(f"{name}bias", shape[:1], torch.float32)
             self._set(number, "draft", matrix, bias)
@@ -92,7 +88,4 @@ class NativeMedusa(NativeTransformer):
         return Segment([0], 0, pages, 1 + later, 0, nodes, parents, key, states=states)
 
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
-        states = [segment.states for segment in segments if segment.states is not None]
-        if len(states) != len(segments):
-            raise ModelError("a head begins with no state.")
-        return torch.cat(states)
+        return states_of(segments)

@@ -17,7 +17,7 @@ NO_MASKS: Mapping[int, AllowedAfter] = MappingProxyType({})
 
 
 class MaskCalls:
-    """What C++ calls for the masks of one call of ``Library.draft``.
+    """Answers the calls of C++ for the masks of one call of ``Library.draft``.
 
     Keeps the masks for as long as it lives, and the first exception, after which no token may
     follow anything.
