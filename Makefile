@@ -9,6 +9,9 @@ STAMP := .venv/.outrider-installed
 # older pips hand them the first variable, newer ones the second.
 CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
+# Each of some hundred processes would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 ENGINES := $(addprefix engine-,portable avx2 off)
 
 .PHONY: help demo test engine $(ENGINES) isas equality slow fuzz lint setup peers clients clean

@@ -72,7 +72,7 @@ def exits() -> None:
 
     ending: list[bool] = []
     free, Library.free = Library.free, told  # type: ignore[method-assign]
-    llm = LLM(POCKET)
+    llm = LLM(POCKET, drafter="model", num_speculative_tokens=4)
     params = SamplingParams(max_tokens=400, ignore_eos=True)
     threading.Thread(target=llm.generate, args=([[5, 6, 7]] * 4, params), daemon=True).start()
     while not llm.engine.counts.steps:
@@ -100,7 +100,7 @@ def released() -> None:
 
 def forks() -> None:
     """Children of a process whose other thread is in a forward run forwards themselves."""
-    drafts = Drafts()
+    drafts = Drafts(60)
     expected = drafts()
     over = threading.Event()
 

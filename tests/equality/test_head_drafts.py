@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from array import array
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests, run
+from exactness import VOCABULARY, make_engine, make_fickle, planted_pair
 from heads import Eagle, agreeing_head, agreeing_medusa, save_head
-from pages import check_engine
+from products import OPTIONS, Product, dealt, prompts, rest
 from safetensors.torch import load_file, save_file
 
 from outrider.drafters.eagle import EagleDrafter
@@ -25,22 +24,10 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(native.library() is None, reason="the native step is off"),
 ]
-OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "0.8": {"temperature": 0.8},
-    "n": {"temperature": 0.8, "n": 3},
-    "penalties": {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.3},
-    "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 2, "min_p": 0.02},
-    "regex": {"structured_outputs": {"regex": "[a-d]+(-[a-d]+){2,}"}, "min_tokens": 5},
-}
 DRAFTERS = (
     "eagle3", "eagle3 tree", "peagle", "peagle tree", "medusa", "medusa tree", "eagle3+ngram",
     "medusa+suffix", "auto+eagle3", "auto+medusa",
 )  # fmt: skip
-LENGTHS, CHUNKS, POOLS = (1, 4, 7), (3, 16, 512), ("ample", "tight")
-NUMBERS: dict[str, dict[str, Any]] = {
-    "float32": {}, "bfloat16": {"dtype": "bfloat16"}, "int8": {"quantization": "int8"},
-}  # fmt: skip
 KINDS = {
     "eagle3": Eagle(layers=(0, -1, 0), drafted=180, kv_heads=4, state_normed=True),
     "peagle": Eagle(
@@ -64,12 +51,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prompts() -> list[list[int]]:
-    rng = random.Random(0)
-    found = [[rng.randrange(4, VOCABULARY) for _ in range(n)] for n in (1, 2, 19, 40)]
-    return [*found, [*found[-1][:32], 9, 8], [11, 12, 13, 14, 15] * 6]
-
-
 def engine_of(target: Path, drafter: str, length: int = 4, **options: Any) -> Engine:
     name, _, tree = drafter.partition(" ")
     parts = [str(target / p) if (target / p).is_dir() else p for p in name.split("+")]
@@ -82,49 +63,13 @@ def engine_of(target: Path, drafter: str, length: int = 4, **options: Any) -> En
     return engine
 
 
-PLAIN: dict[tuple[str, str], dict[str, list[Any]]] = {}
-
-
-def plain(target: Path, option: str, numbers: str) -> dict[str, list[Any]]:
-    if (option, numbers) not in PLAIN:
-        engine = make_engine(target, "none", **NUMBERS[numbers])
-        params = SamplingParams(max_tokens=24, **OPTIONS[option])
-        found: dict[str, list[Any]] = {}
-        for request in requests(prompts(), params):
-            found |= run(engine, [request])
-        PLAIN[option, numbers] = found
-    return PLAIN[option, numbers]
-
-
-def holds(
-    target: Path, drafter: str, option: str, batch: int, length: int, chunk: int, pool: str,
-    numbers: str,
-) -> None:  # fmt: skip
-    options = {"pages": 26 if pool == "tight" else None, "max_num_batched_tokens": chunk}
-    engine = engine_of(target, drafter, length, **options, **NUMBERS[numbers])
-    expected = plain(target, option, numbers)
-    queued = requests(prompts(), SamplingParams(max_tokens=24, **OPTIONS[option]))
-    found: dict[str, list[Any]] = {}
-    for first in range(0, len(queued), batch):
-        found |= run(engine, queued[first : first + batch])
-    assert found == expected
-    assert not engine.speculator.switched_off
-    check_engine(engine)
-    if option in ("greedy", "0.8", "n") and length > 1 and pool == "ample":
-        assert 0 < engine.counts.accepted < engine.counts.nodes
-
-
-CASES = [
-    # Every drafter under every option, the other dimensions dealt out over them.
-    (*each, (1, 4)[i % 2], LENGTHS[i % 3], CHUNKS[i // 2 % 3], POOLS[i // 3 % 2], [*NUMBERS][i % 3])
-    for i, each in enumerate(itertools.product(DRAFTERS, OPTIONS))
-]
+PRODUCT = Product(engine_of, prompts(), tokens=24, pages=26)
 
 
 @pytest.mark.equality
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", dealt(DRAFTERS), ids=lambda case: "-".join(map(str, case)))
 def test_heads_change_nothing(target: Path, case: Any) -> None:
-    holds(target, *case)
+    PRODUCT.holds(target, *case)
 
 
 @pytest.mark.slow
@@ -132,8 +77,8 @@ def test_heads_change_nothing(target: Path, case: Any) -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_heads_change_nothing_in_the_full_product(target: Path, drafter: str, option: str) -> None:
-    for rest in itertools.product((1, 4), LENGTHS, CHUNKS, POOLS, NUMBERS):
-        holds(target, drafter, option, *rest)
+    for each in rest():
+        PRODUCT.holds(target, drafter, option, *each)
 
 
 def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Tensor:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests, run
-from pages import check_engine, check_pool
+from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, run
+from pages import check_pool
+from products import OPTIONS, Product, dealt, prompts, rest
 from retokenizing import other_tokenizer, save_other
 from safetensors.torch import load_file, save_file
 
@@ -21,22 +21,10 @@ from outrider.native import choice as native
 from outrider.types import Request, SamplingParams
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
-OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "0.8": {"temperature": 0.8},
-    "n": {"temperature": 0.8, "n": 3},
-    "penalties": {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.3},
-    "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 2, "min_p": 0.02},
-    "regex": {"structured_outputs": {"regex": "[a-d]+(-[a-d]+){2,}"}, "min_tokens": 5},
-}
 DRAFTERS = ("{}", "{} tree", "{}+ngram", "auto+{}")
 KEPT = (0.5, 0.9)
 """Shares of the target's tokens for two letters that another tokenizer has too."""
-LENGTHS, CHUNKS, POOLS = (1, 4, 7), (3, 16, 512), ("ample", "tight")
-NUMBERS: dict[str, dict[str, Any]] = {
-    "float32": {}, "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"quantization": "int8", "drafter_quantization": "int8"},
-}  # fmt: skip
+PROMPTS = prompts(1, (110, 12, 113, 14, 150))
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +47,6 @@ def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kept in KEPT:
         save_other(folder, folder / f"other {kept}", other_tokenizer(kept))
     return folder
-
-
-def prompts() -> list[list[int]]:
-    rng = random.Random(0)
-    found = [[rng.randrange(1, VOCABULARY) for _ in range(n)] for n in (1, 2, 19, 40)]
-    return [*found, [*found[-1][:32], 9, 8], [110, 12, 113, 14, 150] * 6]
 
 
 def engine_of(
@@ -94,50 +76,16 @@ def check_drafter(engine: Engine) -> None:
         assert state.num_computed <= drafter._pool.page_size * len(state.table)
 
 
-PLAIN: dict[tuple[str, str], dict[str, list[Any]]] = {}
+PRODUCT = Product(engine_of, PROMPTS, tokens=24, pages=26)
 
 
-def plain(target: Path, option: str, numbers: str) -> dict[str, list[Any]]:
-    if (option, numbers) not in PLAIN:
-        engine = make_engine(target, "none", **NUMBERS[numbers])
-        params = SamplingParams(max_tokens=24, **OPTIONS[option])
-        found: dict[str, list[Any]] = {}
-        for request in requests(prompts(), params):
-            found |= run(engine, [request])
-        PLAIN[option, numbers] = found
-    return PLAIN[option, numbers]
-
-
-def holds(
-    target: Path, drafter: str, option: str, batch: int, length: int, chunk: int, pool: str,
-    numbers: str,
-) -> None:  # fmt: skip
-    options = {"pages": 26 if pool == "tight" else None, "max_num_batched_tokens": chunk}
-    engine = engine_of(target, drafter, length, **options, **NUMBERS[numbers])
-    expected = plain(target, option, numbers)
-    queued = requests(prompts(), SamplingParams(max_tokens=24, **OPTIONS[option]))
-    found: dict[str, list[Any]] = {}
-    for first in range(0, len(queued), batch):
-        found |= run(engine, queued[first : first + batch])
-        check_drafter(engine)
-    assert found == expected
-    assert not engine.speculator.switched_off
-    check_engine(engine)
+def holds(target: Path, *case: Any) -> None:
+    engine = PRODUCT.holds(target, *case, between=check_drafter)
     assert not drafter_of(engine)._states
-    if option in ("greedy", "0.8", "n") and length > 1 and pool == "ample":
-        assert 0 < engine.counts.accepted < engine.counts.nodes
 
 
-CASES = [
-    # Every drafter under every option, the other dimensions dealt out over them.
-    (*each, (1, 4)[i % 2], LENGTHS[i % 3], CHUNKS[i // 2 % 3], POOLS[i // 3 % 2], [*NUMBERS][i % 3])
-    for i, each in enumerate(itertools.product(DRAFTERS, OPTIONS))
-]
-
-
-@pytest.mark.engine
 @pytest.mark.equality
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", dealt(DRAFTERS), ids=lambda case: "-".join(map(str, case)))
 def test_another_vocabulary_changes_nothing(target: Path, case: Any) -> None:
     holds(target, *case)
 
@@ -149,8 +97,8 @@ def test_another_vocabulary_changes_nothing(target: Path, case: Any) -> None:
 def test_another_vocabulary_changes_nothing_in_the_full_product(
     target: Path, drafter: str, option: str
 ) -> None:
-    for rest in itertools.product((1, 4), LENGTHS, CHUNKS, POOLS, NUMBERS):
-        holds(target, drafter, option, *rest)
+    for each in rest():
+        holds(target, drafter, option, *each)
 
 
 def text_of(target: Engine, sequence_tokens: list[int]) -> str:
@@ -162,7 +110,6 @@ def context_text(drafter: RetokenizeDrafter, ids: list[int]) -> str:
     return b"".join(drafter._reencoder._ours.tokens[id] for id in ids).decode(errors="replace")
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("drafter", ["{}", "{} tree"])
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_what_is_kept_is_what_would_be_computed(target: Path, chunk: int, drafter: str) -> None:
@@ -170,7 +117,7 @@ def test_what_is_kept_is_what_would_be_computed(target: Path, chunk: int, drafte
     rng = random.Random(chunk)
     engine = engine_of(target, drafter, pages=34, max_num_batched_tokens=chunk)
     own = drafter_of(engine)
-    base = prompts()[3]
+    base = PROMPTS[3]
     live: set[str] = set()
     seen = crowded = 0
     shared: set[int] = set()
@@ -283,7 +230,7 @@ def test_acceptance_is_what_theory_predicts(
         run(
             engine,
             [
-                Request(f"s{number}", tuple(prompts()[number % 6]), params, number)
+                Request(f"s{number}", tuple(PROMPTS[number % 6]), params, number)
                 for number in range(first, first + 4)
             ],
         )

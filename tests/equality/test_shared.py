@@ -207,4 +207,5 @@ def test_loading_takes_what_the_weights_take(pair: Path, tmp_path: Path) -> None
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert weights < int(done.stdout) < 1.5 * weights
+    # The kernel may have taken back pages of what was there before.
+    assert 0.8 * weights < int(done.stdout) < 1.5 * weights

@@ -27,7 +27,8 @@ from outrider.native.threads import allowed_threads
 for group in sys.argv[3:]:  # joined once all is imported, which a quota would make slow
     open(group + "/cgroup.procs", "w").write("0")
 params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
-found = LLM(sys.argv[1]).generate(json.loads(sys.argv[2]), params)
+llm = LLM(sys.argv[1], drafter="model", num_speculative_tokens=4)  # no costs to be measured
+found = llm.generate(json.loads(sys.argv[2]), params)
 print(json.dumps([allowed_threads(), [r.outputs[0].token_ids for r in found]]))
 """
 
@@ -113,7 +114,10 @@ def test_two_engines_share_the_pool(make_checkpoint: Callable[..., Path], tmp_pa
         [r.outputs[0].token_ids for r in LLM(folder, drafter=None).generate(PROMPTS, params)]
         for folder in (POCKET, other)
     ]
-    engines = [LLM(POCKET), LLM(other, drafter="ngram")]
+    engines = [
+        LLM(POCKET, drafter="model", num_speculative_tokens=4),
+        LLM(other, drafter="ngram", num_speculative_tokens=4),
+    ]
     found: dict[int, list[list[int]]] = {}
 
     def run(number: int) -> None:

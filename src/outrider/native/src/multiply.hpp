@@ -3,8 +3,6 @@
 
 #include "model.hpp"
 #include "pool.hpp"
-#include "quantized_tiles.hpp"
-#include "tiles.hpp"
 
 namespace outrider {
 
@@ -43,12 +41,7 @@ struct Multiplier {
 
     // y of rows of x or, with a quantised matrix, of their digits.
     void multiply(const Weight<T>& weight, int first, int last, const T* x, int stride,
-                  const Digits& digits, int count, const End& end) {
-        if (weight.packed.empty())
-            product(weight.plain, first, last, x, stride, count, end);
-        else
-            product(weight.packed, first, last, digits, count, end);
-    }
+                  const Digits& digits, int count, const End& end);
 
     // The place of a worker that makes its own digits.
     Digits own_digits(const Team& team) const {
@@ -58,20 +51,7 @@ struct Multiplier {
 
     // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself.
     void multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
-                  const End& end) {
-        const bool quantised = !weight.packed.empty(), alone = count <= DIGITS_ALONE;
-        if (quantised && !alone)
-            team.share(count, 4, [&](int first, int last) {
-                digitise(weight.packed, x, stride, first, last, digits);
-            });
-        const Digits mine = alone ? own_digits(team) : digits;
-        bool ready = !quantised || !alone;
-        team.share(weight.units(), grain(weight.units(), team.count), [&](int first, int last) {
-            if (!ready) digitise(weight.packed, x, stride, 0, count, mine);
-            ready = true;
-            multiply(weight, first, last, x, stride, mine, count, end);
-        });
-    }
+                  const End& end);
 };
 
 // A row of the embedding as T: in place, or in `room` [hidden].

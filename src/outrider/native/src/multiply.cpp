@@ -1,0 +1,38 @@
+// The products, compiled once for all that multiplies.
+#include "multiply.hpp"
+
+#include "quantized_tiles.hpp"
+#include "tiles.hpp"
+
+namespace outrider {
+
+template <class T>
+void Multiplier<T>::multiply(const Weight<T>& weight, int first, int last, const T* x, int stride,
+                             const Digits& digits, int count, const End& end) {
+    if (weight.packed.empty())
+        product(weight.plain, first, last, x, stride, count, end);
+    else
+        product(weight.packed, first, last, digits, count, end);
+}
+
+template <class T>
+void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, int stride,
+                             int count, const End& end) {
+    const bool quantised = !weight.packed.empty(), alone = count <= DIGITS_ALONE;
+    if (quantised && !alone)
+        team.share(count, 4, [&](int first, int last) {
+            digitise(weight.packed, x, stride, first, last, digits);
+        });
+    const Digits mine = alone ? own_digits(team) : digits;
+    bool ready = !quantised || !alone;
+    team.share(weight.units(), grain(weight.units(), team.count), [&](int first, int last) {
+        if (!ready) digitise(weight.packed, x, stride, 0, count, mine);
+        ready = true;
+        multiply(weight, first, last, x, stride, mine, count, end);
+    });
+}
+
+template struct Multiplier<float>;
+template struct Multiplier<bf16>;
+
+}  // namespace outrider
