@@ -16,8 +16,6 @@ from outrider.audit.sweep import unlike_before
 from outrider.engine.engine import Engine
 from outrider.types import SamplingParams
 
-pytestmark = pytest.mark.engine
-
 DRAFTERS = (
     "none", "ngram", "model", "tree", "wrong", "right", "ragged", "suffix", "suffix tree",
     "model+suffix", "auto",
@@ -58,7 +56,7 @@ CHUNKS = (3, 16, 512)
 POOLS = ("ample", "tight")
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.engine), "qwen3"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return planted_pair(tmp_path_factory.mktemp(request.param), request.param)
 

@@ -189,11 +189,11 @@ def test_greedy_ids_are_transformers(name: str, checkpoints: Callable[[str], Pat
     folder = checkpoints(name)
     prompts = [prompt_of(5), prompt_of(30, seed=1), prompt_of(70, seed=2)]
     llm = LLM(folder, drafter=None, dtype="float32", max_num_batched_tokens=48)
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=30))
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12))
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor([prompt])
         theirs = reference(folder).generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12
         )
         assert output.outputs[0].token_ids == theirs[0, len(prompt) :].tolist()
 
