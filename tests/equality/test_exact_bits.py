@@ -12,9 +12,9 @@ from exactness import END, VOCABULARY, make_engine, make_fickle, planted_pair, r
 from test_exact import OPTIONS
 
 from outrider import LLM, pocket
-from outrider.audit.adversary import AdversarySpec
+from outrider.audit.adversary import AdversarySpec, Answers
 from outrider.audit.faults import Fault
-from outrider.audit.sweep import MIXES, Answers, asks, decode, open_mix
+from outrider.audit.sweep import MIXES, asks, decode, open_mix
 from outrider.native.choice import library
 from outrider.text.codec import TextCodec
 from outrider.types import Request, SamplingParams

@@ -84,7 +84,6 @@ def holds(
         assert engine.scheduler.hit > 0
 
 
-@pytest.mark.engine
 @pytest.mark.equality
 @pytest.mark.usefixtures("_eager")
 @pytest.mark.parametrize("case", dealt(CASES), ids=lambda case: "-".join(map(str, case)))

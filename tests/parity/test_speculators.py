@@ -1,0 +1,84 @@
+"""Heads that the ``speculators`` package makes, beside its own forward (make clients)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loading import native_model
+from safetensors.torch import load_file
+
+from benchmarks.install import SPECULATORS
+from outrider import LLM, SamplingParams
+from outrider.models.heads import read_head
+from outrider.models.native_head import NativeHead
+from outrider.models.rows import Segment
+from outrider.native import choice as native
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(native.library() is None, reason="the native step is off"),
+]
+SCRIPT = Path(__file__).parents[1] / "speculators_head.py"
+FLAGS: dict[str, dict[str, Any]] = {
+    "plain": {"layers": [0, 1, 2]},
+    "norm before residual": {"layers": [2, 1], "norm_before_residual": True},
+    "norm before fc": {"layers": [1, 2, 1], "norm_before_fc": True, "norm_output": True},
+    "fc norm": {"layers": [0, 2], "fc_norm": True, "depth": 2},
+}
+PAGE = 4
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+@torch.inference_mode()
+def test_a_head_computes_what_the_package_does(kind: str, tiny_llama: Path, tmp_path: Path) -> None:
+    if not SPECULATORS.ready:
+        pytest.skip("speculators is not installed; run: make clients")
+    folder = tmp_path / "head"
+    done = subprocess.run(
+        [SPECULATORS.python, "-P", SCRIPT, tiny_llama, folder, json.dumps(FLAGS[kind])],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
+    expected = load_file(folder / "expected.st")
+    (folder / "expected.st").unlink()
+    tokens, kept = expected["tokens"].tolist(), expected["kept"]
+    head, step = read_head(folder), native.library()
+    assert head is not None
+    assert step is not None
+    target = native_model(step, tiny_llama, "float32", 64)
+    model = NativeHead(head, target, 64, "none")
+    pages, count = array("i", [5, 1, 4, 2, 3, 6]), len(tokens)
+    whole = Segment(tokens, 0, pages, 0, count)
+    hidden = target.run([whole], target.new_store(8, PAGE), model.target_layers).hidden
+    states = torch.empty(count - 1, model.hidden_size)
+    places = array("i", range(count - 1))
+    model.fuse([hidden[layer] for layer in model.target_layers], places, states, places)
+    torch.testing.assert_close(states, expected["fused"], rtol=1e-4, atol=1e-5)
+    for last in (3, 9):  # the row that goes on with its own states and the tokens that follow
+        own, ended = model.new_store(8, PAGE), model.shape.num_layers
+        read = tokens[1 : last + 2]
+        rows = Segment(read, 1, pages, 1, count, first=1, states=states[: last + 1])
+        for number in range(sum(name.startswith("logits") for name in expected)):
+            found = model.run([rows], own, (ended,))
+            assert found.logits is not None
+            logits = found.logits[0]
+            torch.testing.assert_close(
+                logits[kept], expected[f"logits {number}"][last], rtol=1e-3, atol=1e-4
+            )
+            assert int(logits.isfinite().sum()) == len(kept)
+            state = found.hidden[ended][-1:].clone()
+            place = last + 2 + number
+            rows = Segment([tokens[place]], place, pages, 1, count, first=1, states=state)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    said = [
+        LLM(tiny_llama, drafter, num_speculative_tokens=3, dtype="float32")
+        .generate([5, 6, 7], params)[0].outputs[0].token_ids
+        for drafter in (None, str(folder))
+    ]  # fmt: skip
+    assert said[0] == said[1]
