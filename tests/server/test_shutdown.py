@@ -215,13 +215,12 @@ def serves_and_ends(tiny_llama: Path, stderr: str) -> None:
             os.kill(engine, 0)
 
 
-def test_it_serves_and_ends_whatever_stderr_does(tiny_llama: Path) -> None:
-    """One SIGTERM is enough, also with a worker that is stopped. Three servers at a time."""
-    kinds = ["full", "closed", "unread"]
-    with ThreadPoolExecutor(len(kinds)) as pool:
-        done = [pool.submit(serves_and_ends, tiny_llama, kind) for kind in kinds]
-        for one in done:
-            one.result()
+@pytest.mark.parametrize(
+    "kind", ["full", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("closed", "unread"))]
+)
+def test_it_serves_and_ends_whatever_stderr_does(tiny_llama: Path, kind: str) -> None:
+    """One SIGTERM is enough, also with a worker that is stopped."""
+    serves_and_ends(tiny_llama, kind)
 
 
 def test_stderr_never_blocks_and_tells_what_it_dropped() -> None:
