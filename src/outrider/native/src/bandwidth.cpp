@@ -21,7 +21,7 @@ struct Reading : Work {
             const float* p = data + std::size_t(first) * PIECE;
             const float* end = data + std::size_t(last) * PIECE;
             for (; p < end; p += 4 * LANES) {
-                for (int i = 0; i < 8; ++i) __builtin_prefetch(p + 1024 + i * 8, 0, 3);
+                for (int i = 0; i < 4; ++i) __builtin_prefetch(p + PIECE / 2 + i * LANES, 0, 2);
                 for (int i = 0; i < 4; ++i) sums[i] = sums[i] + load(p + i * LANES);
             }
         });

@@ -33,7 +33,7 @@ inline bf16 narrow(float x) {
 #if defined(__AVX512F__)
 
 constexpr int MAX_ROWS = 8;  // rows whose sums stay in registers
-constexpr int MAX_SUMS = 16;
+constexpr int MAX_SUMS = 24;
 
 struct F32x16 {
     __m512 v;

@@ -98,6 +98,10 @@ inline void finish(const End& end, const float* bias, int row, int unit, F32x16*
     for (int c = 0; c < C; ++c) finish_one(end, row, unit + c, sums[c]);
 }
 
+// Bytes between what is read and what is asked for, to be in the second-level cache by then. The
+// hardware stops at the end of a page, and the first-level cache waits for few lines at a time.
+constexpr int AHEAD = 1 << 16;
+
 // R rows by C units. The order of a sum is that of its inputs, for every R and C.
 template <class T, int R, int C>
 inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, int row,
@@ -105,22 +109,28 @@ inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, 
     F32x16 sums[R][C];
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
-    constexpr int pair = PER_LANE<T>;
+    constexpr int pair = PER_LANE<T>, wanted = AHEAD / C / 64 * pair;
     const T* w = m.data.data() + unit * m.unit_size();
     const T* x0 = x + row * stride;
     const std::size_t size = m.unit_size();
-    for (int k = 0; k < m.inputs; k += pair) {
-        decltype(load_pairs(w)) weights[C];
-        for (int c = 0; c < C; ++c) {
-            weights[c] = load_pairs(w + c * size + std::size_t(k) * LANES);
-            // The hardware stops at the end of a page; R = 1 asks for memory faster than it learns.
-            __builtin_prefetch(w + c * size + std::size_t(k) * LANES + 1024 / sizeof(T));
+    const int ahead = wanted < m.inputs ? wanted : m.inputs;
+    auto add = [&](int from, int to, std::size_t further) {
+        for (int k = from; k < to; k += pair) {
+            decltype(load_pairs(w)) weights[C];
+            for (int c = 0; c < C; ++c) {
+                const T* at = w + c * size + std::size_t(k) * LANES;
+                weights[c] = load_pairs(at);
+                __builtin_prefetch(at + further, 0, 2);
+            }
+            for (int r = 0; r < R; ++r) {
+                auto value = splat_pair(x0 + r * stride + k);
+                for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], weights[c], value);
+            }
         }
-        for (int r = 0; r < R; ++r) {
-            auto value = splat_pair(x0 + r * stride + k);
-            for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], weights[c], value);
-        }
-    }
+    };
+    // Behind a unit's last inputs stand the first of the next C units.
+    add(0, m.inputs - ahead, std::size_t(ahead) * LANES);
+    add(m.inputs - ahead, m.inputs, std::size_t(ahead) * LANES + (C - 1) * size);
     for (int r = 0; r < R; ++r) finish<C>(end, m.bias.data(), row + r, unit, sums[r]);
 }
 

@@ -114,13 +114,12 @@ constexpr int DIGIT_ROWS = 4;
 constexpr int DIGIT_ROWS = 2;
 #endif
 
-// Bytes between what is read and what is fetched: the hardware stops at the end of a page.
-constexpr int AHEAD = 2048;
-
-// From the codes of block b, of `bytes`, to those `AHEAD` further on in the order in which `count`
-// units of `size` side by side are read: behind the last block stands the first of the next units.
-inline std::ptrdiff_t ahead(int bytes, int blocks, std::size_t size, int b, int count) {
-    const int wanted = AHEAD / bytes, far = wanted < 1 ? 1 : wanted < blocks ? wanted : blocks;
+// From the codes of block b, of `bytes`, to those about `distance` further on in the order in which
+// `count` units of `size` side by side are read: behind the last block stands the first of the next
+// units.
+inline std::ptrdiff_t ahead(int distance, int bytes, int blocks, std::size_t size, int b,
+                            int count) {
+    const int wanted = distance / bytes, far = wanted < 1 ? 1 : wanted < blocks ? wanted : blocks;
     const std::ptrdiff_t next = b + far < blocks ? 0 : (count - 1) * std::ptrdiff_t(size);
     return std::ptrdiff_t(far) * bytes + next;
 }
@@ -140,7 +139,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
     for (auto& line : sums)
         for (auto& sum : line) sum = splat(0.0f);
     for (int b = 0, g = 0, part = 0; b < blocks; ++b) {
-        const std::ptrdiff_t further = ahead(int(bytes), blocks, size, b, C);
+        const std::ptrdiff_t further = ahead(AHEAD / C, int(bytes), blocks, size, b, C);
         for (int c = 0; c < C; ++c) {
             const std::size_t at = (std::size_t(unit + c) * m.groups + g) * LANES;
             const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
@@ -154,7 +153,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
                     all[i][r] = i ? Sums() : Sums(zeros, parts[r * blocks + b]);
             for (int k = 0; k < m.block;) {
                 for (int i = 0; i < each; ++i, k += step, from += 64) {
-                    __builtin_prefetch(from + further);
+                    __builtin_prefetch(from + further, 0, 2);
                     const Codes<BITS> codes(from);
                     for (int r = 0; r < R; ++r)
                         all[i][r].add(codes, line + std::size_t(r) * 2 * width, width, k);

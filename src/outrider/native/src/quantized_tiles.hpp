@@ -13,6 +13,7 @@ namespace outrider {
 
 constexpr int DIGIT_LINES = 8;     // rows of a tile
 constexpr int DIGIT_INPUTS = 64;   // inputs of a tile
+constexpr int TILES_AHEAD = 2048;  // bytes between what is read and what is asked for
 // Rows from which tiles are the faster. Over 12 layers of 768 in groups of 32 with 4 bits, lanes
 // take 0.7 of the tiles' time for one row, 0.9 for two, 1 for three and 1.5 for eight; in groups of
 // 128 it is 1.8 for eight.
@@ -77,7 +78,7 @@ struct DigitRun {
 
     void prepare(int b, int c) {
         const std::uint8_t* from = w + c * size + b * bytes;
-        const std::ptrdiff_t further = ahead(int(bytes), blocks, size, b, C);
+        const std::ptrdiff_t further = ahead(TILES_AHEAD, int(bytes), blocks, size, b, C);
         if constexpr (BITS == 4)
             unpack(codes[c], from, m.block, further);
         else
