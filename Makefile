@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := $(addprefix engine-,portable avx2 off)
 
-.PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz lint setup peers clients clean
+.PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint setup peers clients clean
 
 help:
 	@echo "make demo      see plain and speculative decoding side by side"
@@ -24,6 +24,7 @@ help:
 	@echo "make equality  plain and speculative decoding say the same, every option and drafter"
 	@echo "make slow      the long proofs, those of equality among them"
 	@echo "make fuzz      random and hostile requests against a real server: half an hour"
+	@echo "make drill     the guard rolls a real fleet back: HAProxy, Prometheus, faults; minutes"
 	@echo "make lint      lint and types only"
 	@echo "make peers     install other engines to compare with, outside of .venv (python -m benchmarks peers)"
 	@echo "make clients   install clients of others, and a maker of heads (tests/*/test_{clients,speculators}.py)"
@@ -63,6 +64,10 @@ slow: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m benchmarks fuzz --seed $(or $(SEED),0) --bodies $(or $(BODIES),200000)
 	$(BIN)/python -m benchmarks soak --compare
+
+# Skipped with a reason where HAProxy or Prometheus is missing. CASES= names others.
+drill: $(STAMP)
+	$(BIN)/python -m benchmarks drill --short --cases $(or $(CASES),weak,killed)
 
 lint: $(STAMP)
 	$(LINT) $(BIN)/ruff check

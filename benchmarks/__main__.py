@@ -8,6 +8,7 @@ import typer
 from outrider.cli.common import BAD_USAGE, Commands
 
 BENCHMARKS = {
+    "advise": ("advise", "speedups that planning predicts, beside those that are measured"),
     "host": ("host", "time of a step outside C++, by drafter and batch size"),
     "options": ("options", "speed that sampling options and grammars leave to speculation"),
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
@@ -16,12 +17,18 @@ BENCHMARKS = {
     "trees": ("trees", "trees beside chains: what their rows cost, and what they bring"),
     "builds": ("builds", "two builds of Outrider beside each other"),
     "answers": ("answers", "two builds of Outrider asked the same, on every instruction set"),
+    "tune": ("tune", "outrider tune beside an exhaustive search"),
     "portfolio": ("portfolio.command", "drafter auto against fixed choices"),
+    "recording": ("portfolio.recording", "costs and acceptance of the portfolio's cells"),
     "serving": ("serving", "speed over HTTP beside the engine's own"),
     "mixed": ("mixed", "the default drafter under mixed load, beside no speculation"),
+    "load": ("load", "what one core of bench serve carries, and agreement with other clients"),
     "soak": ("soak", "a server under load, a killed engine and hostile clients"),
+    "drill": ("drill.command", "the guard on a real fleet with faults, through HAProxy"),
     "fuzz": ("fuzz.run", "random bodies against a real server"),
     "peers": ("peers.command", "this engine against other engines on this machine's CPU"),
+    "audits": ("audits", "outrider verify --endpoint against servers of other engines"),
+    "cases": ("cases", "the recorded cases of outrider diagnose, from real servers"),
     "tables": ("peers.markdown", "the tables of a peers report"),
     "install": ("install", "other engines, and clients of others to try the server with"),
 }

@@ -206,7 +206,7 @@ def main(
         typer.echo(f"{name}: {value:.2f} tokens a step")
     report["acceptance_length"] = found
     report["costs"] = {}
-    for quantization in ("none", "int8"):
+    for quantization in ("none", "int8", "int8-a8"):
         with tempfile.TemporaryDirectory() as folder:
             rows = report["costs"][quantization] = costs(Path(folder), quantization)
         for row in rows:

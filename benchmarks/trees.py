@@ -21,6 +21,7 @@ from outrider.bench.intervals import median_interval, shown
 from outrider.bench.machine import machine
 from outrider.bench.record import Pass, run_all, total
 from outrider.cli.common import JsonFile, numbers, write_json
+from outrider.cli.common import shapes as read_shapes
 from outrider.errors import ConfigError, OutriderError
 from outrider.llm import LLM
 from outrider.models.base import Store
@@ -185,21 +186,6 @@ def best(speeds: Mapping[Shape, Sequence[float]]) -> dict[str, Any]:
     return {"best_chain": chain._asdict(), "best_tree": tree._asdict(), **found}
 
 
-def read_trees(text: str) -> list[Shape]:
-    """Return the shapes of trees that are written NODES:DEPTH, with commas.
-
-    Raises:
-        ConfigError: one is not, or has no room for branches.
-    """
-    shapes: list[Shape] = []
-    for part in text.split(","):
-        nodes, _, depth = part.partition(":")
-        if not (nodes.isdecimal() and depth.isdecimal() and 0 < int(depth) < int(nodes)):
-            raise ConfigError(f"--trees has {part!r}; give NODES:DEPTH, more nodes than depth.")
-        shapes.append(Shape(int(depth), int(nodes)))
-    return shapes
-
-
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tables of a report, and a sentence for each temperature."""
     yield from table(
@@ -255,7 +241,10 @@ def main(
     """Measure trees beside chains."""
     before, counts = numbers(contexts, int, "--contexts"), numbers(nodes, int, "--nodes")
     temperatures = numbers(temperature, float, "--temperature")
-    shapes = [*map(Shape, numbers(lengths, int, "--lengths")), *read_trees(trees)]
+    shapes = [
+        *map(Shape, numbers(lengths, int, "--lengths")),
+        *(Shape(depth, count) for count, depth in read_shapes(trees)),
+    ]
     texts = read_prompts(prompts)[:num_prompts]
     with lengthened(find_folder(model), max(before) + max(counts) + 1) as folder:
         alone = LLM(folder, "none", max_num_seqs=1)

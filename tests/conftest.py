@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,6 +135,18 @@ def no_drafter_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     said = [record.getMessage() for record in caplog.get_records("call")]
     assert not [text for text in said if "failed and is switched off" in text]
+
+
+@pytest.fixture(autouse=True)
+def logs_stay_put() -> Iterator[None]:
+    """Undo what `serve` in this process does to logging: its handler holds the test's stderr."""
+    loggers = logging.getLogger(), logging.getLogger("outrider")
+    before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
+    yield
+    for one, handlers, level, propagate in before:
+        one.handlers[:] = handlers
+        one.setLevel(level)
+        one.propagate = propagate
 
 
 @pytest.fixture(scope="session")

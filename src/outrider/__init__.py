@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import (
     ConfigError,
+    EndpointError,
     GenerationError,
     MemoryBudgetError,
     ModelError,
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "AsyncLLM", "CompletionOutput", "ConfigError", "Event", "GenerationError",
-    "MemoryBudgetError", "ModelError", "NumericalError", "Origin", "OutriderError", "RequestError",
-    "RequestOutput", "SamplingParams", "Speculation", "StructuredOutputsParams", "WorkerError",
-    "__version__",
+    "LLM", "AsyncLLM", "CompletionOutput", "ConfigError", "EndpointError", "Event",
+    "GenerationError", "MemoryBudgetError", "ModelError", "NumericalError", "Origin",
+    "OutriderError", "RequestError", "RequestOutput", "SamplingParams", "Speculation",
+    "StructuredOutputsParams", "WorkerError", "__version__",
 ]  # fmt: skip
 HOMES = {
     "LLM": "llm",

@@ -96,32 +96,36 @@ class Recipe:
         bits: 4 or 8.
         group: inputs that share a scale; None is a whole row ("per channel").
         zeros: whether a group has a zero point of its own.
+        coarse: whether the native step gives activations 8 bits, not 16.
     """
 
     bits: int
     group: int | None
     zeros: bool = False
+    coarse: bool = False
 
     @staticmethod
     def parse(text: object) -> Recipe:
-        """Return the recipe of a text: int4 or int8, then -g32, -g64, -g128 or -channel, then -zp.
+        """Return the recipe of a text: int4 or int8, then the group, then -zp, then -a8.
 
-        Without a group int4 has groups of 128, and int8 is per channel.
+        The group is -g32, -g64, -g128 or -channel. Without one int4 has groups of 128, and int8 is
+        per channel.
 
         Raises:
             ConfigError: the text is no recipe.
         """
         name = text if isinstance(text, str) else ""
-        match = re.fullmatch(r"int([48])(?:-(?:g(32|64|128)|(channel)))?(-zp)?", name)
+        match = re.fullmatch(r"int([48])(?:-(?:g(32|64|128)|(channel)))?(-zp)?(-a8)?", name)
         if match is None:
             raise ConfigError(
                 f"quantization is {shown(text)}; give int4 or int8, behind it the group (-g32, "
-                "-g64, -g128 or -channel) and -zp for zero points where wanted, as in int4-g64-zp. "
-                "A checkpoint whose weights are quantised already needs none."
+                "-g64, -g128 or -channel), -zp for zero points and -a8 for activations of 8 bits "
+                "where wanted, as in int4-g64-zp. A checkpoint whose weights are quantised already "
+                "needs none."
             )
-        bits, group, channel, zeros = match.groups()
+        bits, group, channel, zeros, coarse = match.groups()
         size = None if channel else int(group) if group else USUAL_GROUP[int(bits)]
-        return Recipe(int(bits), size, zeros is not None)
+        return Recipe(int(bits), size, zeros is not None, coarse is not None)
 
     @property
     def head(self) -> Recipe:
@@ -139,7 +143,8 @@ class Recipe:
     def __str__(self) -> str:
         group = "-channel" if self.group is None else f"-g{self.group}"
         usual = self.group == USUAL_GROUP[self.bits]
-        return f"int{self.bits}{'' if usual else group}{'-zp' if self.zeros else ''}"
+        ends = "-zp" * self.zeros + "-a8" * self.coarse
+        return f"int{self.bits}{'' if usual else group}{ends}"
 
 
 NO_RECIPES = ("none", "auto")
@@ -184,12 +189,13 @@ class EngineConfig:
     quantization: str | None = option(
         None,
         "Quantise the target's weights at load: int8 or int4, with -g32, -g64, -g128 or -channel "
-        "for the group, and -zp for zero points, as in int4-g64-zp.",
+        "for the group, -zp for zero points, and -a8 for activations of 8 bits, as in int4-g64-zp.",
     )
     drafter_quantization: str = option(
         "auto",
-        "The same for the drafter's weights. auto is int8 where the native step runs the drafter, "
-        "none leaves the weights as they are. Output stays the same.",
+        "The same for the drafter's weights. auto is int8-a8 where the native step runs the "
+        "drafter: int8, with activations of 8 bits. none leaves the weights as they are. Output "
+        "stays the same.",
     )
     drafter_window: int | None = option(
         None,

@@ -5,6 +5,7 @@
     ├── ModelError                    a checkpoint, tokenizer or drafter cannot be used
     ├── MemoryBudgetError             the memory budget is too small
     ├── WorkerError                   the engine's process died
+    ├── EndpointError                 a server under test cannot be reached, or is none
     └── RequestError (ValueError)     one request is wrong; the others are unharmed
         └── NumericalError            a request failed while it ran: its logits are not finite
             └── GenerationError       some requests of a call failed; holds all outputs
@@ -41,6 +42,10 @@ class MemoryBudgetError(OutriderError):
 
 class WorkerError(OutriderError):
     """The engine's process died, or cannot be kept alive."""
+
+
+class EndpointError(OutriderError):
+    """A server that is tested cannot be reached, or does not speak OpenAI's API."""
 
 
 class RequestError(OutriderError, ValueError):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .errors import ModelError, OutriderError, shown
 from .limits import LARGEST_FLOAT, LARGEST_INT
 
-ITEMS = {int: "whole numbers", str: "texts"}
+ITEMS = {int: "whole numbers", str: "texts", list: "lists", dict: "objects"}
 
 
 def one_line(error: BaseException) -> str:

@@ -3,17 +3,17 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from .config import EngineConfig
 from .drafters.base import DrafterSpec
+from .drafters.heads import verifier_of
 from .drafters.ngram import NgramSpec
-from .drafters.registry import GroupSpec, find_drafter
+from .drafters.registry import AUTO, GroupSpec, find_drafter, with_head
 from .errors import ModelError, RequestError, shown
 from .limits import LOOKUP
 from .models.families import Folder, find_folder, read_config, read_shape
-from .models.heads import Head, read_head
+from .models.heads import read_head
 from .outputs import OutputProcessor, RequestState
 from .params import DEFAULT_MAX_TOKENS
 from .sampling.seeds import fresh_seed, request_seed
@@ -46,14 +46,17 @@ class InputProcessor:
         self.folder = find_folder(model)
         head = read_head(self.folder)
         if head is not None:
-            self.folder, drafter = _verifier(head), f"auto+{self.folder}"
-            values.setdefault("num_speculative_tokens", head.longest)
+            self.folder = verifier_of(head)
+            if head.longest is not None and drafter == AUTO:
+                values.setdefault("num_speculative_tokens", head.longest)
         self.config = EngineConfig(**values)
         self.model_config = read_config(self.folder)
         shape = read_shape(self.model_config, self.folder)
         self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
         self.max_model_len = self.config.model_length(shape.context)
         self.spec = find_drafter(drafter, self.folder)
+        if head is not None:
+            self.spec = with_head(self.spec, head)
         lookup = NgramSpec(**sizes)  # refuses a wrong size for any drafter
         if isinstance(self.spec, NgramSpec):
             self.spec = lookup
@@ -186,21 +189,6 @@ class InputProcessor:
         if self.codec is None:
             raise RequestError("this model has no tokenizer, so it cannot chat.", "messages")
         return self.codec.render(messages, *options, **values)
-
-
-def _verifier(head: Head) -> Path:
-    """Return the folder of the target that a head names, for a head that is given as the model.
-
-    Raises:
-        ModelError: it names none, or one that is not to be had.
-    """
-    if head.verifier is None:
-        raise ModelError(
-            f"{head.folder} is the head of a drafter and does not say of which target; give the "
-            f"target as the model, and drafter={str(head.folder)!r}."
-        )
-    near = head.folder / head.verifier
-    return near if near.is_dir() else find_folder(head.verifier)
 
 
 def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:

@@ -287,7 +287,7 @@ class DraftBudget(NamedTuple):
 
     Behind a node whose chance of acceptance is below ``least`` nothing needs to be drafted, and
     one below ``worth`` may be left out; ``rates`` are the chances to reckon with, see
-    ``native.interface.Rates``, None if unknown.
+    ``native.rates.Rates``, None if unknown.
     """
 
     depth: int

@@ -18,8 +18,10 @@ from typer.testing import CliRunner, Result
 
 from outrider import LLM, SamplingParams
 from outrider.cli import app
+from outrider.drafters.medusa import MedusaSpec
 from outrider.drafters.registry import find_drafter
 from outrider.errors import ConfigError, ModelError, OutriderError
+from outrider.models import families
 from outrider.models.convert import convert
 from outrider.models.heads import read_head
 from outrider.native import choice as native
@@ -71,23 +73,9 @@ def test_a_head_beside_a_target_is_its_drafter(target: Path, tmp_path: Path) -> 
     found = {each["name"]: each for each in json.loads(done.stdout)["drafters"]}
     assert found["eagle3"]["at_hand"]
     assert found["eagle3"]["page_bytes"] > 0
+    assert found["eagle3"]["weight_bytes"] > 0
     assert found["eagle3"]["auto"]
     assert not found["medusa"]["at_hand"]
-
-
-@needs_native
-def test_a_head_as_the_model_brings_its_target_and_length(target: Path, tmp_path: Path) -> None:
-    shutil.copytree(target.parent / "eagle", tmp_path / "eagle")
-    file = tmp_path / "eagle" / "config.json"
-    config = json.loads(file.read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = str(target)
-    file.write_text(json.dumps(config))
-    llm = LLM(tmp_path / "eagle", memory=2**24)
-    assert llm.engine.model.shape.vocab_size == AutoConfig.from_pretrained(target).vocab_size
-    assert llm.engine.config.num_speculative_tokens == 5
-    assert "eagle3" in llm.engine.speculator.drafters
-    with pytest.raises(ModelError, match="does not say of which target"):
-        LLM(target.parent / "safeailab", memory=2**24)
 
 
 def spoiled(folder: Path, out: Path, change: Callable[[Any, Any], None]) -> Path:
@@ -107,6 +95,122 @@ def put(section: str | None, **values: Any) -> Callable[[Any, Any], None]:
         (config[section] if section else config).update(values)
 
     return change
+
+
+def named(head: Path, out: Path, target: str, tokens: Any = 5) -> Path:
+    """A copy of a head whose metadata name another target and draft length."""
+    method = {"proposal_type": "greedy", "speculative_tokens": tokens}
+    about = {"verifier": {"name_or_path": target}, "proposal_methods": [method]}
+    return spoiled(head, out, put("speculators_config", **about))
+
+
+@needs_native
+@pytest.mark.parametrize("file", ["", "config.json", "model.safetensors"])
+def test_a_head_as_the_model_brings_its_target_and_length(
+    target: Path, tmp_path: Path, file: str
+) -> None:
+    head = named(target.parent / "eagle", tmp_path / "eagle", str(target))
+    llm = LLM(head / file, memory=2**24)
+    assert llm.engine.model.shape.vocab_size == AutoConfig.from_pretrained(target).vocab_size
+    assert llm.engine.config.num_speculative_tokens == 5
+    assert "eagle3" in llm.engine.speculator.drafters
+    assert {"eagle3", "suffix"} <= set(llm.engine.speculator.drafters)
+    plain = LLM(head, "none", memory=2**24)
+    params = SamplingParams(temperature=0, max_tokens=16)
+    texts = [each.generate("the quick", params)[0].outputs[0].text for each in (llm, plain)]
+    assert texts[0] == texts[1]
+    with pytest.raises(ModelError, match="does not say of which target"):
+        LLM(target.parent / "safeailab", memory=2**24)
+
+
+@needs_native
+def test_a_target_in_the_heads_own_folder_is_found(target: Path, tmp_path: Path) -> None:
+    head = named(target.parent / "eagle", tmp_path / "a+b", "inner/target")
+    shutil.copytree(target, head / "inner" / "target")
+    shutil.copytree(head, head / "inner" / "drafter", ignore=lambda *_: ["inner"])
+    llm = LLM(head, memory=2**24)
+    assert llm.inputs.folder == head / "inner" / "target"
+    members = {each.name: each for each in llm.inputs.spec.members}
+    assert members["eagle3"].folder == head  # not the one beside the target
+    assert len(members) == len(llm.inputs.spec.members)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../target",
+        "inner/../../target",
+        "~/target",
+        "some/target",
+        "target",
+        "a" * 5000,
+        "x\0y",
+        ".",
+    ],
+)
+def test_a_target_that_is_not_at_hand_is_named(
+    target: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "snapshot_download", offline)
+    monkeypatch.setenv("HOME", str(target.parent))
+    shutil.copytree(target, tmp_path / "target")
+    head = named(target.parent / "eagle", tmp_path / "eagle", name)
+    with pytest.raises(ModelError, match="as its target, which is") as caught:
+        LLM(head, memory=2**24)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert repr(name)[:20] in said
+    assert "give the target as the model, and drafter=" in said
+    done = run("serve", head)
+    assert done.exit_code == 1
+    assert done.stderr == f"error: {said}\n"
+
+
+def offline(*args: Any, **options: Any) -> None:
+    raise OSError("no network")
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 2**31, "3", 2.5, [3], True])
+def test_a_wrong_draft_length_of_a_speculator_is_refused(
+    target: Path, tmp_path: Path, tokens: Any
+) -> None:
+    head = named(target.parent / "eagle", tmp_path / "eagle", str(target), tokens)
+    with pytest.raises(
+        ModelError, match=r"speculative_tokens is .*; a whole number from 1 to 1024"
+    ):
+        LLM(head, memory=2**24)
+
+
+def eagle1(folder: Path, config: Any, safetensors: bool = True) -> Path:
+    """A head in SafeAILab's layout of EAGLE-1."""
+    wide, layer = config.hidden_size, "layers.0."
+    shapes = {
+        "embed_tokens.weight": (config.vocab_size, wide), "fc.weight": (wide, 2 * wide),
+        "fc.bias": (wide,), f"{layer}post_attention_layernorm.weight": (wide,),
+        **{f"{layer}self_attn.{n}_proj.weight": (wide, wide) for n in "qkvo"},
+        **{f"{layer}mlp.{n}_proj.weight": (wide, wide) for n in ("gate", "up", "down")},
+    }  # fmt: skip
+    folder.mkdir()
+    save_file({n: torch.zeros(shape) for n, shape in shapes.items()}, folder / "model.safetensors")
+    about = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
+    about |= {"hidden_size": wide, "vocab_size": config.vocab_size}
+    (folder / "config.json").write_text(json.dumps(about))
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["safeailab", "vllm"])
+def test_a_head_of_eagle_1_is_refused_by_name(target: Path, tmp_path: Path, layout: str) -> None:
+    folder = eagle1(tmp_path / "eagle1", AutoConfig.from_pretrained(target))
+    if layout == "vllm":
+        about = {"architectures": ["EAGLEModel"], "model_type": "eagle", "model": {}}
+        (folder / "config.json").write_text(json.dumps(about))
+    with pytest.raises(ModelError, match="EAGLE-1 or EAGLE-2, which is not supported"):
+        LLM(target, str(folder), **SMALL)
+    with pytest.raises(ModelError, match="give an EAGLE-3 head"):
+        LLM(folder, memory=2**24)
+    done = run("drafters", "check", folder, "--target", target)
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"error: {folder} is a head of EAGLE-1")
 
 
 def drop(name: str) -> Callable[[Any, Any], None]:
@@ -161,6 +265,15 @@ WRONG: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
     "more blocks": ("medusa", put(None, medusa_num_layers=2)),
     "a short block": ("medusa", cut("1.0.linear.weight")),
     "a short bias": ("medusa", cut("1.0.linear.bias")),
+    **{
+        f"choices {value!r:.40}": ("medusa", put(None, medusa_choices=value))
+        for value in (
+            [], {}, "[[0]]", 3, [0], [[0], 0], [[]], [[0], []], [[0, 0]], [[0], [1, 0]], [[0], [0]],
+            [[10]], [[-1]], [[2**31]], [[10**400]], [[0.5]], [[1.0]], [[True]], [["0"]], [[None]],
+            [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]], [[i % 10] for i in range(300)],
+            [[0] * n for n in range(1, 40)],
+        )
+    },
     "a flat matrix": ("medusa", lambda c, t: t.update({"0.1.weight": t["0.1.weight"][0].clone()})),
 }  # fmt: skip
 
@@ -193,12 +306,61 @@ def test_a_truncated_file_is_refused(target: Path, tmp_path: Path) -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_what_a_head_adds_is_told_at_start(
+    target: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "outrider")
+    llm = LLM(target, str(target.parent / kind), **SMALL)
+    name = "eagle3" if kind == "eagle" else kind
+    line = str(llm.engine.budget)  # which the server tells too
+    assert line in caplog.text
+    _, _, added = line.partition(f"; drafter {name} adds ")
+    assert "KiB of weights" in added
+    assert ("a page" in added) == (kind == "eagle")
+
+
+@needs_native
 def test_a_head_wants_the_native_step_and_the_coupled_rule(target: Path) -> None:
     head = str(target.parent / "eagle")
     with pytest.raises(ConfigError, match="acceptance_rule='coupled' only"):
         LLM(target, head, acceptance_rule="rejection", **SMALL)
     with pytest.raises(ConfigError, match="torch runs this one"):
         LLM(target, head, dtype="float16", **SMALL)
+
+
+@needs_native
+@pytest.mark.parametrize("choices", [[[1, 0]], [[10]], [], "no", [[0] * 4], 5, [(0,)], [[None]]])
+def test_choices_that_are_no_tree_are_refused(target: Path, choices: Any) -> None:
+    spec = MedusaSpec(target.parent / "medusa", choices)
+    with pytest.raises(ModelError, match="medusa_choices") as caught:
+        LLM(target, spec, **SMALL)
+    assert "\n" not in str(caught.value)
+
+
+@needs_native
+def test_choices_are_the_tree_that_the_engine_chooses_from(target: Path) -> None:
+    params = SamplingParams(temperature=0.8, max_tokens=24, ignore_eos=True, seed=3)
+    wanted = LLM(target, "none", memory=2**24).generate(["the quick"], params)[0].outputs[0]
+    spec = MedusaSpec(target.parent / "medusa", [[0], [1], [0, 0], [0, 9], [1, 0]])
+    for options in ({}, {"max_draft_nodes": 3}, {"num_speculative_tokens": 1}):
+        llm = LLM(target, spec, memory=2**24, **options)
+        drafter = llm.engine.speculator.drafters["medusa"]
+        one = "num_speculative_tokens" in options
+        assert drafter.max_length == (1 if one else 2)
+        assert drafter.max_nodes == (2 if one else options.get("max_draft_nodes", 5))
+        assert llm.generate(["the quick"], params)[0].outputs[0].token_ids == wanted.token_ids
+
+
+@needs_native
+def test_trees_have_no_more_nodes_than_were_said(target: Path) -> None:
+    """Of 3 heads, by whose number the usual 16 nodes cannot be divided."""
+    llm = LLM(target, str(target.parent / "medusa"), memory=2**24)
+    drafter, methods = llm.engine.speculator.drafters["medusa"], llm.engine.speculator.adaptive
+    assert methods is not None
+    sizes = [each.nodes(each.longest) for each in methods.controller.methods.values()]
+    assert max(sizes) == drafter.max_nodes == 16
+    llm.generate(["the quick"] * 3, SamplingParams(max_tokens=40, ignore_eos=True, seed=1))
 
 
 def test_pickled_weights_are_converted_once(target: Path, tmp_path: Path) -> None:

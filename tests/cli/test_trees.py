@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import application
-from benchmarks.trees import Shape, best, parents_of, read_trees
+from benchmarks.trees import Shape, best, parents_of
+from outrider.cli.common import shapes
 from outrider.errors import ConfigError
 from outrider.trees import depths
 
@@ -22,10 +23,10 @@ def test_chains_and_trees_of_forwards() -> None:
 
 
 def test_trees_are_read_from_text() -> None:
-    assert [*map(str, read_trees("6:3,8:4"))] == ["6 nodes, 3 deep", "8 nodes, 4 deep"]
+    assert shapes("6:3,8:4") == [(6, 3), (8, 4)]
     for wrong in ("6", "4:4", "x:2", "6:0", ""):
         with pytest.raises(ConfigError, match="more nodes than depth"):
-            read_trees(wrong)
+            shapes(wrong)
 
 
 def test_the_best_are_picked_on_odd_rounds_and_compared_on_even_ones() -> None:

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(library() is None, reason="torch's products in bf16 may part at a tie"),
 ]
 
-RECIPES = (None, "int8", "int8-channel", "int8-zp", "int4", "int4-g32", "int4-zp")
+RECIPES = (None, "int8", "int8-zp", "int4", "int4-g32", "int4-zp", "int8-a8", "int4-g64-a8")
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3")
 DRAFTERS = (
     "none", "ngram", "suffix", "model", "wrong", "right", "ragged", "model+suffix", "auto",
@@ -165,8 +165,8 @@ def test_random_work_of_any_bits_says_the_same(pair: dict[str, Path], number: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["none", "int8", "int4"])
-@pytest.mark.parametrize("target", [None, "int8", "int8-channel", "int4", "int4-g32", "int4-zp"])
+@pytest.mark.parametrize("drafter", ["none", "int8-a8", "int4"])
+@pytest.mark.parametrize("target", [None, "int8", "int8-a8", "int4", "int4-g32-a8", "int4-zp"])
 def test_the_pocket_pair_says_the_same_in_any_bits(target: str | None, drafter: str) -> None:
     """The audit's mixes and options, in bf16 and bit for bit: no tie is granted."""
     rng = random.Random(f"{target} {drafter}")

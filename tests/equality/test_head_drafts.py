@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from array import array
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,9 @@ pytestmark = [
 ]
 DRAFTERS = (
     "eagle3", "eagle3 tree", "peagle", "peagle tree", "medusa", "medusa tree", "eagle3+ngram",
-    "medusa+suffix", "auto+eagle3", "auto+medusa",
+    "choices", "medusa+suffix", "auto+eagle3", "auto+medusa",
 )  # fmt: skip
+CHOICES = {"medusa_choices": [[0], [2], [1], [0, 0], [0, 1], [2, 0], [0, 1, 0], [0, 1, 1]]}
 KINDS = {
     "eagle3": Eagle(layers=(0, -1, 0), drafted=180, kv_heads=4, state_normed=True),
     "peagle": Eagle(
@@ -48,6 +51,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind, about in KINDS.items():
         save_head(agreeing_head(about, folder), folder / kind)
     agreeing_medusa(folder / "medusa", folder)
+    config = json.loads((folder / "medusa" / "config.json").read_text())
+    shutil.copytree(folder / "medusa", folder / "choices")
+    (folder / "choices" / "config.json").write_text(json.dumps({**config, **CHOICES}))
     return folder
 
 
@@ -79,6 +85,25 @@ def test_heads_change_nothing(target: Path, case: Any) -> None:
 def test_heads_change_nothing_in_the_full_product(target: Path, drafter: str, option: str) -> None:
     for each in rest():
         PRODUCT.holds(target, drafter, option, *each)
+
+
+def test_medusas_choices_are_drafted_whole(target: Path) -> None:
+    engine = engine_of(target, "choices")
+    engine.add(Request("a", tuple(prompts()[0]), SamplingParams(max_tokens=16, temperature=0), 1))
+    sizes: set[int] = set()
+    drafter = engine.speculator.drafters["medusa"]
+    assert (drafter.max_length, drafter.max_nodes) == (3, 8)
+    propose = drafter.propose
+
+    def watched(*args: Any) -> Any:
+        draft = propose(*args)
+        sizes.update(map(len, draft.tokens))
+        return draft
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    while engine.has_work:
+        engine.step()
+    assert max(sizes) == len(CHOICES["medusa_choices"])
 
 
 def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Tensor:

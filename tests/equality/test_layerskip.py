@@ -386,9 +386,29 @@ def test_names(tmp_path: Path) -> None:
     assert find_drafter("layerskip", tmp_path) == LayerskipSpec()
     assert find_drafter("layerskip:3", tmp_path) == LayerskipSpec(exit_layer=3)
     assert find_drafter("auto+layerskip", tmp_path).members[-1] == LayerskipSpec()
-    for wrong in ("layerskip:", "layerskip:x", "layerskip:-1"):
-        with pytest.raises(ConfigError):
-            find_drafter(wrong, tmp_path)
+    text = "layerskip:skip_threshold=.65,min_layers=9,adaptive=false"
+    spec = LayerskipSpec(skip_threshold=0.65, min_layers=9, adaptive=False)
+    assert find_drafter(text, tmp_path) == spec
+    assert find_drafter(f"{text}+ngram", tmp_path).members[0] == spec
+    assert find_drafter("layerskip:exit_layer=3,skip_threshold=1", tmp_path) == LayerskipSpec(
+        skip_threshold=1.0, exit_layer=3
+    )
+    assert find_drafter("layerskip:adaptive=true", tmp_path) == LayerskipSpec()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "", "x", "-1", "3,4", "1234567", "\u0663", "skip_threshold", "skip_threshold=", "depth=3",
+        "skip_threshold=x", "skip_threshold=nan", "skip_threshold=-1", "skip_threshold=1e5",
+        "min_layers=2.5", "min_layers=-3", "min_layers=9,", ",", "adaptive=1", "adaptive=True",
+        "min_layers=9,min_layers=8", "min_layers=9;adaptive=true", " min_layers=9",
+    ],
+)  # fmt: skip
+def test_options_that_are_none_are_refused(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give layerskip:N") as caught:
+        find_drafter(f"layerskip:{option}", tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_scratch_pages_are_no_part_of_the_pool(target: Path) -> None:

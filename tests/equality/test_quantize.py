@@ -28,6 +28,7 @@ from outrider.models.weights import load_weights
 pytestmark = pytest.mark.engine
 
 RECIPES = ("int8", "int4", "int8-g64", "int4-g32", "int4-zp", "int8-zp", "int4-channel")
+COARSE = ("int8-a8", "int4-a8", "int4-g32-zp-a8", "int8-g128-a8")
 CPU = torch.device("cpu")
 
 
@@ -46,14 +47,16 @@ def spanned(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
     return ((grouped / scale).round() * scale).view_as(weight)
 
 
-@pytest.mark.parametrize("text", RECIPES)
+@pytest.mark.parametrize("text", [*RECIPES, *COARSE])
 def test_a_recipe_is_its_text(text: str) -> None:
     assert str(Recipe.parse(text)) == text
     assert Recipe.parse("int4-g128") == Recipe.parse("int4") == Recipe(4, 128)
     assert Recipe.parse("int8-channel") == Recipe.parse("int8") == Recipe(8, None)
 
 
-@pytest.mark.parametrize("text", ["int5", "awq", "", "int4-g48", "int4-zp-g64", "INT4", 4])
+@pytest.mark.parametrize(
+    "text", ["int5", "awq", "", "int4-g48", "int4-zp-g64", "int8-a8-zp", "int8-a4", "INT4", 4]
+)
 def test_what_is_no_recipe_is_refused(text: Any) -> None:
     with pytest.raises(ConfigError, match=r"quantization is .*; give int4 or int8"):
         EngineConfig(quantization=text)
@@ -309,7 +312,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("target", "drafter"),
-    [("int8", "none"), ("int4", "auto"), ("int4-g64-zp", "int4"), (None, "auto")],
+    [("int8-a8", "none"), ("int4", "auto"), ("int4-g64-zp-a8", "int4"), (None, "int8")],
 )
 def test_drafts_change_no_token(target: str | None, drafter: str, dtype: str, pair: Path) -> None:
     """Of a quantised target, with a drafter quantised or not, and of a plain one, the reverse."""
@@ -332,16 +335,20 @@ def test_drafts_change_no_token(target: str | None, drafter: str, dtype: str, pa
         assert name == "ngram" or llm.engine.counts.accepted > 0
 
 
+def test_activations_of_8_bits_are_no_checkpoints(pair: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'int4-a8', but a checkpoint holds weights only"):
+        export(pair, tmp_path / "new", Recipe.parse("int4-a8"))
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_quantised_target_differs_from_the_plain_one(pair: Path) -> None:
     """Or nothing above would mean much."""
-    params = SamplingParams(temperature=0.8, seed=1, max_tokens=64, ignore_eos=True)
-    said = {
-        tuple(
-            LLM(pair, drafter=None, dtype="float32", quantization=recipe)
-            .generate([[5, 9]], params)[0]
-            .outputs[0]
-            .token_ids
-        )
-        for recipe in (None, "int4", "int4-g32")
-    }
-    assert len(said) == 3
+    params = SamplingParams(temperature=0, logprobs=0, max_tokens=8, ignore_eos=True)
+
+    def logprobs(recipe: str | None) -> tuple[float, ...]:
+        llm = LLM(pair, drafter=None, dtype="float32", quantization=recipe)
+        found = llm.generate([[5, 9]], params)[0].outputs[0].logprobs
+        assert found is not None
+        return tuple(value.logprob for step in found for value in step.values())
+
+    assert len(set(map(logprobs, (None, "int4", "int4-g32", "int4-a8")))) == 4

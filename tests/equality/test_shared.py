@@ -152,7 +152,7 @@ def test_a_drafter_is_of_8_bits_unless_told_otherwise(pair: Path) -> None:
         drafter = make_engine(pair, "model", dtype="bfloat16", **options).drafter
         return logits(drafter.model)  # type: ignore[attr-defined]
 
-    whole, coarse = (logits(opened(pair / "drafter", None, text)) for text in (None, "int8"))
+    whole, coarse = (logits(opened(pair / "drafter", None, text)) for text in (None, "int8-a8"))
     assert not torch.equal(whole, coarse)
     assert torch.equal(drafting(), coarse)
     assert torch.equal(drafting(drafter_quantization="none"), whole)

@@ -18,14 +18,16 @@ from outrider.models.base import Model
 from outrider.models.decide import DraftInput, DraftNodes
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
-from outrider.native.interface import BINS, DEPTHS, RANKS, DraftLimits, Rates
+from outrider.native.interface import Choices, DraftLimits
 from outrider.native.native_sampling import NativeNoise
+from outrider.native.rates import BINS, DEPTHS, RANKS, Rates
 from outrider.sampling.grammar import Mask
 from outrider.types import SequenceState
 
 pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")
 PAGE = 7
+CHOICES = Choices([[0], [9], [2], [0, 0], [0, 3], [9, 1], [0, 3, 2]])
 
 
 @pytest.fixture(params=HERE)
@@ -63,7 +65,7 @@ def random_rates(seed: int) -> Rates:
 def test_native_trees_are_those_of_python(
     model: NativeTransformer, options: dict[str, Any]
 ) -> None:
-    sequences = [sequence_of(model, i, **options) for i in range(5)]
+    sequences = [sequence_of(model, i, **options) for i in range(7)]
     rates = random_rates(3)
     limits = [
         DraftLimits(1, 4, 1, 4, rates=rates),
@@ -71,6 +73,8 @@ def test_native_trees_are_those_of_python(
         DraftLimits(4, 16, 5, 4, rates=rates),
         DraftLimits(6, 9, 2, 3, 0.02, 0.1, random_rates(4)),
         DraftLimits(9, 40, 8, 8, rates=rates),
+        DraftLimits(3, len(CHOICES), 7, CHOICES.branches, choices=CHOICES),
+        DraftLimits(2, 4, 7, CHOICES.branches, rates=rates, choices=CHOICES),
     ]
     native = drafts(model, sequences, limits, NativeTransformer.draft)
     python = drafts(model, sequences, limits, Model.draft)
@@ -85,6 +89,8 @@ def test_native_trees_are_those_of_python(
     assert max(native[2].parents) < 15
     assert min(native[3].survivals) >= 0.1
     assert len(native[2].tokens) == 16
+    assert len(native[5].tokens) == len(CHOICES)
+    assert len(native[6].tokens) == 4
 
 
 def masks(sequence: SequenceState, paths: list[list[int]]) -> list[Mask | str | None]:

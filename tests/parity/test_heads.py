@@ -16,6 +16,7 @@ from native_steps import sequence_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from outrider.drafters.model import draft_limits
 from outrider.errors import ModelError
 from outrider.models.decide import DraftInput
 from outrider.models.formats.shared import Checkpoint
@@ -26,8 +27,9 @@ from outrider.models.native_medusa import NativeMedusa
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import Room
-from outrider.native.interface import DraftLimits
+from outrider.native.interface import Choices, DraftLimits
 from outrider.native.native_sampling import NativeNoise
+from outrider.types import DraftBudget
 
 pytestmark = [
     pytest.mark.engine,
@@ -191,6 +193,79 @@ def test_medusas_logits_are_those_of_the_defining_code(
             expected.append(int((tensors[f"{number}.{blocks}.weight"] @ x).argmax()))
         assert draft.tokens == expected
         assert draft.parents == [*range(-1, heads - 1)]
+
+
+@torch.inference_mode()
+def test_medusas_choices_are_the_tree(tiny_llama: Path, tmp_path: Path) -> None:
+    """The node of path [a, b] is the a-th likeliest of head 0, and behind it the b-th of head 1."""
+    config = AutoConfig.from_pretrained(tiny_llama)
+    make_medusa(tmp_path, config.hidden_size, config.vocab_size)
+    head, step = read_head(tmp_path), native.library()
+    assert head is not None
+    assert step is not None
+    target = native_model(step, tiny_llama, "float32", 64)
+    model = NativeMedusa(head, target, "none")
+    paths = [(0,), (3,), (9,), (0, 0), (0, 7), (3, 1), (0, 7, 2), (0, 7, 5)]
+    noise = NativeNoise(config.vocab_size, torch.device("cpu"), step)
+    sequence = sequence_of(target, 1, temperature=0)
+    segments = [model.segment(torch.randn(1, config.hidden_size), sequence.id)]
+    store = model.new_store(len(paths), 1)
+    wanted = model.run(segments, store).logits
+    assert wanted is not None
+    ranked = wanted.argsort(-1, descending=True).tolist()
+    for depth, most in ((3, 8), (2, 8), (3, 4)):
+        budget = DraftBudget(depth, most)
+        asked = DraftInput(sequence, draft_limits(budget, Choices(paths)))
+        (draft,) = model.draft(segments, store, [asked], noise)
+        found: list[tuple[int, ...]] = []
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            found.append((*(found[parent] if parent >= 0 else ()), token))
+        expected = {
+            tuple(ranked[level][rank] for level, rank in enumerate(path))
+            for path in paths
+            if len(path) <= depth
+        }
+        if most < len(expected):
+            assert len(found) == most
+            assert set(found) < expected
+        else:
+            assert set(found) == expected
+            assert len(found) == len(expected)
+
+
+def test_what_a_head_adds_is_what_the_target_does_not_hold(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    config, step = AutoConfig.from_pretrained(tiny_llama), native.library()
+    assert step is not None
+    target = native_model(step, tiny_llama, "float32", 64)
+    theirs = load_file(tiny_llama / "model.safetensors")
+    vocabulary, width = config.vocab_size, config.hidden_size
+    reference = make_head(Eagle(drafted=vocabulary), config)
+
+    def added(name: str) -> int:
+        head = read_head(save_head(reference, tmp_path / name))
+        assert head is not None
+        return NativeHead(head, target, 64, "none").added_bytes(target)
+
+    own = added("own")
+    matrices = [each for each in reference.parameters() if each.dim() == 2]
+    assert own >= 4 * sum(each.numel() for each in matrices)
+    with torch.no_grad():
+        reference.embed_tokens.weight.copy_(theirs["model.embed_tokens.weight"])
+    same = added("same embedding")
+    assert same == own - 4 * vocabulary * width
+    with torch.no_grad():
+        reference.lm_head.weight.copy_(theirs["lm_head.weight"])
+    both = added("same head too")
+    assert same - both >= 4 * vocabulary * width
+    agrees(reference, tmp_path / "same head too", tiny_llama)
+    make_medusa(tmp_path / "medusa", width, vocabulary, heads=2)
+    medusa = read_head(tmp_path / "medusa")
+    assert medusa is not None
+    heads = NativeMedusa(medusa, target, "none").added_bytes(target)
+    assert heads >= 2 * 4 * (width * width + vocabulary * width)
+    assert target.added_bytes(None) > target.added_bytes(target)
 
 
 def test_what_cannot_be_is_refused(tiny_llama: Path, tmp_path: Path) -> None:

@@ -399,7 +399,7 @@ def test_what_cannot_be_decided_is_refused(
         (one, [good], [DraftLimits(0, 1)], "bad size"),
         (one, [good], [DraftLimits(2, 1)], "bad size"),
         (one, [good], [DraftLimits(2, 4, 0)], "bad size"),
-        (one, [good], [DraftLimits(2, 4, 1, 9)], "bad size"),
+        (one, [good], [DraftLimits(2, 4, 1, 11)], "bad size"),
         (one, [good], [DraftLimits(2**31, 2**31)], "limits of drafts"),
         (one, [good], [DraftLimits(17, 17)], "pages do not cover"),
         (one, [good], [DraftLimits(65, 65)], "past the longest"),

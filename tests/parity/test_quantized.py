@@ -73,6 +73,7 @@ class Products:
         head: Quantized | torch.Tensor,
         table: torch.Tensor | None,
         size: float = 1,
+        coarse: bool = False,
     ) -> None:
         data = head.codes if isinstance(head, Quantized) else head
         self.shape = (int(data.shape[0]), int(data.shape[1]))
@@ -80,7 +81,7 @@ class Products:
         config = Config(
             layers=1, hidden=data.shape[1], inner=1, heads=1, kv_heads=1, head_dim=2,
             vocabulary=data.shape[0], max_length=64, norm_eps=1e-12, scale=1, embedding_scale=1,
-            residual_scale=1, logits_scale=1,
+            residual_scale=1, logits_scale=1, coarse=coarse,
         )  # fmt: skip
         self.model = library.new_model(config, table)
         library.set_vector(self.model, 0, "final", torch.full((data.shape[1],), size))
@@ -121,8 +122,9 @@ def products() -> Iterator[Callable[..., Products]]:
         head: Quantized | torch.Tensor,
         table: torch.Tensor | None,
         size: float = 1,
+        coarse: bool = False,
     ) -> Products:
-        made.append(Products(library, head, table, size))
+        made.append(Products(library, head, table, size, coarse))
         return made[-1]
 
     yield make
@@ -153,9 +155,11 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize(("bits", "out", "width", "group", "zeros"), SHAPES)
 def test_a_product_is_that_of_the_dequantised_matrix(
     isa: str,
+    coarse: bool,
     bits: int,
     out: int,
     width: int,
@@ -168,38 +172,40 @@ def test_a_product_is_that_of_the_dequantised_matrix(
     table[3] *= torch.logspace(-3, 3, width)  # few large among many small
     table[5, : width // 2] = 0
     table[7] *= 1e15
-    found = products(step(isa), head, table)(list(range(41)))
+    found = products(step(isa), head, table, 1, coarse)(list(range(41)))
     x, weights = normed(table[:41]), head.dequantized(torch.float64)
-    # A digit is off by half a unit at most, of a block's largest over 32512.
-    blocks = x.abs().amax(-1, keepdim=True) / 32512 / 2
+    # A digit is off by half a unit at most, of a block's largest over 32512, or over 127.
+    blocks = x.abs().amax(-1, keepdim=True) / (127 if coarse else 32512) / 2
     bound = blocks * weights.abs().sum(-1) + 4e-6 * (x.abs() @ weights.abs().T) + 1e-6
     assert ((found - x @ weights.T).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize(
     ("bits", "group", "zeros"), [(8, 128, True), (4, 32, False), (4, 64, True)]
 )
 def test_a_row_has_the_same_bits_in_any_company(
-    isa: str, bits: int, group: int, zeros: bool, products: Callable[..., Products]
+    isa: str, coarse: bool, bits: int, group: int, zeros: bool, products: Callable[..., Products]
 ) -> None:
-    product = products(
-        step(isa), quantized(noise(150, 160), bits, group, zeros), noise(150, 160, seed=1)
-    )
+    head, table = quantized(noise(150, 160), bits, group, zeros), noise(150, 160, seed=1)
+    product = products(step(isa), head, table, 1, coarse)
     expected = torch.cat([product([row]) for row in range(40)])
     for count in range(2, 41):
         assert torch.equal(product(list(range(count))), expected[:count]), count
 
 
 @pytest.mark.skipif("amx" not in HERE, reason="this CPU has no AMX")
+@pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize(("bits", "out", "width", "group", "zeros"), SHAPES)
 def test_tiles_and_lanes_give_the_same_bits(
-    bits: int, out: int, width: int, group: int, zeros: bool, products: Callable[..., Products]
-) -> None:
+    coarse: bool, bits: int, out: int, width: int, group: int, zeros: bool,
+    products: Callable[..., Products],
+) -> None:  # fmt: skip
     head, table = quantized(noise(out, width), bits, group, zeros), noise(out, width, seed=1)
     rows = list(range(33))
-    lanes = products(step("avx512bf16"), head, table)(rows)
-    assert torch.equal(products(step("amx"), head, table)(rows), lanes)
+    lanes = products(step("avx512bf16"), head, table, 1, coarse)(rows)
+    assert torch.equal(products(step("amx"), head, table, 1, coarse)(rows), lanes)
 
 
 @pytest.mark.parametrize("isa", HERE)

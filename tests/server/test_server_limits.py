@@ -215,7 +215,7 @@ def test_a_killed_engine_comes_back(tiny_llama: Path) -> None:
         assert "the engine was killed by signal 9" in rest[-2]
         assert rest[-1] == "data: [DONE]"
         deadline = time.monotonic() + 60
-        codes = set()
+        codes, failures = set(), 1  # the stream that broke
         while time.monotonic() < deadline:
             code = httpx.get(f"{server.url}/ready").status_code
             codes.add(code)
@@ -223,9 +223,11 @@ def test_a_killed_engine_comes_back(tiny_llama: Path) -> None:
                 break
             refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "ab"})
             assert refused.status_code in (200, 503)
+            failures += refused.status_code == 503
             assert refused.status_code == 200 or refused.headers["Retry-After"] == "1"
             time.sleep(0.05)
         assert codes == {200, 503}
+        assert metrics(server)["outrider_request_errors_total"] == failures
         found = httpx.post(
             f"{server.url}/v1/completions",
             json={"prompt": "ab", "max_tokens": 8, "temperature": 0},

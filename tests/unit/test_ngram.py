@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.ngram import NgramDrafter, NgramIndex
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.ngram_index import NgramIndex
 from outrider.errors import ConfigError
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import DraftBudget, Request, SamplingParams, Scheduled, SequenceState, Verdict

@@ -107,6 +107,11 @@ class Audit:
         self._python, self._numpy = random.Random(seed), np.random.default_rng(seed)
         quantization = options.get("quantization")
         self._recipe = None if quantization is None else Recipe.parse(quantization)
+        if self._recipe is not None and self._recipe.coarse:
+            raise ConfigError(
+                f"quantization is {str(self._recipe)!r}, but transformers has no activations of 8 "
+                "bits to compare with; leave -a8 out."
+            )
         self._options: dict[str, Any] = {"model": self.folder, "dtype": "float32", **options}
         context = read_shape(read_config(self.folder), self.folder).context
         longest = min(context, size.prompt_tokens + size.tokens + LARGEST_DRAFT)

@@ -40,3 +40,20 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 def shown(bounds: Sequence[float] | None, form: str) -> str:
     """An interval in figures, nothing where there is none."""
     return "" if bounds is None else f"[{bounds[0]:{form}} {bounds[1]:{form}}]"
+
+
+def student(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t with so many degrees of freedom, 2 or more.
+
+    By the expansion of Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5; within
+    2 % of the true value.
+    """
+    x = 1.959964
+    terms = (
+        x,
+        (x**3 + x) / 4,
+        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
+        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+        (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
+    )
+    return sum(term / float(freedom) ** i for i, term in enumerate(terms))

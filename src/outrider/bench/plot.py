@@ -10,8 +10,8 @@ from ..errors import ConfigError
 from .report import heading
 
 try:
-    from matplotlib import colormaps
-    from matplotlib.axes import Axes
+    from matplotlib import colormaps as colormaps
+    from matplotlib.axes import Axes as Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -18,10 +18,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..text.codec import Message, TextCodec
+
+if TYPE_CHECKING:
+    from ..text.codec import Message, TextCodec
 
 FOLDER = Path(__file__).parent / "workloads"
 CODE = "code"

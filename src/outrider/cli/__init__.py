@@ -7,8 +7,29 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..engine.stderr import guard
-from . import bench, convert, demo, drafters, explain, generate, quality, quantize, serve, verify
+from ..engine import stderr
+from . import (
+    advise,
+    bench,
+    checklist,
+    convert,
+    demo,
+    deploy,
+    diagnose,
+    doctor,
+    drafters,
+    explain,
+    generate,
+    guard,
+    load,
+    observe,
+    quality,
+    quantize,
+    roi,
+    serve,
+    tune,
+    verify,
+)
 from .common import Commands
 
 app = typer.Typer(
@@ -21,15 +42,20 @@ app = typer.Typer(
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     generate.generate, serve.serve, serve.config, quantize.quantize, convert.convert, demo.demo,
-    verify.verify, explain.explain,
+    verify.verify, explain.explain, advise.advise, tune.tune, roi.roi, diagnose.diagnose,
+    doctor.doctor, checklist.checklist,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
 benches = typer.Typer(invoke_without_command=True)
 benches.callback()(bench.bench)
 benches.command()(quality.quality)
+benches.command()(load.serve)
 app.add_typer(benches, name="bench")
 app.add_typer(drafters.app, name="drafters")
+app.add_typer(deploy.app, name="deploy")
+app.add_typer(guard.app, name="guard")
+app.add_typer(observe.app, name="observe")
 
 
 def _version(wanted: bool) -> None:
@@ -51,5 +77,5 @@ def _options(
 def main() -> None:
     """Entry point of ``outrider`` and ``python -m outrider``."""
     if sys.stderr is None:  # the caller closed it
-        guard()
+        stderr.guard()
     app(prog_name="outrider")

@@ -136,6 +136,21 @@ def numbers(text: str, kind: type[int] | type[float], option: str) -> tuple[Any,
         ) from None
 
 
+def shapes(text: str) -> list[tuple[int, int]]:
+    """Return nodes and depth of trees that are written NODES:DEPTH, with commas.
+
+    Raises:
+        ConfigError: one is not, or has no room for branches.
+    """
+    found: list[tuple[int, int]] = []
+    for part in text.split(","):
+        nodes, _, depth = part.partition(":")
+        if not (nodes.isdecimal() and depth.isdecimal() and 0 < int(depth) < int(nodes)):
+            raise ConfigError(f"--trees has {part!r}; give NODES:DEPTH, more nodes than depth.")
+        found.append((int(nodes), int(depth)))
+    return found
+
+
 def write_json(report: Any, file: str | None) -> None:
     """Write a report to ``file``; "-" is stdout, None nowhere."""
     text = json.dumps(report, indent=1) + "\n"

@@ -34,18 +34,21 @@ class Facts:
     """One drafter, and what a model has of it: null where no model is given.
 
     ``why`` says why it is not at hand. ``page_bytes`` are those of its own cache for each page of
-    the target's, and ``fixed_bytes`` come once. ``auto`` is true if auto chooses among it.
+    the target's, ``fixed_bytes`` come once, and ``weight_bytes`` are those that the target does
+    not hold too. ``auto`` is true if auto chooses among it.
     """
 
     name: str
     wants: str
     costs: str
     suits: str
+    options: str
     at_hand: bool | None = None
     why: str | None = None
     checkpoint: str | None = None
     page_bytes: int | None = None
     fixed_bytes: int | None = None
+    weight_bytes: int | None = None
     auto: bool | None = None
 
     @property
@@ -53,18 +56,10 @@ class Facts:
         """The memory that it takes, in words."""
         if not self.at_hand:
             return f"not at hand: {self.why}"
-        parts = [f"{_bytes(self.page_bytes)} a page"] if self.page_bytes else []
-        parts += [f"{_bytes(self.fixed_bytes)} once"] if self.fixed_bytes else []
-        return ", ".join(parts) or "none"
+        from ..drafters.base import Needs, memory_of
 
-
-def _bytes(count: int | None) -> str:
-    size = float(count or 0)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"
+        bytes_ = self.page_bytes or 0, self.fixed_bytes or 0
+        return memory_of(Needs(*bytes_, weight_bytes=self.weight_bytes or 0))
 
 
 def known() -> list[Facts]:
@@ -75,7 +70,10 @@ def known() -> list[Facts]:
     """
     from ..drafters.registry import known_specs
 
-    return [Facts(name, spec.wants, spec.costs, spec.suits) for name, spec in known_specs().items()]
+    return [
+        Facts(name, spec.wants, spec.costs, spec.suits, spec.options)
+        for name, spec in known_specs().items()
+    ]
 
 
 def at_hand(model: str) -> tuple[list[Facts], int]:
@@ -114,6 +112,7 @@ def _with_model(facts: Facts, inputs: InputProcessor, context: DrafterContext, a
         checkpoint=None if spec.folder is None else str(spec.folder),
         page_bytes=needs.page_bytes,
         fixed_bytes=needs.fixed_bytes,
+        weight_bytes=needs.weight_bytes,
         auto=auto,
     )
 
@@ -163,6 +162,9 @@ def table(found: list[Facts], page_size: int | None) -> Table:
 def show(console: Console, found: list[Facts], page_size: int | None) -> None:
     """Print the table, and how drafters are named."""
     console.print(table(found, page_size))
+    for facts in found:
+        if facts.options:
+            console.print(f"Options of {facts.name}: {escape(facts.options)}.")
     console.print(HOW)
 
 
@@ -196,9 +198,25 @@ def drafters(
         show(report_console(on_stderr=False), found, page_size)
 
 
+def _texts() -> list[str]:
+    """Return the texts of the bundled workloads."""
+    from ..bench.workload import BUNDLED, load_workload
+
+    items = [item for name in BUNDLED for item in load_workload(name).items]
+    said = [str(m["content"]) for item in items for m in item.messages]
+    return [
+        text for text in (*(i.prompt for i in items), *(i.answer for i in items), *said) if text
+    ]
+
+
 @app.command()
 def check(
-    path: Annotated[str, typer.Argument(help="A drafter's folder or hub name.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A drafter's folder or hub name; retokenize:PATH for one with another tokenizer."
+        ),
+    ],
     target: Annotated[
         str, typer.Option("--target", metavar="PATH", help="The target: a folder or hub name.")
     ],
@@ -206,13 +224,20 @@ def check(
 ) -> None:
     """Say how a drafter's checkpoint fits a target; exit with 1 where it does not.
 
-    Only configs, tokenizers and the names and shapes of tensors are read.
+    Only configs, tokenizers and the names and shapes of tensors are read. Of a drafter with another
+    tokenizer it says which tokens are shared and what is lost to the others, on bundled texts.
     """
     with status("reading"):
         from ..drafters.check import check as checked
+        from ..drafters.check import check_retokenized
+        from ..drafters.retokenize import folder_named
         from ..models.families import find_folder
 
-        kind, facts = checked(find_folder(path), find_folder(target))
+        other = folder_named(path)
+        if other is None:
+            kind, facts = checked(find_folder(path), find_folder(target))
+        else:
+            kind, facts = check_retokenized(find_folder(other), find_folder(target), _texts())
     fits = all(fact.fits for fact in facts)
     if json_:
         rows = [fact._asdict() for fact in facts]

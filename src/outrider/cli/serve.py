@@ -27,7 +27,10 @@ PARAMETERS = (
 
 Target = Annotated[
     str | None,
-    typer.Argument(help="The target; the bundled pocket pair unless given.", show_default=False),
+    typer.Argument(
+        help="The target, or a head that names it; the bundled pocket pair unless given.",
+        show_default=False,
+    ),
 ]
 File = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""``outrider verify``: the audit of a pair."""
+"""``outrider verify``: the audit of a pair, or of a server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import Model, model_folder, status, with_engine_options, write_json
+from .common import model_folder, status, with_engine_options, write_json
+from .endpoint import audit as audit_endpoint
 
 if TYPE_CHECKING:
     from ..audit.outcome import Check, Report
 
 SHOWN = 5  # violations and ties of each check that are spelt out
 LARGEST_SEED = 2**64 - 1
+SAMPLES, MANY = 512, 4096
+KEY = "OUTRIDER_API_KEY"
 
 
 def tested(check: Check, draws: int) -> str:
@@ -80,7 +83,43 @@ def encoded(file: str, folder: str | Path) -> list[list[int]]:
 
 @with_engine_options("drafter", "quantization", "drafter_quantization", "drafter_window", "preset")
 def verify(
-    model: Model = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="The target: a checkpoint's folder, .gguf file or hub name; the bundled pocket "
+            "pair unless given. With --endpoint, the model's name there.",
+        ),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Audit this server, of any kind with OpenAI's API."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|MODEL",
+            help="What the server should say: another server, or a checkpoint that is run plainly "
+            "here. Unless given, the server itself while it does not draft.",
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=64,
+            max=1_000_000,
+            show_default=False,
+            help=f"Answers of the server to each set of options: {SAMPLES} unless given, {MANY} "
+            "if thorough.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=1, help="Send the server nothing after so long; no limit unless given."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar=KEY, help="The API key of the servers.")
+    ] = None,
     thorough: Annotated[
         bool,
         typer.Option(
@@ -110,6 +149,19 @@ def verify(
     **options: Any,
 ) -> None:
     """Prove that nothing is lost: plain against speculative, every rule against the oracle."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if endpoint is not None:
+        for name in (*given, *(["prompts"] if prompts else []), *(["fault"] if fault else [])):
+            raise typer.BadParameter(
+                f"--{name.replace('_', '-')} is of the audit of a pair; leave it out beside "
+                "--endpoint."
+            )
+        answers = samples or (MANY if thorough else SAMPLES)
+        audit_endpoint(endpoint, reference, model, api_key, answers, seconds, seed, json_)
+        return
+    for name, value in (("reference", reference), ("samples", samples), ("seconds", seconds)):
+        if value is not None:
+            raise typer.BadParameter(f"--{name} needs --endpoint, the server to audit.")
     console = Console(stderr=True, highlight=False)
     with status("loading the models"):
         from transformers.utils import logging
@@ -128,7 +180,7 @@ def verify(
         report = audit(
             folder, texts, size=size, seed=seed, fault=FAULTS[fault] if fault else None,
             progress=shown.update if shown else lambda _: None,
-            **{name: value for name, value in options.items() if value is not None},
+            **given,
         )  # fmt: skip
     if json_:
         write_json(report.as_json(), "-")

@@ -121,7 +121,8 @@ class Needs:
     shares, or of its index of as many tokens; ``fixed_bytes`` come once. ``max_nodes`` is the most
     nodes that its drafts have, 0 for chains; ``target_layers`` are those whose hidden states it
     wants. ``scratch_pages`` of the target's cache lie behind its pool, for use within a call of the
-    drafter. ``loaded`` goes back to ``make`` as it is.
+    drafter. ``loaded`` goes back to ``make`` as it is; ``weight_bytes`` are those of weights in it
+    that the target does not hold too, and ``note`` is what else is told of the drafter at start.
     """
 
     page_bytes: int = 0
@@ -130,6 +131,27 @@ class Needs:
     target_layers: tuple[int, ...] = ()
     loaded: Any = None
     scratch_pages: int = 0
+    weight_bytes: int = 0
+    note: str = ""
+
+
+def memory_of(needs: Needs) -> str:
+    """Return the memory that a drafter takes, in words."""
+    parts = (
+        (needs.weight_bytes, "of weights"),
+        (needs.page_bytes, "a page"),
+        (needs.fixed_bytes, "once"),
+    )
+    return ", ".join(f"{_bytes(count)} {what}" for count, what in parts if count) or "none"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
 
 
 @dataclass(frozen=True)
@@ -169,6 +191,8 @@ class DrafterSpec(ABC):
     """What a draft costs, in a few words."""
     suits: ClassVar[str] = ""
     """What it is good for, in a line."""
+    options: ClassVar[str] = ""
+    """How its options are given, in a line; empty where it has none."""
     by_folder: ClassVar[bool] = False
     """True if a checkpoint's folder chooses it, which its name stands for where that lies beside
     the target."""

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from transformers import PretrainedConfig
+
 from ..errors import ModelError
 from ..models.families import Architecture, read_architecture, read_config, read_shape
-from ..models.heads import (
-    MEDUSA,
-    Head,
-    HeadTensors,
-    drafted_ids,
-    expected_tensors,
-    optional_tensors,
-    read_head,
-)
+from ..models.head_tensors import HeadTensors, drafted_ids, misfits
+from ..models.heads import MEDUSA, Head, read_head
 from ..models.native import covers, native_dtype
 from ..text.codec import TextCodec, differing_entries, has_tokenizer
+from ..text.intersection import Intersection, intersection, pieces_of
+from .retokenize import RetokenizeSpec
 
+DRAFT = 4
+"""Tokens of the drafts by which losses are told."""
 SHOWN = 3
 """Differences of tokenizers that are named."""
 
@@ -31,6 +30,83 @@ class Fact(NamedTuple):
     drafter: str
     target: str
     fits: bool
+    value: float | None = None
+    """The share that the words tell."""
+
+
+def check_retokenized(folder: Path, target: Path, texts: Sequence[str]) -> tuple[str, list[Fact]]:
+    """Return how a checkpoint with another tokenizer fits the target in a folder.
+
+    What is lost to tokens that are not shared is reckoned on ``texts``, as the target writes them.
+
+    Raises:
+        ModelError: one of them cannot be read.
+    """
+    return RetokenizeSpec.name, [*_retokenized(folder, target, texts)]
+
+
+def _retokenized(folder: Path, target: Path, texts: Sequence[str]) -> Iterator[Fact]:
+    both = target, folder
+    configs = [read_config(each) for each in both]
+    native = [_is_native(*pair) for pair in zip(configs, both, strict=True)]
+    kinds = [
+        config.model_type + ("" if n else ", no native step")
+        for config, n in zip(configs, native, strict=True)
+    ]
+    yield Fact("family", kinds[1], kinds[0], all(native))
+    there = [has_tokenizer(each) for each in both]
+    if not all(there):
+        words = ["there" if each else "none" for each in there]
+        yield Fact("tokenizer", words[1], words[0], False)
+        return
+    codecs = [TextCodec(each) for each in both]
+    sizes = [read_shape(*pair).vocab_size for pair in zip(configs, both, strict=True)]
+    try:
+        theirs, ours = (
+            pieces_of(codec.backend, size, str(each))
+            for codec, size, each in zip(codecs, sizes, both, strict=True)
+        )
+    except ModelError as error:
+        yield Fact("tokenizer", str(error), "", False)
+        return
+    shared = intersection(theirs, ours)
+    of_target, of_drafter = shared.shares
+    own, other = (f"{shared.count} tokens, {share:.0%} of all" for share in (of_drafter, of_target))
+    yield Fact("shared vocabulary", own, other, shared.count > 0, of_target)
+    said, lost = losses(shared, [codecs[0].encode(text, special=False) for text in texts])
+    told = f"says {said:.1%} of the target's tokens in the bundled texts"
+    yield Fact("tokens it can say", told, "the others end a draft", True, said)
+    yield Fact(
+        "expected loss", f"{lost:.1%} of drafts of {DRAFT} tokens", "at the least", True, lost
+    )
+
+
+def losses(shared: Intersection, texts: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Return which share of the tokens of texts a drafter can say, and how much drafts lose.
+
+    A draft of ``DRAFT`` tokens begins at each token and ends at the first that is not shared; what
+    lies behind that is lost, however well the drafter knows it.
+
+    Args:
+        shared: the tokens of both.
+        texts: as ids of the target.
+    """
+    known = {id for id in shared.targets if id >= 0}
+    said = count = reached = asked = 0
+    for ids in texts:
+        run = 0
+        for left, id in enumerate(reversed(ids), 1):
+            run = run + 1 if id in known else 0
+            said += id in known
+            reached += min(run, DRAFT)
+            asked += min(left, DRAFT)
+        count += len(ids)
+    return said / max(1, count), 1 - reached / max(1, asked)
+
+
+def _is_native(config: PretrainedConfig, folder: Path) -> bool:
+    found = read_architecture(config, folder)
+    return found is not None and covers(config, found, native_dtype("auto", found.dtype))
 
 
 def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
@@ -47,12 +123,7 @@ def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
 
 def _model(folder: Path, target: Path) -> Iterator[Fact]:
     own, theirs = (read_shape(read_config(each), each) for each in (folder, target))
-    if has_tokenizer(folder) and has_tokenizer(target):
-        both = (TextCodec(each).backend.get_vocab() for each in (target, folder))
-        entries = differing_entries(*both)
-        more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
-        said = "; ".join(entries[:SHOWN]) + more if entries else "the same"
-        yield Fact("tokenizer", said, "the same is needed", not entries)
+    yield from _tokenizer(folder, target, "the same is needed, or retokenize:PATH")
     size = own.vocab_size, theirs.vocab_size
     yield Fact("vocabulary", f"{size[0]}", f"{size[1]}; padding may differ", True)
     fits = own.context >= theirs.context
@@ -60,11 +131,22 @@ def _model(folder: Path, target: Path) -> Iterator[Fact]:
     yield Fact("context", f"{own.context} tokens", told, True)
 
 
+def _tokenizer(folder: Path, target: Path, needed: str) -> Iterator[Fact]:
+    """Yield whether two checkpoints have the same tokenizer, if both have one."""
+    if has_tokenizer(folder) and has_tokenizer(target):
+        both = (TextCodec(each).backend.get_vocab() for each in (target, folder))
+        entries = differing_entries(*both)
+        more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
+        said = "; ".join(entries[:SHOWN]) + more if entries else "the same"
+        yield Fact("tokenizer", said, needed, not entries)
+
+
 def _head(head: Head, target: Path) -> Iterator[Fact]:
     config = read_config(target)
     found = read_architecture(config, target)
     yield Fact("target", head.verifier or "not said", str(target), True)
-    native = found is not None and covers(config, found, native_dtype("auto", found.dtype))
+    yield from _tokenizer(head.folder, target, "the same is needed")
+    native = _is_native(config, target)
     needed = "a family that the native step runs is needed"
     yield Fact("family", needed, config.model_type, native)
     if found is None:
@@ -87,17 +169,13 @@ def _layers(head: Head, target: Architecture) -> Fact:
 
 def _tensors(head: Head) -> Iterator[Fact]:
     """Yield what is wrong with a head's own tensors; one fact where nothing is."""
-    tensors, wrong = HeadTensors(head.folder), False
-    needed = expected_tensors(head)
-    for name, shape in {**needed, **optional_tensors(head)}.items():
-        found = tensors.shape(name)
-        if found != shape and (found is not None or name in needed):
-            said = "missing" if found is None else f"{[*found]}"
-            yield Fact(f"tensor {name}", said, f"its config.json says {[*shape]}", False)
-            wrong = True
+    wrong = False
+    for name, found, needed in misfits(head):
+        yield Fact(f"tensor {name}", found, needed, False)
+        wrong = True
     if head.kind != MEDUSA and not wrong:
         try:
-            drafted_ids(tensors, head)
+            drafted_ids(HeadTensors(head.folder), head)
         except ModelError as error:
             yield Fact("ids", str(error), "", False)
             wrong = True

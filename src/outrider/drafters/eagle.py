@@ -48,6 +48,7 @@ class EagleSpec(HeadSpec):
             nodes,
             tuple(sorted({*model.target_layers})),
             model,
+            weight_bytes=model.added_bytes(target),
         )
 
     def make(self, context: DrafterContext) -> EagleDrafter:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError, ModelError, shown
+from ..models.families import find_folder
 from ..models.heads import Head, read_head
 from ..models.native import NativeTransformer
 from .base import DrafterContext, DrafterSpec
@@ -38,6 +39,34 @@ class HeadSpec(DrafterSpec):
         if head is None or head.kind not in self.kinds:
             raise ModelError(f"{self.folder} is no head for drafter {self.name!r}; give one.")
         return head
+
+
+def verifier_of(head: Head) -> Path:
+    """Return the target that a head names: a folder inside its own, an absolute one, or the hub's.
+
+    Raises:
+        ModelError: it names none, one that is not at hand, or another head.
+    """
+    name, folder = head.verifier, head.folder
+    remedy = f"give the target as the model, and drafter={str(folder)!r}."
+    if name is None:
+        raise ModelError(
+            f"{folder} is the head of a drafter and does not say of which target; {remedy}"
+        )
+    said = f"{folder} names {shown(name)} as its target, which is"
+    path = Path(name)
+    if ".." in path.parts or name.startswith("~") or "\0" in name:
+        raise ModelError(f"{said} no folder below it, absolute path or hub name; {remedy}")
+    try:
+        found = folder / path if (folder / path).is_dir() else find_folder(name)
+        there = found.exists()
+    except (ModelError, OSError):
+        there = False
+    if not there:
+        raise ModelError(f"{said} no folder here, and the hub did not give it; {remedy}")
+    if read_head(found) is not None:
+        raise ModelError(f"{said} the head of a drafter itself; {remedy}")
+    return found
 
 
 def native_target(name: str, context: DrafterContext) -> NativeTransformer:

@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 from ..models.base import Store
 from ..models.decide import DraftInput
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
-from ..native.interface import BINS, DEPTHS, MARGINS, RANKS, Rates
+from ..native.interface import MARGINS
+from ..native.rates import BINS, DEPTHS, RANKS, Rates
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, Scheduled, SequenceState
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
@@ -40,6 +41,14 @@ DEEPEST = 16
 """Layers that run at least where nobody said how many, or half of them if those are fewer."""
 WORKLOADS = 64
 """Workloads whose sets are kept."""
+NUMBER, NOTHING_FITS = r"[0-9]{1,6}", r"(?!)"
+FORMS = {
+    "skip_threshold": r"[0-9]*\.?[0-9]+",
+    "min_layers": NUMBER,
+    "adaptive": "true|false",
+    "exit_layer": NUMBER,
+}
+"""The texts of options behind the drafter's name."""
 LOGITS = 2
 """Logits of a window's rows that lie in memory at once."""
 
@@ -59,6 +68,10 @@ class LayerskipSpec(DrafterSpec):
     wants = "a target of a native family"
     costs = "about 0.6 of the target a token"
     suits = "any text, where nothing else is at hand"
+    options = (
+        "layerskip:skip_threshold=0.8,min_layers=16,adaptive=true searches; layerskip:N exits "
+        "behind N layers"
+    )
     skip_threshold: float = 0.8
     min_layers: int | None = None
     adaptive: bool = True
@@ -66,10 +79,24 @@ class LayerskipSpec(DrafterSpec):
 
     @classmethod
     def recognise(cls, option: str | Path) -> Self | None:
-        found = re.fullmatch(rf"{cls.name}(?::(\d{{1,6}}))?", str(option), re.ASCII)
-        if found is None:
+        name, colon, rest = str(option).partition(":")
+        if name != cls.name:
             return None
-        return cls(exit_layer=int(found[1]) if found[1] else None)
+        if re.fullmatch(NUMBER, rest):
+            return cls(exit_layer=int(rest))
+        parts = [part.partition("=") for part in rest.split(",")] if colon else []
+        values: dict[str, Any] = {}
+        for key, _, text in parts:
+            if key in values or not re.fullmatch(FORMS.get(key, NOTHING_FITS), text):
+                raise ConfigError(
+                    f"drafter {shown(option)} is no layerskip; give {cls.name}:N, or of "
+                    "skip_threshold=0.8, min_layers=16, adaptive=true or false and exit_layer=8 "
+                    f"what differs, with commas, behind {cls.name}:"
+                )
+            values[key] = text == "true" if key == "adaptive" else float(text)
+            if FORMS[key] == NUMBER:
+                values[key] = int(text)
+        return cls(**values)
 
     def _least(self, layers: int) -> int:
         return min(DEEPEST, layers // 2) if self.min_layers is None else self.min_layers

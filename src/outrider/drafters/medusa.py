@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from ..fields import Fields
+from ..models.choices import read_choices
 from ..models.decide import DraftInput
-from ..models.heads import MEDUSA
+from ..models.heads import MEDUSA, Head
 from ..models.native_medusa import NativeMedusa
 from ..models.rows import Segment
+from ..native.interface import Choices
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, Verdict
 from .base import Drafter, DrafterContext, Needs
@@ -18,29 +22,63 @@ from .heads import HeadSpec, native_target
 from .model import NOTHING, draft_limits, draft_of, num_nodes
 
 
+class Loaded(NamedTuple):
+    """The heads, their longest draft, and the tree that they draft, None for any."""
+
+    model: NativeMedusa
+    longest: int
+    choices: Choices | None
+
+
 @dataclass(frozen=True)
 class MedusaSpec(HeadSpec):
-    """Medusa's heads in ``folder``."""
+    """Medusa's heads in ``folder``.
+
+    Args:
+        choices: the tree that they draft, a list of paths of ranks; None for that of the checkpoint
+            (``medusa_choices`` in its config.json), or where it has none for trees that are learned
+            from what is accepted.
+    """
 
     name = "medusa"
     wants = "Medusa heads trained for the target; memory for them"
     costs = "a pass through the heads"
+    options = "medusa_choices in its config.json, or MedusaSpec(choices=...): the tree it drafts"
     kinds = (MEDUSA,)
+    choices: list[list[int]] | None = None
+
+    def _choices(self, head: Head, longest: int) -> Choices | None:
+        """Return the tree to draft, of ``longest`` levels at most.
+
+        Raises:
+            ModelError: the tree that was given is none.
+        """
+        found = head.choices
+        if self.choices is not None:
+            given = {"medusa_choices": self.choices}
+            found = read_choices(Fields(given, f"drafter {self.name!r}"), head.longest or 1)
+        paths = [path for path in found or () if len(path) <= longest]
+        return Choices(paths) if paths else None
 
     def needs(self, context: DrafterContext) -> Needs:
         config, head, target = context.config, self.head(), native_target(self.name, context)
         model = NativeMedusa(head, target, config.drafter_quantization)
         longest = min(config.max_draft_length, model.num_heads)
+        choices, nodes = self._choices(head, longest), num_nodes(config, longest)
+        if choices is not None:
+            longest = choices.depth
+            nodes = max(longest, min(len(choices), config.max_draft_nodes or len(choices)))
         return Needs(
             fixed_bytes=4 * model.hidden_size * config.max_num_seqs,
-            max_nodes=num_nodes(config, longest),
+            max_nodes=nodes,
             target_layers=head.target_layers(target.hidden_layers),
-            loaded=model,
+            loaded=Loaded(model, longest, choices),
+            weight_bytes=model.added_bytes(target),
         )
 
     def make(self, context: DrafterContext) -> MedusaDrafter:
-        longest = min(context.config.max_draft_length, context.needs.loaded.num_heads)
-        return MedusaDrafter(context.needs.loaded, longest, context.needs.max_nodes)
+        model, longest, choices = context.needs.loaded
+        return MedusaDrafter(model, longest, context.needs.max_nodes, choices)
 
 
 class MedusaDrafter(Drafter):
@@ -50,13 +88,16 @@ class MedusaDrafter(Drafter):
         model: the heads.
         max_length: longest draft.
         max_nodes: most nodes of a draft; more than ``max_length`` makes trees.
+        choices: the only nodes of trees; None for any.
     """
 
     name = "medusa"
     rows_at_once = 1
 
-    def __init__(self, model: NativeMedusa, max_length: int, max_nodes: int) -> None:
-        self._model = model
+    def __init__(
+        self, model: NativeMedusa, max_length: int, max_nodes: int, choices: Choices | None = None
+    ) -> None:
+        self._model, self._choices = model, choices
         self.max_length, self.max_nodes = max_length, max_nodes
         self.target_layers = model.head.target_layers(model.target.hidden_layers)
         self._store = model.new_store(max(model.num_heads, max_nodes), 1)  # which takes no memory
@@ -81,7 +122,7 @@ class MedusaDrafter(Drafter):
             if budget.depth and known and state is not None and sequence.pipeline.native_handle:
                 drafting.append(i)
                 segments.append(self._model.segment(state, sequence.id))
-                inputs.append(DraftInput(sequence, draft_limits(budget)))
+                inputs.append(DraftInput(sequence, draft_limits(budget, self._choices)))
         if segments:
             drafts = self._model.draft(segments, self._store, inputs, noise)
             for i, nodes in zip(drafting, drafts, strict=True):

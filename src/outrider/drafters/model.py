@@ -10,8 +10,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from ..config import EngineConfig
 from ..errors import ModelError
 from ..models.base import Model, Store
@@ -19,7 +17,8 @@ from ..models.decide import DraftInput, DraftNodes
 from ..models.families import Architecture, find_folder
 from ..models.load import cannot_go_back, load_model
 from ..models.rows import Segment
-from ..native.interface import BINS, DEPTHS, RANKS, DraftLimits, Rates
+from ..native.interface import Choices, DraftLimits
+from ..native.rates import GUESSED
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
@@ -34,14 +33,6 @@ CATCH_UP = 256
 """Tokens that are read in a step at most to catch up, so that no stream waits for long."""
 MOST_WIDTH = 8
 """Rows of one sequence that are run at a level of its tree, at most."""
-# P(accepted | parent accepted), with a margin of at least 0, 0.5, 1.5 and 3 to the next candidate.
-RATES = np.empty((DEPTHS, RANKS, BINS), np.float32)
-RATES[:, 0] = (0.45, 0.7, 0.85, 0.95)
-RATES[:, 1] = (0.3, 0.15, 0.1, 0.05)
-RATES[:, 2] = (0.12, 0.06, 0.04, 0.03)
-RATES[:, 3] = (0.06, 0.04, 0.03, 0.02)
-GUESSED = Rates(RATES)
-"""The rates of trees where none are known."""
 KNOWN_BUDGETS = 256
 
 NOTHING = DraftNodes([], [])
@@ -135,7 +126,8 @@ class ModelSpec(DrafterSpec):
                 f"{self.folder}: a {model.shape.family!r} model has no native path and drafts "
                 "chains only; leave out max_draft_nodes."
             )
-        return Needs(model.page_bytes(config.page_size), max_nodes=nodes, loaded=model)
+        page_bytes, added = model.page_bytes(config.page_size), model.added_bytes(target)
+        return Needs(page_bytes, max_nodes=nodes, loaded=model, weight_bytes=added)
 
     def make(self, context: DrafterContext) -> ModelDrafter:
         config = context.config
@@ -172,11 +164,17 @@ def draft_of(found: Sequence[DraftNodes]) -> Draft:
 
 
 @lru_cache(KNOWN_BUDGETS)
-def draft_limits(budget: DraftBudget) -> DraftLimits:
-    """Return the limits of a draft: of a tree where there may be more nodes than levels."""
+def draft_limits(budget: DraftBudget, choices: Choices | None = None) -> DraftLimits:
+    """Return the limits of a draft: of a tree where there may be more nodes than levels.
+
+    ``choices`` are the only nodes of trees, of which the likeliest are kept; None for any.
+    """
     depth, nodes, least, worth, rates = budget
     if nodes <= depth:
         return DraftLimits(depth, depth, 1, 1, least, worth, rates)
+    if choices is not None:
+        given = nodes, choices.branches, least, worth, rates or GUESSED, choices
+        return DraftLimits(depth, nodes, *given)
     width = max(1, min(MOST_WIDTH, nodes // max(1, depth - 1)))
     return DraftLimits(depth, nodes, width, BRANCHES, least, worth, rates or GUESSED)
 

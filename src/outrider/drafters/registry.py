@@ -1,12 +1,13 @@
 """The table of drafters, and the choice among them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from ..errors import ConfigError, shown
 from ..models.families import Folder
+from ..models.heads import Head
 from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
 from .combine import TOGETHER
 from .eagle import EagleSpec
@@ -115,6 +116,14 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
             "give 'auto', 'ngram', 'suffix', 'none', None or a checkpoint's folder."
         )
     return recognised(option)
+
+
+def with_head(spec: DrafterSpec, head: Head) -> DrafterSpec:
+    """Return the drafters of a target that a head stood for: ``auto`` chooses among it too."""
+    if not (isinstance(spec, GroupSpec) and spec.auto):
+        return spec
+    own = recognised(head.folder)
+    return replace(spec, members=(*(m for m in spec.members if m.name != own.name), own))
 
 
 def recognised(option: str | Path) -> DrafterSpec:

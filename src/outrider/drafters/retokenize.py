@@ -6,7 +6,6 @@ heterogeneous vocabularies", 2025, algorithm 4 (token-level intersection).
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,8 +35,6 @@ from .model import (
     keep_accepted,
     num_nodes,
 )
-
-logger = logging.getLogger("outrider")
 
 FORM = "retokenize:"
 """What stands before the checkpoint's folder."""
@@ -118,11 +115,12 @@ class RetokenizeSpec(DrafterSpec):
             model.page_bytes(config.page_size),
             max_nodes=num_nodes(config, config.max_draft_length),
             loaded=Loaded(model, shared, Reencoder(context.tokenizer, own, theirs, ours, shared)),
+            weight_bytes=model.added_bytes(None),
+            note=str(shared),
         )
 
     def make(self, context: DrafterContext) -> RetokenizeDrafter:
         config, loaded = context.config, context.needs.loaded
-        logger.info("drafter %s in %s: %s", self.name, self.folder, loaded.shared)
         return RetokenizeDrafter(
             loaded.model,
             loaded.reencoder,

@@ -10,35 +10,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..native.choice import library
-from ..native.interface import SUFFIX_DEPTH, Followed
-from ..native.native_suffix import NativeIndex
+from ..native.interface import SUFFIX_DEPTH
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
-from .ngram import LOOKUP_WINDOW
-from .suffix_index import SuffixIndex
+from .ngram_index import LOOKUP_WINDOW
+from .suffix_indices import Index, new_index
 
 NATIVE_BYTES, PYTHON_BYTES = 384, 1024
 """What a token in an index takes at most, in C++ and in Python; texts of two words come near."""
 USUAL = 64
 """Tokens that a step finds unread, at most, where drafts come step after step."""
-
-
-class Index(Protocol):
-    """A ``SuffixIndex``, in Python or C++; a ``store`` is of the same kind."""
-
-    def extend(self, tokens: Sequence[int], ends: bool = False) -> None: ...
-    def drop(self, count: int) -> int: ...
-    def draft(self, store: Any, depth: int, nodes: int) -> Followed: ...
-
-
-def new_index(room: int) -> Index:
-    """Return an index of the last ``room`` places of a text, in C++ where there is a library."""
-    step = library()
-    return SuffixIndex(room) if step is None else NativeIndex(step, room)
 
 
 def token_bytes() -> int:

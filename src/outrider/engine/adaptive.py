@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from ..drafters.base import Drafter, NoSpec
 from ..drafters.model import num_alike
-from ..native.interface import DEPTHS, MARGINS, RANKS
+from ..native.interface import MARGINS
+from ..native.rates import DEPTHS, RANKS
 from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
 from .controller import Controller
 from .costs import SPIKE, smoothed
@@ -81,7 +82,8 @@ def methods_of(
             continue
         methods[name] = Method((name,), longest)
         if trees and drafter.max_nodes > longest:
-            methods[name + TREE] = Method((name,), longest, -(-drafter.max_nodes // longest))
+            most = drafter.max_nodes
+            methods[name + TREE] = Method((name,), longest, -(-most // longest), most)
     for names in together if trees else ():
         method = Method(names, min(methods[name].longest for name in names))
         methods[method.drafter] = method

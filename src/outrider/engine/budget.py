@@ -16,7 +16,10 @@ LEAST_PAGES = 3
 
 @dataclass(frozen=True)
 class Budget:
-    """The pages of the cache and their bytes, logged at start; ``scratch`` pages come on top."""
+    """The pages of the cache and their bytes, told at start; ``scratch`` pages come on top.
+
+    ``added`` says of drafters with weights of their own what they add.
+    """
 
     pages: int
     page_size: int
@@ -24,6 +27,7 @@ class Budget:
     target_bytes: int
     drafter_bytes: int
     scratch: int = 0
+    added: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -33,11 +37,12 @@ class Budget:
     def __str__(self) -> str:
         total = self.target_bytes + self.drafter_bytes
         share = self.drafter_bytes / total
-        return (
+        cache = (
             f"cache: {self.pages - 1} pages of {self.page_size} tokens = {self.tokens} tokens, "
             f"up to {self.sequences} sequences at once, {total / 2**20:.0f} MiB "
             f"({share:.0%} of it for drafters)"
         )
+        return "; ".join((cache, *self.added))
 
 
 def most_nodes(config: EngineConfig, needs: Collection[Needs], together: int = 1) -> int:

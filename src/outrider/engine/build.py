@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import PretrainedConfig
 
 from ..config import PRESETS, EngineConfig
-from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec
+from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec, memory_of
 from ..drafters.combine import TOGETHER
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
@@ -97,6 +97,12 @@ def build_engine(
     context = DrafterContext(target, tokenizer, config, length, rule.needs_logits)
     needs = {name: each.needs(context) for name, each in specs.items()}
     budget = plan_budget(config, length, target, needs.values(), max(map(len, together), default=1))
+    added = [
+        f"drafter {name} adds {memory_of(need)}" + (f" ({need.note})" if need.note else "")
+        for name, need in needs.items()
+        if need.weight_bytes or need.note
+    ]
+    budget = replace(budget, added=tuple(added))
     drafters = {
         name: each.make(replace(context, num_pages=budget.pages, needs=needs[name]))
         for name, each in specs.items()

@@ -16,7 +16,8 @@ from ..drafters.base import Drafter
 from ..models.base import Model, Store
 from ..native.choice import library
 from ..native.threads import allowed_threads, cpu_name
-from .costs import Costs, Curve, DraftCosts
+from .costs import CALL, PER_SEQUENCE, Costs, Curve, DraftCosts
+from .kept_costs import read_costs, write_costs
 
 logger = logging.getLogger("outrider")
 
@@ -26,8 +27,6 @@ FEWEST, ROUNDS = 3, 5
 """Forwards that are measured in any case, and how often each is at most."""
 QUICK, THOROUGH = 0.2, 3.0
 """Seconds that may go into each model when an engine is made, and when a server starts."""
-CALL, PER_SEQUENCE = 2e-5, 5e-6
-"""Seconds of a drafter without a model: once a step, and for each sequence."""
 MANY = 8
 """Sequences whose drafts in one pass tell what each of them costs."""
 BYTES_PER_SECOND = 1e10
@@ -101,7 +100,7 @@ def find_costs(
         thorough: take seconds to measure, and keep what was found.
     """
     file = _file({**key, "rows": most_rows, "names": [*drafters, *merging]})
-    kept = _read(file)
+    kept = read_costs(file)
     if kept is not None and kept.drafters.keys() == {*drafters, *merging}:
         return kept
     seconds = THOROUGH if thorough else QUICK
@@ -122,7 +121,7 @@ def find_costs(
                 found[name] = DraftCosts(None, CALL + max(one - more, 0.0), PER_SEQUENCE + more)
     costs = Costs(target, found, per_context)
     if thorough:
-        _write(file, costs)
+        write_costs(file, costs)
     return costs
 
 
@@ -134,49 +133,3 @@ def _file(key: Mapping[str, Any]) -> Path:
     name = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "outrider" / "costs" / f"{name[:32]}.json"
-
-
-def _read(file: Path) -> Costs | None:
-    """Return the costs in a file; None where there are none that make sense."""
-    try:
-        kept = json.loads(file.read_text())
-        drafters = {
-            name: DraftCosts(passes and _curve(passes), float(call), float(each))
-            for name, (passes, call, each) in kept["drafters"].items()
-        }
-        return Costs(_curve(kept["target"]), drafters, float(kept["per_context"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _curve(points: list[list[float]]) -> Curve:
-    rows, seconds = [int(row) for row, _ in points], [float(second) for _, second in points]
-    if len(rows) < 2 or rows[0] != 1 or rows != sorted(set(rows)) or not 0 < seconds[0] < 1e6:
-        raise ValueError("no curve")
-    if seconds != sorted(seconds):
-        raise ValueError("no curve")
-    return Curve(tuple(rows), tuple(seconds))
-
-
-def _write(file: Path, costs: Costs) -> None:
-    """Keep costs for the next start, if the disk takes them."""
-
-    def points(curve: Curve | None) -> list[tuple[int, float]] | None:
-        return curve and list(zip(curve.rows, curve.seconds, strict=True))
-
-    text = json.dumps(
-        {
-            "target": points(costs.target),
-            "drafters": {
-                n: (points(d.passes), d.call, d.per_sequence) for n, d in costs.drafters.items()
-            },
-            "per_context": costs.per_context,
-        }
-    )
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(text)
-        part.replace(file)
-    except OSError as error:
-        logger.warning("what steps cost cannot be kept (%s); it is measured at each start", error)

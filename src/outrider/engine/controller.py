@@ -44,7 +44,7 @@ KNOWN, MORE = 8, 1.2
 tokens that makes one worth trying."""
 LOST = 4.0
 """Plain steps that drafting may lose before it pauses."""
-FIRST_PAUSE, LONGEST_PAUSE = 192, 4096
+FIRST_PAUSE, LONGEST_PAUSE = 192, 1024
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
 NEAR = 0.7
 """Speed of plain decoding over that of drafts from which on plain steps are tried."""
@@ -86,7 +86,7 @@ class _Guard:
         if self.deficit > LOST:
             self.until = step + self.pause
             self.pause = min(2 * self.pause, LONGEST_PAUSE)
-            self.deficit = LOST / 2  # half open: the next trial loses sooner
+            self.deficit = 0.75 * LOST  # half open: the next trial loses sooner
         elif self.deficit == -LOST:
             self.pause = FIRST_PAUSE
 
@@ -138,6 +138,9 @@ class Controller:
     _guards: dict[int, _Guard] = field(default_factory=dict)
     _tried: dict[Choice, int] = field(default_factory=dict)
     _num_tried: int = 0
+    _rested: float = 0.0
+    """The seconds at the last trial, and what that one cost."""
+    _spent: float = 0.0
     _turn: int = 0
     """The sequence that is first to try something."""
 
@@ -278,11 +281,13 @@ class Controller:
     def _affordable(self, streams: Sequence[Stream], choices: Sequence[Choice]) -> Trial | None:
         """Return what the next step should try, if the time for that is there.
 
-        Not this step: a review's own time would count as the trial's.
+        Time that was saved up buys a dear trial, but not many in a row: each one's price must be
+        saved again before the next. Not this step: a review's own time would count as the trial's.
         """
         share = EXPLORED_ALONE if len(streams) == 1 else EXPLORED
         budget = share * self.seconds - self.explored
-        trials = [] if budget < 0 else self._trials(streams, choices)
+        rested = share * (self.seconds - self._rested) >= self._spent
+        trials = self._trials(streams, choices) if rested and budget >= 0 else []
         trial = min(trials, key=lambda each: self._tried.get(each.choice, 0), default=None)
         return None if trial is None or trial.price > budget else trial
 
@@ -297,6 +302,7 @@ class Controller:
         self._tried[trial.choice] = self.step
         self._num_tried += bool(ids)
         self.explored += trial.price
+        self._rested, self._spent = self.seconds, trial.price
         for place in places:
             choices[place] = trial.choice
         return choices
@@ -310,6 +316,7 @@ class Controller:
         found: list[Trial] = []
         drafts = (c.depth and not s.fixed for s, c in zip(streams, choices, strict=True))
         late = self.step - self._tried.get(PLAIN, 0) >= PLAIN_STEPS
+        late = late or not self.costs.measured(len(streams))
         if late and self.plain_per_second > NEAR * self.tokens_per_second and any(drafts):
             took = self._plain_seconds
             lost = took * (1 - self.plain_per_second / self.tokens_per_second)

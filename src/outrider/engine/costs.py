@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from math import floor, inf, log2
+from itertools import accumulate
+from math import floor, inf, log2, prod
 from typing import NamedTuple
 
 SMOOTHING = 0.1
@@ -31,10 +32,10 @@ PULL = 4.0
 """Measurements that a size needs before its own count as much as those of all sizes."""
 SPIKE = 1.5
 """A measurement counts as this many times what was expected at most, and at least its inverse."""
-SIZE_SPIKE = 1.25
-"""The same of one size beside others, which changes little."""
 HOST, HOST_PER_SEQUENCE = 1e-4, 2e-5
 """Seconds of a step beside its forwards, before they are measured."""
+CALL, PER_SEQUENCE = 2e-5, 5e-6
+"""Seconds of a drafter without a model: once a step, and for each sequence."""
 LEAST_RATIO = 0.01
 READ = 256
 """Tokens that a drafter reads at once where it has missed many."""
@@ -164,20 +165,29 @@ class DraftCosts:
 class Costs:
     """The seconds of a target and its drafters, as measured or guessed.
 
-    ``per_context`` is the time that a step takes for each token of the context of a sequence.
+    ``per_context`` is the time that a step takes for each token of the context of a sequence;
+    ``host`` and ``host_per_sequence`` what it takes beside its forwards and its drafting.
     """
 
     target: Curve
     drafters: Mapping[str, DraftCosts]
     per_context: float = 0.0
+    host: float = HOST
+    host_per_sequence: float = HOST_PER_SEQUENCE
+
+    def host_at(self, sequences: int) -> float:
+        """Return the seconds of a step beside its forwards and its drafting."""
+        return self.host + self.host_per_sequence * sequences
 
 
 @dataclass
 class _Ratio:
-    """A running mean of measured over predicted seconds; ``smoothing`` weighs the newest."""
+    """A running geometric mean of measured over predicted seconds.
+
+    ``smoothing`` weighs the newest.
+    """
 
     smoothing: float = RATIO_SMOOTHING
-    spike: float = SPIKE
     value: float = 1.0
     seen: int = 0
     _recent: float = 0.0
@@ -186,11 +196,15 @@ class _Ratio:
     def observe(self, ratio: float, turn: int) -> None:
         """Take in a ratio; the longer ago the others were seen, by ``turn``, the more it weighs."""
         if self.seen >= TRUSTED:
-            ratio = min(max(ratio, self.value / self.spike), self.value * self.spike)
+            ratio = min(max(ratio, self.value / SPIKE), self.value * SPIKE)
         self.seen += 1
-        self._recent = self._recent * FRESHNESS ** (turn - self._turn) + 1
+        self._recent = self.weight(turn) + 1
         self._turn = turn
-        self.value += max(self.smoothing, 1 / self._recent) * (ratio - self.value)
+        self.value *= (ratio / self.value) ** max(self.smoothing, 1 / self._recent)
+
+    def weight(self, turn: int) -> float:
+        """Return how many were seen, older ones counting less."""
+        return self._recent * FRESHNESS ** (turn - self._turn)
 
     @property
     def cautious(self) -> float:
@@ -214,6 +228,7 @@ class _Correction:
     sizes: dict[int, _Ratio] = field(default_factory=dict)
     _known: dict[int, float] = field(default_factory=dict)
     _level: float = 1.0
+    _turn: int = 0
 
     def at(self, size: int) -> float:
         """Return the ratio at a size: straight between powers of two, so that it makes no steps."""
@@ -230,8 +245,19 @@ class _Correction:
         return 1.0 if own is None else own.cautious
 
     def count(self) -> None:
+        self._settle()
         self._known.clear()
         self._level = self.overall.value
+
+    def _settle(self) -> None:
+        """Let what sizes that were seen of late have in common count for the machine."""
+        weights = {power: own.weight(self._turn) for power, own in self.sizes.items()}
+        if total := sum(weights.values()):
+            each = (own.value ** (weights[power] / total) for power, own in self.sizes.items())
+            common = prod(each)
+            self.overall.value *= common
+            for own in self.sizes.values():
+                own.value /= common
 
     def seen(self, size: int) -> int:
         """Return how often a ratio was observed around a size."""
@@ -239,11 +265,10 @@ class _Correction:
         return 0 if own is None else own.seen
 
     def observe(self, size: int, ratio: float, turn: int) -> None:
+        self._turn = turn
         power, ratio = _nearest_power(size), max(ratio, LEAST_RATIO)
         self.overall.observe(ratio / self._near(power), turn)
-        self.sizes.setdefault(power, _Ratio(spike=SIZE_SPIKE)).observe(
-            ratio / self.overall.value, turn
-        )
+        self.sizes.setdefault(power, _Ratio()).observe(ratio / self.overall.value, turn)
 
 
 class CostModel:
@@ -270,6 +295,21 @@ class CostModel:
         self._rows.clear()
         self._drafts.clear()
 
+    def learned(self) -> Costs:
+        """Return the costs as corrected so far, by the rows of the prior."""
+        self.count()
+        target, machine = self.prior.target, self._target.overall.value
+        drafters: dict[str, DraftCosts] = {}
+        for name, prior in self.prior.drafters.items():
+            own, passes = self._drafters[name], prior.passes
+            if passes is not None:
+                seconds = [passes.at(n) * own.at(n) * machine for n in passes.rows]
+                passes = Curve(passes.rows, tuple(accumulate(seconds, max)))
+            each = own.overall.value * machine
+            drafters[name] = DraftCosts(passes, prior.call * each, prior.per_sequence * each)
+        curve = Curve(target.rows, tuple(self.verify(rows, 0) for rows in target.rows))
+        return Costs(curve, drafters, self.prior.per_context * machine)
+
     def verify(self, rows: int, context: int) -> float:
         """Return the seconds of a forward of ``rows`` rows over ``context`` tokens in all."""
         known = self._rows.get(rows)
@@ -288,11 +328,11 @@ class CostModel:
 
     def host(self, sequences: int) -> float:
         """Return the seconds of a step beside its forward and its drafting."""
-        return (HOST + HOST_PER_SEQUENCE * sequences) * self._host.at(sequences)
+        return self.prior.host_at(sequences) * self._host.at(sequences)
 
     def observe_host(self, sequences: int, seconds: float) -> None:
         """Take in what a step took beside its forward and its drafting."""
-        prior = HOST + HOST_PER_SEQUENCE * sequences
+        prior = self.prior.host_at(sequences)
         self._host.observe(sequences, max(seconds, 0.0) / prior, self._turn)
 
     def draft(self, name: str, counts: Sequence[int]) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..drafters.combine import TOGETHER
+from ..limits import LARGEST_INT
 from .costs import CostModel
 from .survival import Survival
 
@@ -20,12 +21,13 @@ class Method(NamedTuple):
     """A way to draft: one drafter or several together, in chains or in trees.
 
     ``width`` is the number of nodes that a drafter may propose at each depth, ``longest`` the
-    depth of a draft.
+    depth of a draft, and ``most`` its nodes, where there are fewer than that for each depth.
     """
 
     drafters: tuple[str, ...]
     longest: int
     width: int = 1
+    most: int = LARGEST_INT
 
     @property
     def drafter(self) -> str:
@@ -34,7 +36,7 @@ class Method(NamedTuple):
 
     def nodes(self, depth: int) -> int:
         """Return the nodes that a draft of that depth may have."""
-        return depth * self.width * len(self.drafters)
+        return min(self.most, depth * self.width * len(self.drafters))
 
 
 class Choice(NamedTuple):

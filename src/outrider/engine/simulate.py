@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 from .controller import Controller
 from .costs import Costs
-from .outlook import PLAIN, Choice, Stream, counts_by_depth
+from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 
 Truth = Callable[[int, str, int], float]
-"""P(accepted | parent accepted) at a step, of a method, at a depth; methods are single drafters."""
+"""P(accepted | parent accepted) at a step, of a method, at a depth."""
 
 
 @dataclass(frozen=True)
@@ -24,20 +26,48 @@ class Step:
     best: float
 
 
+def work(
+    methods: Mapping[str, Method], choices: Sequence[Choice]
+) -> tuple[int, dict[str, list[int]]]:
+    """Return the target's rows of a step, and what each drafter drafts by depth."""
+    drafts = [(methods[name], depth) for name, depth in choices if depth]
+    rows = len(choices) + sum([method.nodes(depth) for method, depth in drafts])
+    parts = ((n, depth, m.width) for m, depth in drafts for n in parts_of(m))
+    return rows, counts_by_depth(parts)
+
+
 def expected(
-    costs: Costs, rates: Mapping[str, Sequence[float]], choices: Sequence[Choice], context: int
+    costs: Costs,
+    methods: Mapping[str, Method],
+    rates: Mapping[str, Sequence[float]],
+    choices: Sequence[Choice],
+    context: int,
 ) -> tuple[float, float]:
     """Return the expected tokens and the seconds of a step."""
-    tokens, rows = 0.0, 0
+    tokens = 0.0
     for name, depth in choices:
-        survival, tokens, rows = 1.0, tokens + 1.0, rows + 1 + depth
-        for i in range(depth):
-            survival *= rates[name][i]
-            tokens += survival
+        tokens += 1 + sum(accumulate(rates[name][:depth], mul)) if depth else 1
+    rows, drafting = work(methods, choices)
     seconds = costs.target.at(rows) + costs.per_context * context
-    drafting = counts_by_depth((*choice, 1) for choice in choices)
     seconds += sum(costs.drafters[name].at(by_depth) for name, by_depth in drafting.items())
     return tokens, seconds
+
+
+def _plain_and_best(
+    costs: Costs,
+    methods: Mapping[str, Method],
+    rates: Mapping[str, Sequence[float]],
+    batch: int,
+    context: int,
+) -> tuple[float, float]:
+    """Return the expected tokens per second of plain decoding, and of the best choice for all."""
+    choices = [Choice(n, depth) for n, m in methods.items() for depth in range(1, m.longest + 1)]
+    speeds = [
+        tokens / seconds
+        for each in [PLAIN, *choices]
+        for tokens, seconds in [expected(costs, methods, rates, [each] * batch, context)]
+    ]
+    return speeds[0], max(speeds)
 
 
 def simulate(
@@ -52,17 +82,20 @@ def simulate(
 ) -> list[Step]:
     """Return the steps of ``batch`` sequences under a controller; one workload."""
     rng = random.Random(seed)
-    names = tuple(controller.methods)
+    methods = controller.methods
+    names = tuple(methods)
     streams = [Stream(str(i), "", 256, names) for i in range(batch)]
     context = 256 * batch
-    found = []
+    known: dict[str, list[float]] = {}
+    plain = best = 0.0
+    found: list[Step] = []
     for number in range(steps):
         rates = {
             name: [survival(number, name, i + 1) for i in range(method.longest)]
-            for name, method in controller.methods.items()
+            for name, method in methods.items()
         }
         choices = controller.decide(streams)
-        tokens, seconds = expected(truth, rates, choices, context)
+        tokens, seconds = expected(truth, methods, rates, choices, context)
         emitted = 0
         for stream, (name, depth) in zip(streams, choices, strict=True):
             accepted = 0
@@ -71,23 +104,17 @@ def simulate(
             controller.survival.observe(name, stream.workload, stream.id, depth, accepted)
             emitted += 1 + accepted
         noise = rng.uniform(1 - jitter, 1 + jitter) * (2.0 if rng.random() < spikes else 1.0)
-        rows = batch + sum(depth for _, depth in choices)
+        rows, drafting = work(methods, choices)
         took = 0.0
-        for name, by_depth in counts_by_depth((*choice, 1) for choice in choices).items():
+        for name, by_depth in drafting.items():
             spent = truth.drafters[name].at(by_depth) * noise
             controller.costs.observe_draft(name, by_depth, spent)
             took += spent
         verify = (truth.target.at(rows) + truth.per_context * context) * noise
         controller.costs.observe_host(batch, 0.0)
         controller.costs.observe_verify(rows, context, verify)
-        drafted = any(depth for _, depth in choices)
-        controller.observe(batch, emitted, (took + verify) * drafted, took + verify)
-        plain = expected(truth, rates, [PLAIN] * batch, context)
-        best = max(
-            t / s
-            for name, method in controller.methods.items()
-            for depth in range(method.longest + 1)
-            for t, s in [expected(truth, rates, [Choice(name, depth)] * batch, context)]
-        )
-        found.append(Step(tokens, seconds, plain[0] / plain[1], best))
+        controller.observe(batch, emitted, (took + verify) * bool(drafting), took + verify)
+        if rates != known:
+            known, plain, best = rates, *_plain_and_best(truth, methods, rates, batch, context)
+        found.append(Step(tokens, seconds, plain, best))
     return found

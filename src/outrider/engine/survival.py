@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..drafters.model import GUESSED
-from ..native.interface import BINS, DEPTHS, RANKS, Rates
+from ..native.rates import BINS, DEPTHS, GUESSED, RANKS, Rates
 
 DECAY = 1 - 1 / 64
 """What an observation keeps of its weight with each newer one of its kind."""
@@ -53,9 +52,9 @@ class _Tally:
     accepted: float = 0.0
     judged: float = 0.0
 
-    def observe(self, accepted: float, judged: float) -> None:
-        """Take in so many at once."""
-        kept = DECAY**judged
+    def observe(self, accepted: float, judged: float, newer: float | None = None) -> None:
+        """Take in so many at once; older ones lose weight by ``newer``, ``judged`` unless given."""
+        kept = DECAY ** (judged if newer is None else newer)
         self.accepted = self.accepted * kept + accepted
         self.judged = self.judged * kept + judged
 
@@ -90,7 +89,7 @@ class _Beliefs:
                 judged[min(i, DEPTHS - 1)] += times
                 hits[min(i, DEPTHS - 1)] += times * (i < accepted)
         for tally, right, all in zip(self.depths, hits, judged, strict=True):
-            tally.observe(right, all)
+            tally.observe(right, all, judged[0])
         self.overall.observe(sum(hits), sum(judged))
         nodes: dict[tuple[int, int, int], list[int]] = {}
         for (depth, rank, bin, accepted), times in self.seen.items():
@@ -109,10 +108,15 @@ class _Beliefs:
 
 @dataclass(slots=True)
 class _Own:
-    """Accepted tokens of one sequence, and judged ones by depth."""
+    """Drafts of one sequence: accepted and judged tokens, and how many should have been accepted.
 
+    That was expected when they were judged: what its workload does now says nothing of them.
+    """
+
+    drafts: float = 0.0
     accepted: float = 0.0
-    judged: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
+    expected: float = 0.0
+    judged: float = 0.0
 
 
 class Survival:
@@ -198,10 +202,9 @@ class Survival:
         own = self._own.get((method, sequence))
         if own is None:
             return 1.0
-        expected: float = sum(map(mul, own.judged, self._rates(method, workload)))
-        judged: float = sum(own.judged)
-        more: float = (own.accepted + SHRINKAGE) / (expected + SHRINKAGE)
-        return more / ((judged - own.accepted + SHRINKAGE) / (judged - expected + SHRINKAGE))
+        more = (own.accepted + SHRINKAGE) / (own.expected + SHRINKAGE)
+        refused, doubted = own.judged - own.accepted, own.judged - own.expected
+        return more / ((refused + SHRINKAGE) / (doubted + SHRINKAGE))
 
     def _rates(self, method: str, workload: str) -> list[float]:
         """Return P(drafted and accepted | the one before was) at each depth."""
@@ -209,6 +212,11 @@ class Survival:
         if rates is None:
             rates = self._known[method, workload] = self._counted(method, workload)
         return rates
+
+    def _expected(self, method: str, workload: str, judged: int) -> float:
+        """Return how many of a draft's judged tokens should have been accepted."""
+        rates = self._rates(method, workload)
+        return sum(rates[:judged]) + max(judged - DEPTHS, 0) * rates[-1]
 
     def _counted(self, method: str, workload: str) -> list[float]:
         general = self._general(method)
@@ -243,12 +251,15 @@ class Survival:
         outcome = min(accepted, judged), judged
         beliefs.outcomes[outcome] = beliefs.outcomes.get(outcome, 0) + 1
         own = _entry(self._own, (method, sequence), _Own, MOST_SEQUENCES)
-        if own.judged[0] > MEMORY:
+        if own.drafts > MEMORY:
+            own.drafts /= 2
             own.accepted /= 2
-            own.judged = [count / 2 for count in own.judged]
+            own.expected /= 2
+            own.judged /= 2
+        own.drafts += 1
         own.accepted += outcome[0]
-        for i in range(judged):
-            own.judged[min(i, DEPTHS - 1)] += 1
+        own.expected += self._expected(method, workload, judged)
+        own.judged += judged
 
     def observe_size(self, method: str, workload: str, drafted: int, asked: int) -> None:
         """Take in how many nodes were drafted of those that might have been."""

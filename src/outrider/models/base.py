@@ -46,6 +46,10 @@ class Model(ABC):
     def page_bytes(self, page_size: int) -> int:
         """Return the bytes of cache that a page takes."""
 
+    def added_bytes(self, beside: "Model | None") -> int:
+        """Return the bytes of weights that it holds and ``beside`` does not; 0 where unknown."""
+        return 0
+
     @abstractmethod
     def new_store(self, num_pages: int, page_size: int) -> Store:
         """Return an empty cache."""

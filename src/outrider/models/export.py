@@ -59,9 +59,14 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
         Mean bits of a weight over all tensors.
 
     Raises:
-        ConfigError: ``out`` is not empty, or the checkpoint is quantised already.
+        ConfigError: ``out`` is not empty, the checkpoint is quantised already, or the recipe is of
+            activations too.
         ModelError: the checkpoint cannot be read, or its family has no native path.
     """
+    if recipe.coarse:
+        raise ConfigError(
+            f"quantization is {str(recipe)!r}, but a checkpoint holds weights only; leave -a8 out."
+        )
     config = read_config(folder)
     architecture = read_architecture(config, folder)
     if getattr(config, "quantization_config", None):

@@ -128,12 +128,15 @@ class Architecture(Shape):
 def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
-    A GGUF file is returned as it is. ``more`` are patterns of files that are fetched too.
+    A GGUF file is returned as it is, of a checkpoint's other files their folder. ``more`` are
+    patterns of files that are fetched too.
 
     Raises:
         ModelError: it is neither a folder nor a name that the hub (or its cache) knows.
     """
     path = Path(model).expanduser()
+    if path.suffix in (".json", ".safetensors") and path.is_file():
+        return path.parent
     if path.exists() or is_gguf(path) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(model)):
         return path
     try:

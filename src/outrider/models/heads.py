@@ -6,31 +6,30 @@ Formats are those of EAGLE-3 (Li et al., 2025) as SafeAILab and SpecForge write 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from ..errors import ModelError
 from ..fields import Fields, one_line, read_object
-from ..limits import LARGEST_INT
+from ..limits import LARGEST_DRAFT, LARGEST_INT
+from .choices import Paths, read_choices
 from .claims import check_claims
 from .families import Architecture, Shape, read_architecture
 from .files import find_tensors
-from .formats.shared import Checkpoint
-from .quantize import Matrix
 
 EAGLE3, PEAGLE, MEDUSA = "eagle3", "peagle", "medusa"
-SAFEAILAB = "midlayer.self_attn.q_proj.weight"
-"""A tensor that only they name so."""
 FAMILIES = ("llama", "qwen3")
 """Of the layers of heads."""
 PARTS = 3
 """Layers of the target that heads are made from unless they say which."""
 MOST_HEADS, MOST_BLOCKS = 64, 16
+
+
+SAFEAILAB = "midlayer.self_attn.q_proj.weight"
+"""A tensor that only they name so."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class Head:
         verifier: the target that its metadata names.
         mask_token: the token of rows that stand for later positions, of ``PEAGLE``.
         blocks: residual blocks of each of Medusa's heads.
+        choices: the tree that Medusa's heads draft, see ``read_choices``; None where it is learned.
     """
 
     folder: Path
@@ -67,6 +67,7 @@ class Head:
     verifier: str | None = None
     mask_token: int | None = None
     blocks: int = 1
+    choices: Paths | None = None
 
     def target_layers(self, num_layers: int) -> tuple[int, ...]:
         """Return the target's layers whose outputs the head is made from.
@@ -86,44 +87,6 @@ class Head:
                 "target that it was made for."
             )
         return layers
-
-
-class HeadTensors:
-    """The tensors of an EAGLE-3 checkpoint by the names of Hugging Face's models.
-
-    Args:
-        folder: the checkpoint's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._own = Checkpoint(folder)
-        self._first = "midlayer." if SAFEAILAB in self._own else "layers.0."
-
-    def __contains__(self, name: str) -> bool:
-        return self._name(name) in self._own
-
-    def _name(self, name: str) -> str:
-        name = name.removeprefix("model.")
-        return name.replace("layers.0.", self._first, 1) if name.startswith("layers.0.") else name
-
-    def raw(self, name: str) -> torch.Tensor:
-        """See ``Checkpoint.raw``."""
-        return self._own.raw(self._name(name))
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor, None where there is none."""
-        entry = self._own.entries.get(self._name(name))
-        return None if entry is None else entry.shape
-
-    def get(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        """See ``Checkpoint.get``."""
-        return self._own.get(self._name(name), shape, dtype)
-
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
-        """See ``Checkpoint.matrix``."""
-        return self._own.matrix(self._name(name), shape, dtype)
 
 
 def read_head(folder: Path) -> Head | None:
@@ -146,7 +109,24 @@ def read_head(folder: Path) -> Head | None:
         return _safeailab(folder, values, options)
     if "medusa_num_heads" in options:
         return _medusa(folder, values)
+    if _is_eagle1(folder, options):
+        raise ModelError(
+            f"{folder} is a head of EAGLE-1 or EAGLE-2, which is not supported: a linear joins "
+            "embedding and state before its layer; give an EAGLE-3 head, Medusa heads or a small "
+            "model."
+        )
     return None
+
+
+def _is_eagle1(folder: Path, options: dict[str, Any]) -> bool:
+    """Return whether a checkpoint has the layout of EAGLE-1, as SafeAILab or vLLM write it."""
+    if options.get("model_type") == "eagle":
+        return True
+    if options.get("num_hidden_layers") != 1:
+        return False
+    tensors = find_tensors(folder)
+    normed = "layers.0.hidden_norm.weight" in tensors  # as in EAGLE-3
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= tensors.keys() and not normed
 
 
 def _layers_of(values: Fields, name: str, shift: int) -> tuple[int, ...] | None:
@@ -208,7 +188,7 @@ def _speculators(folder: Path, values: Fields, options: dict[str, Any]) -> Head:
         state_normed=_flag(values, options, "norm_before_residual"),
         output_normed=_flag(values, options, "norm_output"),
         fused_norms=_norms(values, options),
-        longest=_proposed(options),
+        longest=_proposed(about),
         verifier=verifier.text("name_or_path", "") or None,
         mask_token=values.whole("mask_token_id", 0, vocab_size - 1) if kind == PEAGLE else None,
     )
@@ -231,13 +211,12 @@ def _flag(values: Fields, options: dict[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _proposed(options: dict[str, Any]) -> int | None:
-    """Return the draft length of a speculator's first proposal method."""
-    try:
-        tokens = options["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
-    except (KeyError, IndexError, TypeError):
-        return None
-    return tokens if type(tokens) is int and tokens > 0 else None
+def _proposed(about: Fields) -> int | None:
+    """Return the draft length of a speculator's first proposal method, None where it has none."""
+    methods = about.listed("proposal_methods", dict)
+    first = Fields(methods[0] if methods else {}, f"{about.where}: proposal_methods")
+    name = "speculative_tokens"
+    return first.whole(name, 1, LARGEST_DRAFT) if name in first else None
 
 
 def _safeailab(folder: Path, values: Fields, options: dict[str, Any]) -> Head:
@@ -290,6 +269,7 @@ def _medusa(folder: Path, values: Fields) -> Head:
         longest=heads,
         verifier=verifier,
         blocks=blocks,
+        choices=read_choices(values, heads),
     )
 
 
@@ -310,76 +290,3 @@ def check_target(head: Head, target: Shape, hidden_size: int, num_layers: int) -
                 + (f" ({head.verifier})." if head.verifier else ".")
             )
     head.target_layers(num_layers)
-
-
-def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that a head must have, as ``HeadTensors`` names them."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    if head.kind == MEDUSA:
-        for place in range(head.longest or 1):
-            for block in range(head.blocks):
-                shapes[f"{place}.{block}.linear.weight"] = (head.hidden_size, head.hidden_size)
-            shapes[f"{place}.{head.blocks}.weight"] = (head.vocab_size, head.hidden_size)
-        return shapes
-    a = head.architecture
-    assert a is not None
-    wide = (PARTS if head.layers is None else len(head.layers)) * head.hidden_size
-    width, queries, keys = a.hidden_size, a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    shapes |= {"fc.weight": (width, wide), "lm_head.weight": (a.vocab_size, width)}
-    shapes |= {"model.norm.weight": (width,), "model.layers.0.hidden_norm.weight": (width,)}
-    for index in range(a.num_layers):
-        base, inputs = f"model.layers.{index}.", width if index else 2 * width
-        shapes |= {f"{base}self_attn.{n}_proj.weight": (keys, inputs) for n in "kv"}
-        shapes[f"{base}self_attn.q_proj.weight"] = queries, inputs
-        shapes[f"{base}self_attn.o_proj.weight"] = width, queries
-        shapes |= {
-            f"{base}mlp.{n}_proj.weight": (a.intermediate_size, width) for n in ("gate", "up")
-        }
-        shapes[f"{base}mlp.down_proj.weight"] = width, a.intermediate_size
-        shapes |= {f"{base}{n}_layernorm.weight": (width,) for n in ("input", "post_attention")}
-    if a.vocab_size != head.vocab_size:
-        shapes["d2t"] = (a.vocab_size,)
-    shapes |= {name: (wide // len(head.fused_norms),) for name in head.fused_norms}
-    if head.kind == PEAGLE:
-        shapes["mask_hidden"] = (1, 1, wide)
-    return shapes
-
-
-def optional_tensors(head: Head) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors that a head may have."""
-    if head.kind != MEDUSA:
-        return {"model.embed_tokens.weight": (head.vocab_size, head.hidden_size)}
-    places = itertools.product(range(head.longest or 1), range(head.blocks))
-    return {f"{place}.{block}.linear.bias": (head.hidden_size,) for place, block in places}
-
-
-def drafted_ids(tensors: HeadTensors, head: Head) -> list[int] | None:
-    """Return the target's id of each id that a head drafts; None where they are the same.
-
-    Raises:
-        ModelError: there are no such ids, or they contradict each other.
-    """
-    assert head.architecture is not None
-    size, vocabulary = head.architecture.vocab_size, head.vocab_size
-    if "d2t" not in tensors:
-        if size != vocabulary:
-            raise ModelError(
-                f"{head.folder}: this head drafts {size} of {vocabulary} ids, but has no tensor "
-                "'d2t' that says which; convert the checkpoint again."
-            )
-        return None
-    offsets = tensors.raw("d2t")
-    if offsets.shape != (size,) or offsets.is_floating_point() or offsets.dtype == torch.bool:
-        raise ModelError(f"{head.folder}: tensor 'd2t' is no list of {size} whole numbers.")
-    ids = torch.arange(size) + offsets.to(torch.int64)
-    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or len(ids.unique()) != size:
-        raise ModelError(
-            f"{head.folder}: tensor 'd2t' names ids twice, or outside the vocabulary of "
-            f"{vocabulary}; it holds offsets, target id = draft id + d2t[draft id]."
-        )
-    if "t2d" in tensors:
-        known = tensors.raw("t2d").to(torch.bool)
-        if known.shape != (vocabulary,) or not bool(known[ids].all()) or int(known.sum()) != size:
-            raise ModelError(f"{head.folder}: tensors 'd2t' and 't2d' name different ids.")
-    found: list[int] = ids.tolist()
-    return found

@@ -47,7 +47,7 @@ def load_model(
     Args:
         folder, dtype, device, max_length: see ``Transformer`` and ``Fallback``.
         window: see ``read_architecture``.
-        quantization: a recipe's text, or "auto" for int8 by the native step.
+        quantization: a recipe's text, or "auto" for int8-a8 by the native step.
         share_weights_with: a model; weights that two native models have in common are held once.
         model_config: of the checkpoint, where it was read already.
 
@@ -87,7 +87,7 @@ def load_model(
                 if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
                     logger.warning(HALF, folder)
                 if quantization == "auto" and not quantised:
-                    recipe = Recipe.parse("int8")
+                    recipe = Recipe.parse("int8-a8")
                 other = share_weights_with
                 native = other if isinstance(other, NativeTransformer) else None
                 return NativeTransformer(

@@ -97,6 +97,8 @@ class NativeTransformer(Model):
     truncates = True
     device = torch.device("cpu")
     shape: Architecture
+    coarse: bool
+    """Whether quantised matrices take activations of 8 bits."""
 
     def __init__(
         self,
@@ -127,6 +129,7 @@ class NativeTransformer(Model):
         plain = beside is None or beside.embedding is not None
         if isinstance(embedding, torch.Tensor) and not a.tied and plain:
             self.embedding = self._held(embedding, beside)
+        self.coarse = recipe is not None and recipe.coarse
         self.handle = library.new_model(self._config(max_length), self.embedding)
         free_with(self, library.free, "model", self.handle)
         near = None if beside is None else beside.handle
@@ -162,6 +165,7 @@ class NativeTransformer(Model):
             embedding_scale=a.embedding_scale,
             residual_scale=a.residual_scale,
             logits_scale=a.logits_scale,
+            coarse=self.coarse,
         )
 
     def _turn(self, length: int) -> None:
@@ -224,6 +228,16 @@ class NativeTransformer(Model):
             self.library.set_quantized(self.handle, index, kind, *parts, bias, beside)
         else:
             self.library.set_matrix(self.handle, index, kind, matrix, bias, beside)
+
+    def added_bytes(self, beside: Model | None) -> int:
+        """See ``base.Model``; norms and rotary tables do not count."""
+        near = beside if isinstance(beside, NativeTransformer) else None
+        if near is not None and near.library is not self.library:
+            near = None
+        own = self.embedding
+        held = own is None or (near is not None and own is near.embedding)
+        packed = self.library.weight_bytes(self.handle, None if near is None else near.handle)
+        return packed + (0 if held or own is None else own.nbytes)
 
     def page_bytes(self, page_size: int) -> int:
         """Return the bytes of cache that a page of this model takes."""

@@ -12,7 +12,8 @@ from ..errors import ModelError
 from ..native.checks import free_with
 from ..native.interface import PAIRED, Config
 from .base import Output, Store
-from .heads import PEAGLE, Head, HeadTensors, check_target, drafted_ids
+from .head_tensors import HeadTensors, check_tensors, drafted_ids
+from .heads import PEAGLE, Head, check_target
 from .native import NativeTransformer, words_of
 from .native_store import NativeStore
 from .rows import Segment
@@ -22,9 +23,9 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def head_recipe(quantization: str | None) -> Recipe | None:
-    """Return how a head's matrices are quantised: "auto" is int8, None leaves them as they are."""
+    """Return the recipe of a head's matrices: int8-a8 for "auto", None to leave them."""
     if quantization == "auto":
-        return Recipe.parse("int8")
+        return Recipe.parse("int8-a8")
     return None if quantization in (None, *NO_RECIPES) else Recipe.parse(str(quantization))
 
 
@@ -62,12 +63,14 @@ class NativeHead(NativeTransformer):
         assert head.architecture is not None
         assert head.config is not None
         check_target(head, target.shape, target.hidden_size, target.hidden_layers)
+        check_tensors(head)
         self.head, self.target = head, target
         self.target_layers = head.target_layers(target.hidden_layers)
         self.dtype, self.library = target.dtype, target.library
         self.shape = a = head.architecture
         self.hidden_layers, self.hidden_size = a.num_layers, a.hidden_size
         recipe = head_recipe(quantization)
+        self.coarse = recipe is not None and recipe.coarse
         source = HeadTensors(head.folder)
         loader = Loader(source, a, self.dtype, self.device, torch.Tensor.contiguous, True, recipe)
         self.embedding = self._own_embedding(source)
@@ -77,7 +80,7 @@ class NativeHead(NativeTransformer):
         free_with(self, library.free, "model", self.handle)
         if self.embedding is None:
             library.borrow(self.handle, target.handle)
-        self._set(0, "head", loader.head(torch.empty(0)), None)
+        self._set(0, "head", loader.head(torch.empty(0)), None, target.handle)
         self._set_fuse(loader, source, recipe)
         kinds = list(dict.fromkeys(a.kinds))
         self._turning = head.config, kinds

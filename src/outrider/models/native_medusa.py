@@ -10,6 +10,7 @@ from ..native.checks import free_with
 from ..native.interface import HEADS, Config
 from .base import Output, Store
 from .formats.shared import Checkpoint
+from .head_tensors import check_tensors
 from .heads import Head, check_target
 from .native import NativeTransformer, words_of
 from .native_head import head_recipe, states_of
@@ -36,11 +37,14 @@ class NativeMedusa(NativeTransformer):
 
     def __init__(self, head: Head, target: NativeTransformer, quantization: str | None) -> None:
         check_target(head, target.shape, target.hidden_size, target.hidden_layers)
+        check_tensors(head)
         self.head, self.target = head, target
         self.dtype, self.library, self.shape = target.dtype, target.library, target.shape
         self.hidden_layers, self.hidden_size = 0, target.hidden_size
+        self.embedding = None
         self.num_heads = head.longest or 1
         recipe, source = head_recipe(quantization), Checkpoint(head.folder)
+        self.coarse = recipe is not None and recipe.coarse
         loader = Loader(source, target.shape, self.dtype, self.device, keeps=True, recipe=recipe)
         library, each = self.library, head.blocks + 1
         self.handle = library.new_model(self._config(1), None)

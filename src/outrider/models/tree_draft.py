@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..native.interface import DEPTHS, MARGINS, RANKS, DraftLimits
+from ..native.interface import MARGINS, DraftLimits
+from ..native.rates import DEPTHS, RANKS
 from ..sampling.shared_noise import Noise
 from ..types import SequenceState
 from .decide import DraftInput, DraftNodes, Keep, SampleInput
@@ -26,7 +27,7 @@ class Node:
 
     ``parent`` is its parent's number, -1 for the sequence's last token; ``survival`` the chance
     that it and all before it are accepted, in fp32; ``run`` its place among the rows that were run
-    behind the committed tokens, -1 where it was not.
+    behind the committed tokens, -1 where it was not; ``path`` the ranks that led to it.
     """
 
     token: int
@@ -36,6 +37,7 @@ class Node:
     margin: float
     run: int = -1
     logits: torch.Tensor | None = None
+    path: tuple[int, ...] = ()
 
 
 @dataclass
@@ -73,13 +75,18 @@ class Tree:
         """Take in the highest draws behind a node, from its processed logits."""
         depth = 1 if parent < 0 else self.nodes[parent].depth + 1
         before = np.float32(1) if parent < 0 else self.nodes[parent].survival
+        above = () if parent < 0 else self.nodes[parent].path
+        choices = self.limits.choices
         for rank, token in enumerate(tokens[: self.limits.branches]):
             if not np.isfinite(scores[rank]):
                 return  # what no target could draw is no node
+            path = (*above, rank)
+            if choices is not None and path not in choices.numbers:
+                continue
             more = scores[rank + 1] if rank + 1 < len(scores) else -np.inf
             margin = float(np.float32(scores[rank]) - np.float32(more))
             survival = before * self.rate(depth, rank, margin)
-            self.nodes.append(Node(token, parent, depth, survival, margin, -1, logits))
+            self.nodes.append(Node(token, parent, depth, survival, margin, -1, logits, path))
 
     def ranked(self) -> list[int]:
         """Return the numbers of the likeliest nodes; no child comes before its parent."""
@@ -88,7 +95,7 @@ class Tree:
 
     def open_next(self, first: int, vocabulary: int) -> None:
         """Choose the rows of the next forward from the nodes of ``first`` on, the last level's."""
-        self.open, (depth, _, width, _, least, _, _) = [], self.limits
+        self.open, (depth, _, width, _, least, *_) = [], self.limits
         for number in self.ranked():
             node = self.nodes[number]
             if (

@@ -84,6 +84,8 @@ class Weights:
 class Source(Protocol):
     """Weights by the names of Hugging Face's models."""
 
+    @property
+    def folder(self) -> Path: ...
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor: ...
@@ -110,7 +112,9 @@ def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe)
     try:
         return quantize(source.get(name, shape), recipe)
     except ValueError as error:
-        raise ModelError(f"tensor {name!r} cannot be quantised: {error}.") from None
+        raise ModelError(
+            f"{source.folder}: tensor {name!r} cannot be quantised: {error}."
+        ) from None
 
 
 def plain(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:

@@ -1,21 +1,18 @@
 """The C interface as ctypes knows it: structures, constants and functions of src/*.cpp."""
 
 import ctypes
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ..errors import ModelError
 from .checks import Fields, Whole
+from .rates import Rates
 
-ABI = 17
+ABI = 19
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
-DEPTHS, RANKS, BINS = 8, 4, 4
-"""Depths, ranks and bins of the margin that rates tell apart; the last stands for all beyond."""
 MARGINS = (0.5, 1.5, 3.0)
 """Where the bins of the margin begin, after the first."""
 
@@ -47,27 +44,31 @@ class Config(Fields):
         *((name, ctypes.c_int32) for name in ("dtype", "layers", "hidden", "inner", "heads")),
         *((name, ctypes.c_int32) for name in ("kv_heads", "head_dim", "vocabulary", "max_length")),
         *((name, ctypes.c_int32) for name in ("embeddings", "input", "fused", "fused_norms")),
-        *((name, ctypes.c_int32) for name in ("state_normed", "output_normed", "blocks")),
+        *((name, ctypes.c_int32) for name in ("state_normed", "output_normed", "blocks", "coarse")),
         *((name, ctypes.c_float) for name in ("norm_eps", "scale", "embedding_scale")),
         *((name, ctypes.c_float) for name in ("residual_scale", "logits_scale")),
     )
 
 
-class Rates:
-    """P(accepted | parent accepted) of drafted nodes by depth, rank and bin of the margin.
+class Choices:
+    """The only nodes that a draft may have: each is the path of draws that leads to it.
 
     Args:
-        table: fp32 [``DEPTHS``, ``RANKS``, ``BINS``].
-
-    Raises:
-        ModelError: it has another shape.
+        paths: of ranks, 0 for the highest draw; with a path come all that it begins with.
     """
 
-    def __init__(self, table: NDArray[np.float32]) -> None:
-        if table.shape != (DEPTHS, RANKS, BINS):
-            raise ModelError(f"rates of drafts have the shape {table.shape}.")
-        self.table = np.ascontiguousarray(table, np.float32)
-        self.pointer = self.table.ctypes.data
+    def __init__(self, paths: Iterable[Sequence[int]]) -> None:
+        self.numbers = {path: n for n, path in enumerate(sorted(map(tuple, paths)))}
+        self.depth = max(map(len, self.numbers))
+        self.branches = 1 + max(path[-1] for path in self.numbers)
+        words = array("i", [len(self.numbers)])
+        for path in self.numbers:
+            words.extend((self.numbers.get(path[:-1], -1), path[-1]))
+        self._words = words
+        self.pointer = words.buffer_info()[0]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 class DraftLimits(NamedTuple):
@@ -76,7 +77,7 @@ class DraftLimits(NamedTuple):
     At each level the rows of up to ``width`` nodes are run, each of which has up to ``branches``
     children. By ``rates``, None for 1 throughout, a node survives if it and all before it are
     accepted. One whose chance of that is below ``least`` is not run; below ``worth`` it is left
-    out.
+    out. Of ``choices``, None for all, those are made that the other limits allow.
     """
 
     depth: int
@@ -86,6 +87,7 @@ class DraftLimits(NamedTuple):
     least: float = 0.0
     worth: float = 0.0
     rates: Rates | None = None
+    choices: Choices | None = None
 
 
 class DraftNodes(NamedTuple):
@@ -184,6 +186,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "layer": (_Text, [_Pointer, Whole("layer"), Whole("window"), Whole("table")]),
     "check": (_Text, [_Pointer]),
     "shared": (ctypes.c_int64, [_Pointer, _Pointer]),
+    "weights": (ctypes.c_int64, [_Pointer, _Pointer]),
     "page_bytes": (_Text, [_Pointer, Whole("page_size"), _Pointer]),
     "ids": (_Text, [_Pointer, _Pointer, Whole("vocabulary"), _Pointer, Whole("ids")]),
     "borrow": (_Text, [_Pointer, _Pointer]),

@@ -20,16 +20,17 @@ from .interface import ASK_MASK, SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed
 from .masks import NO_MASKS, AllowedAfter, MaskCalls
 from .packing import PackingCalls
 
-LIMITS = struct.Struct("=4i2fQ")
-"""A ``DraftLimits`` as C++ reads it, its rates by their address."""
+LIMITS = struct.Struct("=4i2f2Q")
+"""A ``DraftLimits`` as C++ reads it, its rates and choices by their addresses."""
 KNOWN_LIMITS = 1024
 """Limits that stay packed; those of one step come again in the next."""
 
 
 @lru_cache(KNOWN_LIMITS)
 def _packed(limits: DraftLimits) -> bytes:
-    *numbers, rates = limits
-    return LIMITS.pack(*numbers, rates.pointer if rates else 0)
+    *numbers, rates, choices = limits
+    tables = [0 if each is None else each.pointer for each in (rates, choices)]
+    return LIMITS.pack(*numbers, *tables)
 
 
 def _planted(segments: Sequence[Planted | None]) -> array[int]:

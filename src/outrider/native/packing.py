@@ -213,6 +213,10 @@ class PackingCalls:
         """Return the bytes of head and packed embedding that both models share."""
         return int(self._c.outrider_shared(model, beside))
 
+    def weight_bytes(self, model: int, beside: int | None) -> int:
+        """Return the bytes of a model's matrices, without those that ``beside`` holds too."""
+        return int(self._c.outrider_weights(model, beside))
+
     def page_bytes(self, model: int, page_size: int) -> int:
         """Return the bytes of cache that a page takes."""
         return self._made(self._c.outrider_page_bytes, model, page_size)

@@ -56,8 +56,8 @@ _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 
 _LARGEST_W = 1.0 - 2.0**-24
-_TWO_THIRDS, _EXPONENT, _ONE = 0x3F2AAAAB, -0x800000, 0x3F800000  # bit patterns, as int32
-_C10, *_C9_TO_C2 = map(
+TWO_THIRDS, EXPONENT, _ONE = 0x3F2AAAAB, -0x800000, 0x3F800000  # bit patterns, as int32
+C10, *C9_TO_C2 = map(
     float.fromhex,
     (
         "-0x1.07c964p-3",
@@ -71,7 +71,7 @@ _C10, *_C9_TO_C2 = map(
         "-0x1p-1",
     ),
 )
-_LN2_HI, _LN2_LO = float.fromhex("0x1.62e3p-1"), float.fromhex("0x1.2fefa2p-17")
+LN2_HI, LN2_LO = float.fromhex("0x1.62e3p-1"), float.fromhex("0x1.2fefa2p-17")
 
 _CHUNK = 65536  # words that NumPy works on at once, so that the intermediates stay in cache
 
@@ -146,15 +146,15 @@ def _rounded(integers: _A) -> _A:
 
 def _neg_log(f: _A, n: _A) -> _A:
     """Return n log 2 - log(1 + f) as the module docstring defines it; overwrites `n`."""
-    q = f * _C10
-    for c in _C9_TO_C2:
+    q = f * C10
+    for c in C9_TO_C2:
         q += c
         q *= f
     q *= f
-    r = n * _LN2_LO
+    r = n * LN2_LO
     r -= q
     r -= f
-    n *= _LN2_HI
+    n *= LN2_HI
     r += n
     return r
 
@@ -176,8 +176,8 @@ def gumbel_of_words(words: _A) -> _A:
     w = w.clip(None, _LARGEST_W)
 
     shift = _bits(1.0 - w)
-    shift -= _TWO_THIRDS
-    shift &= _EXPONENT
+    shift -= TWO_THIRDS
+    shift &= EXPONENT
     n = _rounded(shift)
     n *= -(2.0**-23)
     f = _floats(_ONE - shift)
@@ -186,8 +186,8 @@ def gumbel_of_words(words: _A) -> _A:
     f -= w
     f = _neg_log(f, n)  # e
 
-    shift = _bits(f) - _TWO_THIRDS
-    shift &= _EXPONENT
+    shift = _bits(f) - TWO_THIRDS
+    shift &= EXPONENT
     n = _rounded(shift)
     n *= -(2.0**-23)
     mantissa = _bits(f)
@@ -324,9 +324,32 @@ def gumbel_torch(
         ValueError: as `gumbel`.
     """
     host = _row_words(seeds, samples, positions, stream).view(np.int64)
-    rows, quarters = torch.from_numpy(host).to(device), _quarters(vocab_size)
-    out = torch.empty((len(rows), quarters, 4), dtype=torch.int64, device=device)
-    numbers = torch.arange(quarters, dtype=torch.int64, device=device)[None]
+    return _torch_gumbel(torch.from_numpy(host).to(device), vocab_size)
+
+
+def gumbel_of_tensors(
+    seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """Return the shared noise of sample 0 on the device that seeds and positions are on.
+
+    Args:
+        seeds: int64 [rows], the two's complement of numbers in [0, 2^64).
+        positions: int64 [rows], in [0, 2^32).
+        vocab_size: at least 1.
+
+    Returns:
+        torch.float32 [rows, vocab_size], the bits of `gumbel`.
+    """
+    zeros = torch.zeros_like(seeds)
+    rows = torch.stack((positions, zeros, zeros, seeds & WORD, (seeds >> 32) & WORD), 1)
+    return _torch_gumbel(rows, vocab_size)
+
+
+def _torch_gumbel(rows: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return the noise of int64 rows as `_row_words` makes them."""
+    quarters = _quarters(vocab_size)
+    out = torch.empty((len(rows), quarters, 4), dtype=torch.int64, device=rows.device)
+    numbers = torch.arange(quarters, dtype=torch.int64, device=rows.device)[None]
     return gumbel_of_words(_words(rows, numbers, out)[:, :vocab_size])
 
 

@@ -56,9 +56,12 @@ class Access:
         try:
             await self.app(scope, receive, marked)
         finally:
+            facts = state["call"].facts() if "call" in state else {}
+            broken = facts.get("error")  # of a stream that had begun with 200
             if status >= 400:
                 self.failed(status)
-            facts = state["call"].facts() if "call" in state else {}
+            elif broken is not None:
+                self.failed(int(broken) if str(broken).isdecimal() else 500)
             if traced is not None and state.get("trusted"):
                 traced.record(
                     getattr(scope.get("route"), "path", None), headers, clock, status, facts

@@ -45,6 +45,7 @@ COUNTERS = {
     "drafting": ("outrider_drafting_seconds", "Time spent drafting."),
     "verifying": ("outrider_verifying_seconds", "Time spent verifying."),
     "good": ("outrider_good_requests", "Requests that kept the SLO."),
+    "good_tokens": ("outrider_good_tokens", "Output tokens of requests that kept the SLO."),
 }
 """By key: name and help of a counter."""
 HISTOGRAMS = {
@@ -115,6 +116,13 @@ class Metrics(Collector):
             "outrider_request_errors", "Requests that failed.", [*labels, "code"],
             registry=self.registry,
         )  # fmt: skip
+        # A rate sees the first event only where there was a zero before it.
+        for family in (*self._counters.values(), *self._histograms.values()):
+            family.labels(**self._labels)
+        for reason in ("stop", "length"):
+            self.success.labels(**self._labels, finished_reason=reason)
+        for code in ("500", "503"):
+            self.errors.labels(**self._labels, code=code)
 
     def _count_up(self, key: str, count: float = 1) -> None:
         self._counters[key].labels(**self._labels).inc(count)
@@ -210,6 +218,7 @@ class Metrics(Collector):
             self._time(key, value)
         if ttft <= self.slo.get("ttft", inf) and tpot <= self.slo.get("tpot", inf):
             self._count_up("good")
+            self._count_up("good_tokens", life.tokens)
             self.good_rate.add(1)
 
     @property

@@ -109,6 +109,8 @@ def _of_kubernetes(variable: str, text: str) -> bool:
 def read_file(file: Path) -> dict[str, Any]:
     """Return the options in a TOML file, whose keys have underscores or hyphens.
 
+    A table ``deploy`` is left to ``outrider deploy render``.
+
     Raises:
         ConfigError: it cannot be read, or has an unknown key.
     """
@@ -120,6 +122,8 @@ def read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is nested too deeply.") from None
     except ValueError as error:
         raise ConfigError(f"{file} is no TOML: {short(str(error))}.") from None
+    if isinstance(table.get("deploy"), dict):
+        del table["deploy"]
     options = dict(
         translate_deprecated(key.replace("-", "_"), value) for key, value in table.items()
     )

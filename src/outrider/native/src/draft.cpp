@@ -13,6 +13,17 @@ struct DraftLimits {
     float least;            // survival below which no row is run
     float worth;            // survival below which a node is left out of the draft
     const float* rates;     // [DEPTHS, RANKS, BINS]: P(accepted | parent accepted); null: all of them 1
+    // The only nodes that may be: their number, then of each its parent's number, -1 for the root,
+    // and the rank of its draw. Null: all.
+    const std::int32_t* choices;
+
+    // The number of the child of that rank, below 0 where it may not be; the root has -1.
+    std::int32_t choice(std::int32_t parent, std::int32_t rank) const {
+        if (!choices) return 0;
+        for (std::int32_t n = 0; n < choices[0]; ++n)
+            if (choices[1 + 2 * n] == parent && choices[2 + 2 * n] == rank) return n;
+        return -1;
+    }
 };
 
 // Returns the tokens that may follow a path of drafted ids in the draft of that number; null: all.
@@ -20,7 +31,7 @@ using AskMask = Mask (*)(std::int32_t draft, const std::int32_t* path, std::int3
 
 namespace {
 
-constexpr int MAX_BRANCHES = 8;
+constexpr int MAX_BRANCHES = 10;
 // Depths, ranks and bins of the margin that are told apart; the last of each stands for all beyond.
 constexpr int DEPTHS = 8, RANKS = 4, BINS = 4;
 constexpr float MARGINS[BINS - 1] = {0.5f, 1.5f, 3.0f};
@@ -33,6 +44,7 @@ struct Node {
     int line;  // of the forward that it was drawn from
     int run;  // its place among the rows that were run behind the committed tokens, -1 where not
     bool straight;  // it was run where a chain would have it, as were all before it
+    std::int32_t choice;  // its number among the limits' choices
 };
 
 // A sequence that drafts. Its first segment is run as it came; after that, level by level, the rows
@@ -79,13 +91,17 @@ struct Drafting {
         const int count = draws();
         const int depth = parent < 0 ? 1 : nodes[parent].depth + 1;
         const float before = parent < 0 ? 1 : nodes[parent].survival;
+        const std::int32_t above = parent < 0 ? -1 : nodes[parent].choice;
         for (int r = 0; r < std::min(count, limits.branches); ++r) {
             // What no target could draw is no node.
             if (!std::isfinite(drawn[r].score)) return;
+            const std::int32_t choice = limits.choice(above, r);
+            if (choice < 0) continue;
             const float next = r + 1 < count ? drawn[r + 1].score : -INFINITY;
             const float margin = drawn[r].score - next;
             const float survival = before * rate(depth, r, margin);
-            nodes.push_back({drawn[r].token, parent, depth, survival, margin, line, -1, false});
+            nodes.push_back({drawn[r].token, parent, depth, survival, margin, line, -1, false,
+                             choice});
         }
     }
 

@@ -194,6 +194,24 @@ struct Sums {
     Ints all() const { return {_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)}; }
 };
 
+// The same of digits of 8 bits.
+struct ShortSums {
+    __m512i low;
+    ShortSums() : low(_mm512_setzero_si512()) {}
+    ShortSums(Ints zeros, const Part& part) : low(Sums(zeros, part).low) {}
+    void add_four(__m512i codes, const std::int8_t* digits) {
+        low = _mm512_dpbusd_epi32(low, codes, repeated(digits));
+    }
+    void add(Codes<8> codes, const std::int8_t* row, int width, int at) {
+        add_four(codes.first, row + width + at);
+    }
+    void add(Codes<4> codes, const std::int8_t* row, int width, int at) {
+        add_four(codes.first, row + width + at);
+        add_four(codes.second, row + width + at + 4);
+    }
+    Ints all() const { return {low}; }
+};
+
 inline void put_digits(std::int8_t* row, int width, int at, Ints digits) {
     const __m512i half = _mm512_add_epi32(digits.v, _mm512_set1_epi32(128));
     _mm_storeu_si128((__m128i*)(row + at), _mm512_cvtepi32_epi8(_mm512_srai_epi32(half, 8)));
@@ -315,6 +333,10 @@ inline void put_digits(std::int8_t* row, int, int at, Ints digits) {
     }
 }
 
+#endif
+
+#if !defined(__AVX512VNNI__)
+using ShortSums = Sums;  // which multiply 16 bits at once
 #endif
 
 }  // namespace outrider

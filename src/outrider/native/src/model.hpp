@@ -32,6 +32,7 @@ struct Config {
     std::int32_t fused_norms;  // that are applied to it before, each to its part
     std::int32_t state_normed, output_normed;  // the residual stream begins, and a state ends, with a norm
     std::int32_t blocks;       // residual blocks before the matrix of each of HEADS
+    std::int32_t coarse;       // quantised matrices take activations of 8 bits rather than 16
     float norm_eps, scale, embedding_scale, residual_scale, logits_scale;
 };
 

@@ -30,7 +30,7 @@ struct Multiplier {
         const std::size_t alone = std::size_t(ALONE) * pool_size();
         if (count < alone) count = alone;
         digits = {m.scratch.digits.reserve(count * 2 * m.width),
-                  m.scratch.parts.reserve(count * m.blocks)};
+                  m.scratch.parts.reserve(count * m.blocks), m.c.coarse != 0};
     }
 
     // Chunks of about an eighth of a worker's part, of whole groups of units.
@@ -46,7 +46,8 @@ struct Multiplier {
     // The place of a worker that makes its own digits.
     Digits own_digits(const Team& team) const {
         const std::size_t row = std::size_t(team.index) * ALONE;
-        return {digits.digits + row * 2 * m.width, digits.parts + row * m.blocks};
+        return {digits.digits + row * 2 * m.width, digits.parts + row * m.blocks,
+                digits.coarse};
     }
 
     // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself.

@@ -12,7 +12,7 @@
 namespace outrider {
 
 constexpr int LONGEST_BLOCK = 128;
-constexpr int HIGHEST_DIGIT = 127 * 256;
+constexpr int HIGHEST_DIGIT = 127 * 256, HIGHEST_SHORT = 127;
 // Below this a block's activations count as zeros: their scale's inverse would not be finite.
 constexpr float FAINTEST = 1e-33f;
 
@@ -62,10 +62,12 @@ void unpack_row(const Packed& m, int row, float* to);
 struct Digits {
     std::int8_t* digits;  // [rows][2 * width], see integers.hpp
     Part* parts;          // [rows][blocks]
+    bool coarse;          // of 8 bits, in the room of 16
 };
 
 template <class T>
-void digitise_block(const T* x, int block, std::int8_t* row, int width, int at, Part& part) {
+void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, int width, int at,
+                    Part& part) {
     Ints peak = ints(0);
     for (int i = 0; i < block; i += LANES) peak = max(peak, magnitude(load(x + i)));
     const std::int32_t bits = highest(peak);
@@ -73,7 +75,7 @@ void digitise_block(const T* x, int block, std::int8_t* row, int width, int at, 
     std::memcpy(&top, &bits, 4);
     const bool finite = bits < 0x7f800000;
     const bool faint = !finite || top < FAINTEST;
-    const F32x16 inverse = splat(faint ? 0.0f : float(HIGHEST_DIGIT) / top);
+    const F32x16 inverse = splat(faint ? 0.0f : float(highest_digit) / top);
     Ints sum = ints(0);
     for (int i = 0; i < block; i += LANES) {
         const Ints digits = faint ? ints(0) : rounded(load(x + i) * inverse);
@@ -81,7 +83,7 @@ void digitise_block(const T* x, int block, std::int8_t* row, int width, int at, 
         put_digits(row, width, at + i, digits);
     }
     const std::int32_t less = -total(sum);
-    const float scale = !finite ? float(NAN) : faint ? 0.0f : top / float(HIGHEST_DIGIT);
+    const float scale = !finite ? float(NAN) : faint ? 0.0f : top / float(highest_digit);
     part = {scale, std::int16_t(less & 127), std::int16_t(less >> 7)};
 }
 
@@ -100,8 +102,8 @@ void digitise(const Packed& m, const T* x, std::size_t stride, int first, int la
                 std::memcpy(rest, from, count * sizeof(T));
                 from = rest;
             }
-            digitise_block(from, m.block, row, width, b * m.block,
-                           to.parts[std::size_t(r) * blocks + b]);
+            digitise_block(from, m.block, to.coarse ? HIGHEST_SHORT : HIGHEST_DIGIT, row, width,
+                           b * m.block, to.parts[std::size_t(r) * blocks + b]);
         }
     }
 }
@@ -124,8 +126,8 @@ inline std::ptrdiff_t ahead(int distance, int bytes, int blocks, std::size_t siz
     return std::ptrdiff_t(far) * bytes + next;
 }
 
-// R rows by C units.
-template <int BITS, int R, int C>
+// R rows by C units, by `Sum`s over a block.
+template <int BITS, class Sum, int R, int C>
 void digit_block(const Packed& m, int unit, const Digits& x, int row, const End& end) {
     constexpr int step = 32 / BITS;
     const int width = m.width(), blocks = m.blocks();
@@ -147,10 +149,10 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
             const std::int8_t* line = digits + std::size_t(b) * m.block * DIGIT_BYTES;
             // Two sums a row where there are few, so that one need not wait for the other.
             constexpr int each = R <= 2 ? 2 : 1;
-            Sums all[each][R];
+            Sum all[each][R];
             for (int i = 0; i < each; ++i)
                 for (int r = 0; r < R; ++r)
-                    all[i][r] = i ? Sums() : Sums(zeros, parts[r * blocks + b]);
+                    all[i][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b]);
             for (int k = 0; k < m.block;) {
                 for (int i = 0; i < each; ++i, k += step, from += 64) {
                     __builtin_prefetch(from + further, 0, 2);
@@ -179,28 +181,29 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
     }
 }
 
-template <int BITS, int R>
+template <int BITS, class Sum, int R>
 void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, int rows,
                 const End& end) {
     if (rows == R) {
-        for (; last - first >= 2; first += 2) digit_block<BITS, R, 2>(m, first, x, row, end);
-        if (first < last) digit_block<BITS, R, 1>(m, first, x, row, end);
+        for (; last - first >= 2; first += 2) digit_block<BITS, Sum, R, 2>(m, first, x, row, end);
+        if (first < last) digit_block<BITS, Sum, R, 1>(m, first, x, row, end);
         return;
     }
-    if constexpr (R > 1) digit_tile<BITS, R - 1>(m, first, last, x, row, rows, end);
+    if constexpr (R > 1) digit_tile<BITS, Sum, R - 1>(m, first, last, x, row, rows, end);
 }
 
 // y[row, outputs of units first..last) for all rows, without tiles.
-template <int BITS>
+template <int BITS, class Sum>
 void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int rows,
                       const End& end) {
-    if (rows <= DIGIT_ROWS) return digit_tile<BITS, DIGIT_ROWS>(m, first, last, x, 0, rows, end);
+    if (rows <= DIGIT_ROWS)
+        return digit_tile<BITS, Sum, DIGIT_ROWS>(m, first, last, x, 0, rows, end);
     constexpr int few = 4;
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
         for (int row = 0; row < rows; row += DIGIT_ROWS) {
             const int count = rows - row < DIGIT_ROWS ? rows - row : DIGIT_ROWS;
-            digit_tile<BITS, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
+            digit_tile<BITS, Sum, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
         }
     }
 }

@@ -200,10 +200,13 @@ inline void product(const Packed& m, int first, int last, const Digits& x, int r
 #if defined(__AMX_INT8__)
     if (rows >= FEWEST_TILED) return product_in_tiles(m, first, last, x, rows, end);
 #endif
-    if (m.bits == 4)
-        product_in_lanes<4>(m, first, last, x, rows, end);
-    else
-        product_in_lanes<8>(m, first, last, x, rows, end);
+    auto by = [&]<class Sum>(Sum) {
+        if (m.bits == 4)
+            product_in_lanes<4, Sum>(m, first, last, x, rows, end);
+        else
+            product_in_lanes<8, Sum>(m, first, last, x, rows, end);
+    };
+    x.coarse ? by(ShortSums()) : by(Sums());
 }
 
 }  // namespace outrider

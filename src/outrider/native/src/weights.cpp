@@ -268,6 +268,23 @@ API std::int64_t outrider_shared(Model* model, const Model* beside) {
     return bytes;
 }
 
+// Bytes of the matrices of a model, without those that `beside` (or null) holds too.
+API std::int64_t outrider_weights(Model* model, const Model* beside) {
+    std::int64_t bytes = 0;
+    with(model, beside, [&](auto& m, const auto* other) -> const char* {
+        for (const auto& layer : m.layers)
+            for (const auto& matrix : layer.matrices) bytes += matrix.bytes();
+        for (const auto& matrix : m.drafts) bytes += matrix.bytes();
+        bytes += m.fuse.bytes();
+        const auto theirs = ends_of(other);
+        for (const auto& mine : {m.head, m.table == m.head ? nullptr : m.table})
+            if (mine && std::find(theirs.begin(), theirs.end(), mine) == theirs.end())
+                bytes += mine->bytes();
+        return nullptr;
+    });
+    return bytes;
+}
+
 // `number` is the layer, 0 for the model's own.
 API const char* outrider_vector(Model* model, int number, int kind, const float* data,
                               std::int64_t count) {

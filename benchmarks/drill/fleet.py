@@ -1,0 +1,217 @@
+"""Two servers, HAProxy, Prometheus and a guard, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+from urllib.request import Request, urlopen
+
+from outrider import pocket
+from outrider.errors import ConfigError
+
+from ..served import Served
+
+HERE = Path(__file__).parent
+BINARIES = {"haproxy": "haproxy", "prometheus": "prometheus"}
+"""By name: the package of Debian's that brings it."""
+PORTS = ("engine", "standby", "api", "proxy_metrics", "guard")
+WAIT_SECONDS = 120.0
+DRAFT_LENGTH = 4
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a drill runs: seconds between evaluations and scrapes, and of a window."""
+
+    interval: float
+    window: float
+    scrape: float
+
+
+SHORT = Pace(1.0, 6.0, 1.0)
+LONG = Pace(5.0, 30.0, 2.0)
+
+
+def missing() -> str | None:
+    """Return what must be installed before a drill; None for nothing."""
+    lacking = [package for name, package in BINARIES.items() if find(name) is None]
+    return f"apt-get install {' '.join(lacking)}" if lacking else None
+
+
+def find(name: str) -> str | None:
+    """Return where a program is, in Debian's place for servers, too."""
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+
+
+def free_port(wanted: int = 0) -> int:
+    """Return a port that nobody listens on, the wanted one if it is free."""
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", wanted))
+        except OSError:
+            one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def until(true: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> float:
+    """Wait until something is true; the seconds that took.
+
+    Raises:
+        ConfigError: it does not come true.
+    """
+    begin = time.monotonic()
+    while True:
+        with suppress(OSError, KeyError, ValueError):
+            if true():
+                return time.monotonic() - begin
+        if time.monotonic() - begin > seconds:
+            raise ConfigError(f"the drill waited {seconds:.0f} s for this: {what}.")
+        time.sleep(0.05)
+
+
+class Fleet(AbstractContextManager["Fleet", None]):
+    """All processes of a drill; as a context they are killed at the end.
+
+    Args:
+        folder: of configs, logs and the guard's state.
+        drafter: of the speculative server.
+    """
+
+    def __init__(self, folder: Path, drafter: Path, pace: Pace) -> None:
+        self.folder, self.drafter, self.pace = folder, drafter, pace
+        self._others: dict[str, subprocess.Popen[bytes]] = {}
+        self.engine: Served | None = None
+        self.standby: Served | None = None
+        self.values: dict[str, Any] = {
+            "folder": folder / "guard", "socket": folder / "haproxy.sock",
+            "interval": pace.interval, "window": pace.window, "wait": pace.window * 1.5,
+            "scrape": f"{pace.scrape:g}s", "slow": 5.0, "good": 3.0,
+            **{name: free_port() for name in PORTS},
+            "prometheus": free_port(9090),
+        }  # fmt: skip
+
+    def __enter__(self) -> Fleet:
+        try:
+            self.standby = self._serve("standby", "--drafter", "none")
+            self.start_engine()
+            self._start("haproxy", "-db", "-f", self._write("haproxy.cfg"))
+            self.start_prometheus()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._others):
+            self.kill(name)
+        for server in (self.engine, self.standby):
+            if server is not None:
+                server.stop(signal.SIGKILL)
+
+    @property
+    def url(self) -> str:
+        """Where clients send their requests: to HAProxy."""
+        return f"http://127.0.0.1:{self.values['api']}"
+
+    @property
+    def policy(self) -> Path:
+        """The guard's policy."""
+        return self.folder / "policy.toml"
+
+    def _write(self, name: str) -> Path:
+        text = (HERE / name).read_text(encoding="utf-8")
+        (self.folder / name).write_text(Template(text).substitute(self.values), encoding="utf-8")
+        return self.folder / name
+
+    def _serve(self, name: str, *arguments: str | Path) -> Served:
+        return Served(
+            pocket.PATH, "--port", str(self.values[name]), "--max-num-seqs", "8", *arguments,
+            OMP_NUM_THREADS="1",
+        )  # fmt: skip
+
+    def start_engine(self) -> None:
+        """Start the speculative server, at the same address every time."""
+        length = str(DRAFT_LENGTH)
+        self.engine = self._serve(
+            "engine", "--drafter", self.drafter, "--num-speculative-tokens", length
+        )
+
+    def kill_engine(self) -> None:
+        """End the speculative server as kill -9 does."""
+        assert self.engine is not None
+        self.engine.stop(signal.SIGKILL)
+
+    def start_prometheus(self) -> None:
+        """Start Prometheus, with its data from before."""
+        self._start(
+            "prometheus", f"--config.file={self._write('prometheus.yml')}",
+            f"--storage.tsdb.path={self.folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.values['prometheus']}",
+        )  # fmt: skip
+        url = f"http://127.0.0.1:{self.values['prometheus']}/-/ready"
+        until(lambda: urlopen(url, timeout=1).status == 200, "Prometheus is ready")
+
+    def start_guard(self, name: str = "guard") -> None:
+        """Start the guard; under another name it has a folder of its own."""
+        self.values["folder"] = self.folder / name
+        self._write("policy.toml")
+        begin = time.time()
+        self._start_process("guard", [
+            sys.executable, "-m", "outrider", "guard", "run", "--policy", str(self.policy),
+        ])  # fmt: skip
+        until(lambda: (self.status() or {"time": 0})["time"] > begin, "the guard evaluates")
+
+    def _start(self, name: str, *arguments: str | Path) -> None:
+        self._start_process(name, [str(find(name)), *map(str, arguments)])
+
+    def _start_process(self, name: str, command: list[str]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._others[name] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self, name: str) -> None:
+        """End HAProxy, Prometheus or the guard as kill -9 does."""
+        process = self._others.pop(name, None)
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def status(self) -> dict[str, Any] | None:
+        """Return what the guard shows; None before its first evaluation."""
+        try:
+            text = (self.values["folder"] / "status.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def mode(self) -> str:
+        """Return the guard's state."""
+        return str((self.status() or {"mode": "none"})["mode"])
+
+    def audit(self, since: float = 0.0) -> list[dict[str, Any]]:
+        """Return the audit's entries from a time on."""
+        file = self.values["folder"] / "audit.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return [entry for entry in map(json.loads, lines) if entry["time"] >= since]
+
+    def done(self, since: float = 0.0) -> list[dict[str, Any]]:
+        """Return what the guard changed from a time on."""
+        return [entry for entry in self.audit(since) if entry["kind"] == "done"]
+
+    def set_speculation(self, **fields: Any) -> None:
+        """Set the engine's switch as its operator."""
+        url = f"http://127.0.0.1:{self.values['engine']}/v1/speculation"
+        headers = {"Content-Type": "application/json"}
+        with urlopen(Request(url, json.dumps(fields).encode(), headers), timeout=10) as answer:
+            answer.read()

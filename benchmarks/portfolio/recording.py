@@ -1,0 +1,129 @@
+"""Costs and acceptance in the cells of the portfolio, for simulations with a virtual clock."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Mapping
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from tqdm import tqdm
+
+from outrider.bench.machine import machine
+from outrider.engine.controller import Controller
+from outrider.engine.costs import Costs, Curve, DraftCosts
+from outrider.engine.outlook import Method
+from outrider.errors import ConfigError
+
+from .cells import AUTO, CHOICES, Cell, Pair, Source, check_pair, chosen_cells
+from .clock import speed
+
+DIGITS = 9
+"""Decimals of a second that are kept."""
+
+
+class Recording(NamedTuple):
+    """What the controller of one cell has learned.
+
+    ``rates`` are P(drafted and accepted | the one before was) by method and depth, of methods that
+    were judged.
+    """
+
+    concurrency: int
+    costs: Costs
+    methods: dict[str, Method]
+    rates: dict[str, list[float]]
+
+
+def to_json(cell: Cell, controller: Controller) -> dict[str, Any]:
+    """Return what a controller has learned, see ``read``."""
+    costs = controller.costs.learned()
+    return {
+        "concurrency": cell.concurrency,
+        "target": _curve(costs.target),
+        "per_context": costs.per_context,
+        "drafters": {
+            name: {
+                "passes": None if each.passes is None else _curve(each.passes),
+                "call": round(each.call, DIGITS),
+                "per_sequence": round(each.per_sequence, DIGITS),
+            }
+            for name, each in costs.drafters.items()
+        },
+        "methods": {
+            name: {**controller.methods[name]._asdict(), **found}
+            for name, found in controller.survival.summary().items()
+            if name in controller.methods
+        },
+    }
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {"rows": curve.rows, "seconds": [round(each, DIGITS) for each in curve.seconds]}
+
+
+def read(file: Path) -> dict[str, Recording]:
+    """Return the recordings of a file by cell."""
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    return {name: _recording(cell) for name, cell in cells.items()}
+
+
+def _recording(cell: Mapping[str, Any]) -> Recording:
+    drafters = {
+        name: DraftCosts(
+            None if each["passes"] is None else _read_curve(each["passes"]),
+            each["call"],
+            each["per_sequence"],
+        )
+        for name, each in cell["drafters"].items()
+    }
+    methods, rates = {}, {}
+    for name, each in cell["methods"].items():
+        methods[name] = Method(tuple(each["drafters"]), each["longest"], each["width"])
+        curve = [1.0, *each["survival"]]
+        rates[name] = [after / before if before else 0.0 for before, after in pairwise(curve)]
+        rates[name] += rates[name][-1:] * (each["longest"] - len(rates[name]))
+    costs = Costs(_read_curve(cell["target"]), drafters, cell["per_context"])
+    return Recording(cell["concurrency"], costs, methods, rates)
+
+
+def _read_curve(curve: Mapping[str, Any]) -> Curve:
+    return Curve(tuple(curve["rows"]), tuple(curve["seconds"]))
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="JSON file to write.")],
+    cells: Annotated[
+        str, typer.Option(help="WORKLOAD/CONCURRENCY/TEMPERATURE, with commas and *: edit/*/0.")
+    ] = "*",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of a cell.")] = 4,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a sequence that count.")] = 32,
+    replay: Annotated[str, typer.Option(help="Size of the replay targets.")] = "100m",
+    drafter: Annotated[
+        str, typer.Option(help="Model drafter of the replay targets.")
+    ] = "planted:0.7:3m",
+) -> None:
+    """Record what drafter auto learns of costs and acceptance in the cells of the portfolio."""
+    chosen, pair = chosen_cells(cells), Pair(replay, drafter, tokens)
+    check_pair(pair)
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out is {out}, whose folder is not there; make it.")
+    where = {key: value for key, value in machine().items() if key in ("cpu", "cores", "threads")}
+    settings = {"replay": replay, "drafter": drafter, "tokens": tokens, "rounds": rounds, **where}
+    found: dict[str, Any] = {}
+    for workload, group in groupby(chosen, lambda cell: cell.workload):
+        source = Source(workload, pair)
+        for cell in tqdm(list(group), desc=workload, leave=False, disable=None):
+            llm = source.open(CHOICES[AUTO], cell.concurrency)
+            for number in range(rounds):
+                speed(llm, source.asked(cell, number), cell.concurrency, tokens)
+            adaptive = llm.engine.speculator.adaptive
+            assert adaptive is not None  # auto has one
+            found[cell.name] = to_json(cell, adaptive.controller)
+            del llm, adaptive
+            gc.collect()  # the cache of this cell's engine, before the next one's
+            text = json.dumps({"settings": settings, "cells": found})
+            out.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,224 @@
+"""Reads completions in OpenAI's layout, and log probabilities in that of completions or of chats.
+
+Nothing in an answer is trusted: what is not as it should be raises ``EndpointError``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import EndpointError, shown
+
+NAMED = 5
+"""Tokens whose log probability is asked for, the most that OpenAI's completions name."""
+UNCLEAR = "\ufffd"
+SPECIAL = re.compile(r"<[^<>]*>|\[[A-Z_]+\]")
+"""Names that tokens without text have: a token that ends an answer is not shown."""
+NOT_OPENAI = "{} answers with something that is not OpenAI's ({}); is it the right address?"
+ROUNDING = 0.01
+"""By how much probabilities may sum to more than 1, as rounded ones do."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token: its text, and its id where the server says that."""
+
+    text: str
+    id: int | None = None
+
+    @property
+    def clear(self) -> bool:
+        """Whether the token can be told apart: many are part of a letter, or of no text at all."""
+        if SPECIAL.fullmatch(self.text) or self.text == "":
+            return False
+        return self.id is not None or UNCLEAR not in self.text
+
+    def same(self, other: Token) -> bool:
+        """Return whether two tokens are the same, by id where both have one."""
+        if self.id is not None and other.id is not None:
+            return self.id == other.id
+        return self.clear and other.clear and self.text == other.text
+
+
+@dataclass(frozen=True)
+class Law:
+    """The likeliest next tokens, the likeliest first, and their probabilities."""
+
+    tokens: tuple[Token, ...]
+    p: tuple[float, ...]
+
+    def rank(self, token: Token) -> int | None:
+        """Return the token's index; None if it is not among the named that can be told apart."""
+        same = (i for i, own in enumerate(self.tokens) if own.clear and own.same(token))
+        return next(same, None)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """An answer. What the server does not tell is None.
+
+    ``logprobs`` are those of ``tokens``, ``law`` is that of the first one.
+    """
+
+    text: str
+    finish_reason: str | None = None
+    tokens: tuple[Token, ...] | None = None
+    law: Law | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float | None, ...] = ()
+
+
+def law_of(pairs: list[tuple[Token, Any]]) -> Law:
+    """Return the law of tokens and their log probabilities.
+
+    Raises:
+        ValueError: they are none.
+    """
+    named = []
+    for token, value in pairs:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value <= ROUNDING:
+            raise ValueError(f"a log probability is {shown(value)}")
+        named.append((token, math.exp(min(value, 0.0))))
+    named = sorted(named, key=lambda pair: -pair[1])[:NAMED]
+    if not named or named[0][1] == 0:
+        raise ValueError("log probabilities name no token")
+    total = math.fsum(p for _, p in named)
+    if total > 1 + ROUNDING:
+        raise ValueError(f"probabilities sum to {total:.3g}")
+    scale = max(total, 1.0)
+    return Law(tuple(token for token, _ in named), tuple(p / scale for _, p in named))
+
+
+def parsed(body: bytes) -> Any:
+    """Return the JSON of a body.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{shown(body[:80])} is not JSON") from None
+
+
+def completions(body: bytes, where: str) -> list[Completion]:
+    """Return the choices of an answer of ``/v1/completions``, in the order of their indices.
+
+    Raises:
+        EndpointError: it is not OpenAI's; ``where`` is the address for the message.
+    """
+    try:
+        answer = _dict(parsed(body), "the answer")
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or not choices:
+            raise ValueError("it has no choices")
+        usage = answer.get("usage")
+        usage = usage if isinstance(usage, dict) else {}
+        found = [_dict(choice, "a choice") for choice in choices]
+        if len(found) > 1:
+            found.sort(key=lambda choice: _index(choice.get("index")))
+        return [_choice(choice, usage) for choice in found]
+    except ValueError as error:
+        raise EndpointError(NOT_OPENAI.format(where, error)) from None
+
+
+def _index(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"a choice's index is {shown(value)}")
+    return value
+
+
+def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> Completion:
+    """Return one choice.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text, reason = choice.get("text"), choice.get("finish_reason")
+    if not isinstance(text, str):
+        raise ValueError(f"a choice's text is {shown(text)}")
+    ids = _ids(choice.get("token_ids"))
+    tokens, law, values = _logprobs(choice.get("logprobs"), ids)
+    prompt, output = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
+    return Completion(
+        text, reason if isinstance(reason, str) else None, tokens, law,
+        prompt if type(prompt) is int else None, output if type(output) is int else None,
+        _ids(choice.get("prompt_token_ids")), values,
+    )  # fmt: skip
+
+
+def message(body: bytes, where: str) -> tuple[str, str | None]:
+    """Return text and finish reason of an answer of ``/v1/chat/completions``.
+
+    Raises:
+        EndpointError: it is not OpenAI's.
+    """
+    try:
+        choice = parsed(body)["choices"][0]
+        text, reason = choice["message"]["content"], choice.get("finish_reason")
+        if not isinstance(text, str):
+            raise ValueError(f"a message's content is {shown(text)}")
+        return text, reason if isinstance(reason, str) else None
+    except (LookupError, TypeError, AttributeError):
+        raise EndpointError(NOT_OPENAI.format(where, "it has no message")) from None
+    except ValueError as error:
+        raise EndpointError(NOT_OPENAI.format(where, error)) from None
+
+
+def _dict(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {shown(value)}")
+    return value
+
+
+def _ids(value: Any) -> tuple[int, ...] | None:
+    """Return token ids; None unless they are that."""
+    if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value):
+        return None
+    return tuple(value)
+
+
+def _logprobs(
+    found: Any, ids: tuple[int, ...] | None
+) -> tuple[tuple[Token, ...] | None, Law | None, tuple[float | None, ...]]:
+    """Return the tokens, the law of the first one, and log probabilities of all.
+
+    None stands for what is not told.
+
+    Raises:
+        ValueError: they are told, and are none.
+    """
+    if found is None:
+        return None, None, ()
+    found = _dict(found, "logprobs")
+    if isinstance(found.get("content"), list):  # as in chats; llama.cpp answers so
+        entries = [_dict(entry, "a log probability") for entry in found["content"]]
+        tokens = tuple(_token(entry.get("token"), entry.get("id")) for entry in entries)
+        values = [entry.get("logprob") for entry in entries]
+        tops = entries[0].get("top_logprobs") if entries else None
+        first = [_dict(entry, "a log probability") for entry in tops or []]
+        pairs = [(_token(top.get("token"), top.get("id")), top.get("logprob")) for top in first]
+    else:
+        texts, tops = found.get("tokens"), found.get("top_logprobs")
+        if not isinstance(texts, list):
+            raise ValueError(f"logprobs.tokens is {shown(texts)}")
+        whole = ids if ids is not None and len(ids) == len(texts) else (None,) * len(texts)
+        tokens = tuple(_token(text, id) for text, id in zip(texts, whole, strict=True))
+        told = found.get("token_logprobs")
+        values = told if isinstance(told, list) and len(told) == len(texts) else []
+        top = tops[0] if isinstance(tops, list) and tops else None
+        pairs = [(_token(text, None), p) for text, p in _dict(top or {}, "top_logprobs").items()]
+    numbers = tuple(float(v) if isinstance(v, int | float) else None for v in values)
+    return tokens, law_of(pairs) if pairs else None, numbers
+
+
+def _token(text: Any, id: Any) -> Token:
+    if not isinstance(text, str):
+        raise ValueError(f"a token is {shown(text)}")
+    return Token(text, id if type(id) is int else None)

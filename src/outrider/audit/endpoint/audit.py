@@ -1,0 +1,217 @@
+"""Audits a server with OpenAI's API: does it say what its model says?
+
+Greedy tokens and the frequencies of sampled ones are compared with what a reference says about the
+same contexts: another server, a model on this machine, or the server itself where it does not
+draft. A server drafts from an answer's second token on, so first and later tokens have tests of
+their own. Limits, stop strings, samples, seeds and structured output are tried as they are meant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...bench.load.scrape import acceptance, scrape
+from ...errors import ConfigError, EndpointError
+from ...sampling.seeds import fresh_seed
+from . import behaviour
+from .answers import Completion
+from .greedy import greedy, told
+from .laws import Biased, Laws, Prompt, same_reading
+from .outcome import Report, Result, Status
+from .prompts import TEXTS
+from .sampled import Plan, Sampled
+from .source import (
+    Breakdown,
+    Clock,
+    Local,
+    Refusal,
+    Server,
+    Source,
+    TimeUp,
+    WithoutSpeculation,
+    together,
+)
+
+FALSE_ALARM = 1e-6
+"""Probability of any false alarm of the law tests of an audit."""
+URL = re.compile(r"https?://.*|[\w.-]+:\d+(/.*)?", re.DOTALL)
+SAMPLES = 512
+"""Answers to each set of options."""
+GREEDY = 32
+"""Tokens of a greedy answer."""
+LENGTH = 5
+"""Tokens of a sampled answer."""
+PROMPTS = 2
+"""Prompts for each set of options."""
+CONTEXTS = 2
+"""Answers for each law that may be asked for, by depth."""
+FORMS = 16
+"""Structured answers."""
+FEWEST, MOST = 64, 1_000_000
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class _Audit:
+    """One audit under way."""
+
+    server: Server
+    reference: Source
+    samples: int
+    clock: Clock
+    rng: np.random.Generator
+    progress: Progress
+
+    async def run(self) -> list[Result]:
+        """Return the results of all checks."""
+        self.progress("reading prompts")
+        prompts, biased = await self._prompts()
+        laws = Laws(self.reference, self.clock)
+        results: list[Result] = []
+        answers: list[Completion] = []
+        eight = prompts[: len(prompts) // 2]
+
+        async def tokens() -> list[Result]:
+            result, found = await greedy(self.server, laws, eight, GREEDY)
+            answers.extend(found)
+            return [result, told(laws, eight, found)]
+
+        async def alike() -> list[Result]:
+            return await behaviour.seeds(self.server, behaviour.spread(laws, eight)[0], self.rng)
+
+        server = self.server
+        checks: tuple[tuple[str, Callable[[], Awaitable[Result | list[Result]]]], ...] = (
+            ("greedy", tokens),
+            ("max_tokens", lambda: behaviour.limits(server, eight)),
+            ("stop", lambda: behaviour.stops(server, eight[: len(answers)], answers, GREEDY)),
+            ("n", lambda: behaviour.samples(server, laws, prompts, FALSE_ALARM)),
+            ("seed", alike),
+            ("json_schema", lambda: behaviour.schema(server, FORMS)),
+            ("regex", lambda: behaviour.regex(server, FORMS)),
+        )
+        for name, check in checks:
+            results += await self._check(name, check)
+        seeded = any(r.name.startswith("seed") and r.status is Status.PASSED for r in results)
+        plan = Plan(self.samples, LENGTH, PROMPTS, max(1, self.samples // CONTEXTS))
+        sampled = Sampled(
+            self.server, laws, prompts, biased, plan, seeded, self.rng, FALSE_ALARM, self.clock
+        )
+        return results + await self._check("law", sampled.run)
+
+    async def _check(
+        self, name: str, check: Callable[[], Awaitable[Result | list[Result]]]
+    ) -> list[Result]:
+        self.progress(f"checking {name}")
+        try:
+            found = await check()
+        except Refusal as error:
+            return [Result(name, Status.NOT_OFFERED, str(error))]
+        except Breakdown as error:
+            if not str(error).startswith(self.server.name):
+                raise  # the reference fails, not the server
+            return [Result(name, Status.FAILED, str(error))]
+        except TimeUp:
+            return [Result(name, Status.INCONCLUSIVE, "the time was over before it was done")]
+        return found if isinstance(found, list) else [found]
+
+    async def _prompts(self) -> tuple[list[Prompt], Biased]:
+        """Return the prompts as both sides read them, and tokens for logit_bias.
+
+        Raises:
+            EndpointError: the sides read a prompt as different tokens.
+        """
+        more = {"logprobs": 1} if self.server.tells_tokens else {}
+        mine = await together(
+            self.server.complete(text, 1, temperature=0.0, **more) for text in TEXTS
+        )
+        theirs = mine
+        if not isinstance(self.reference, WithoutSpeculation):
+            theirs = await together(
+                self.reference.complete(text, 1, temperature=0.0) for text in TEXTS
+            )
+        prompts: list[Prompt] = []
+        biased: Biased = {}
+        for text, own, other in zip(TEXTS, mine, theirs, strict=True):
+            same_reading(own, other, self.reference.name, self.server.name)
+            ids = own.prompt_ids if own.prompt_ids == other.prompt_ids else None
+            prompt = Prompt(text, ids, other.prompt_tokens)
+            prompts.append(prompt)
+            if own.tokens and own.tokens[0].clear and own.tokens[0].id is not None:
+                biased[prompt] = own.tokens[0]
+        return prompts, biased
+
+
+async def _audit(
+    server: Server, reference: str | None, key: str | None, samples: int, seed: int,
+    progress: Progress,
+) -> Report:  # fmt: skip
+    other: Server | Local | WithoutSpeculation = WithoutSpeculation(server)
+    try:
+        progress("asking the server")
+        await server.open()
+        if reference is not None:
+            progress("asking the reference")
+            is_url = URL.fullmatch(reference)
+            other = Server(reference, None, key, server.clock) if is_url else Local(reference)
+            await other.open()
+        before = await scrape(server.client)
+        rng = np.random.default_rng(seed)
+        results = await _Audit(server, other, samples, server.clock, rng, progress).run()
+        drafts = acceptance(before, await scrape(server.client))
+        return Report(
+            server.name, server.model, other.name, seed, server.requests, results, drafts
+        )  # fmt: skip
+    except TimeUp:
+        raise EndpointError(
+            f"{server.name} is too slow for so short an audit; give --seconds more."
+        ) from None
+    finally:
+        await other.close()
+        await server.close()
+
+
+def verify_endpoint(
+    endpoint: str,
+    *,
+    reference: str | None = None,
+    model: str | None = None,
+    key: str | None = None,
+    samples: int = SAMPLES,
+    seconds: float | None = None,
+    seed: int | None = None,
+    progress: Progress = lambda _: None,
+) -> Report:
+    """Return the audit of a server with OpenAI's API.
+
+    Args:
+        endpoint: its address, with or without ``/v1``.
+        reference: what it is compared with: the address of another server with the same model, or
+            a checkpoint (folder, GGUF file or hub name) to be run plainly on this machine. None is
+            the server itself: with speculation off if it is Outrider's, else asked for one token at
+            a time, so that nothing can be drafted.
+        model: its name at the endpoint; None takes the first that is listed.
+        key: sent to both servers as a bearer token.
+        samples: answers to each set of sampling options, 64 to 1,000,000; more show smaller errors.
+        seconds: begin no request after so long; what was not done is inconclusive.
+        seed: of prompts' seeds, 0 and up; None takes a fresh one, which the report shows.
+        progress: called with each new activity.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        EndpointError: a server cannot be reached, refuses the key, does not complete prompts as
+            OpenAI's API says, or the reference has another tokenizer.
+        OutriderError: the reference's checkpoint cannot be used.
+    """
+    if not FEWEST <= samples <= MOST:
+        raise ConfigError(f"samples is {samples}; give {FEWEST} to {MOST:,}.")
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"seconds is {seconds}; give a number above 0.")
+    seed = fresh_seed() if seed is None else seed
+    server = Server(endpoint, model, key, Clock(seconds))
+    return asyncio.run(_audit(server, reference, key, samples, seed, progress))

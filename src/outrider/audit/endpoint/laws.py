@@ -1,0 +1,184 @@
+"""The laws of contexts, asked of a reference, and what a server drew there."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import EndpointError
+from .answers import NAMED, Completion, Law, Token
+from .sampling import CELLS, Cells, Sampling, expected, unaffected
+from .source import Clock, Given, Refusal, Source, TimeUp, together
+
+END = Token("")
+"""Stands for the token that ended an answer: which one it was is not told."""
+AT_ONCE = 64
+"""Laws between two looks at the clock."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt: its text, its ids where the server tells them, its number of tokens likewise."""
+
+    text: str
+    ids: tuple[int, ...] | None = None
+    count: int | None = None
+
+
+class Context(NamedTuple):
+    """A prompt, and the tokens of an answer so far."""
+
+    prompt: Prompt
+    tokens: tuple[Token, ...]
+
+    @property
+    def given(self) -> Given | None:
+        """The context as a prompt; None where it cannot be put so that it means these tokens."""
+        ids = [token.id for token in self.tokens if token.id is not None]
+        if self.prompt.ids is not None and len(ids) == len(self.tokens):
+            return (*self.prompt.ids, *ids)
+        if all(token.clear for token in self.tokens):
+            return self.prompt.text + "".join(token.text for token in self.tokens)
+        return None
+
+
+class Laws:
+    """What a reference says about contexts; each is asked for once."""
+
+    def __init__(self, source: Source, clock: Clock) -> None:
+        self.source, self._clock = source, clock
+        self._known: dict[Context, Law | None] = {}
+
+    def get(self, context: Context) -> Law | None:
+        """Return a law that was fetched; None if there is none."""
+        return self._known.get(context)
+
+    async def fetch(self, contexts: Iterable[Context]) -> None:
+        """Ask for laws, until the time is over."""
+        new = [context for context in dict.fromkeys(contexts) if context not in self._known]
+        for start in range(0, len(new), AT_ONCE):
+            some = new[start : start + AT_ONCE]
+            try:
+                found = await together(self._ask(context) for context in some)
+            except TimeUp:
+                return
+            self._known.update(zip(some, found, strict=True))
+
+    async def _ask(self, context: Context) -> Law | None:
+        self._clock.check()
+        if (given := context.given) is None:
+            return None
+        try:
+            answer = await self.source.complete(given, 1, logprobs=NAMED, temperature=1.0)
+        except Refusal:
+            return None
+        count = context.prompt.count
+        if None not in (count, answer.prompt_tokens) and isinstance(given, str):
+            assert count is not None
+            if answer.prompt_tokens != count + len(context.tokens):
+                return None  # the text reads as other tokens
+        return answer.law
+
+
+def same_reading(server: Completion, reference: Completion, where: str, name: str) -> None:
+    """Raise ``EndpointError`` if two servers read a prompt as other tokens."""
+    for mine, theirs in (
+        (server.prompt_ids, reference.prompt_ids),
+        (server.prompt_tokens, reference.prompt_tokens),
+    ):
+        if mine is not None and theirs is not None and mine != theirs:
+            raise EndpointError(
+                f"{where} reads a prompt as other tokens than {name}; give a reference with the "
+                "same model."
+            )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The tokens of a sampled answer."""
+
+    prompt: Prompt
+    tokens: tuple[Token, ...]
+
+
+def draw_of(prompt: Prompt, answer: Completion) -> Draw:
+    """Return an answer's tokens; where only its text is told, it has to be of one token."""
+    tokens = answer.tokens if answer.tokens is not None else (Token(answer.text),)
+    if answer.tokens is None and not answer.text:
+        tokens = ()
+    if answer.finish_reason == "stop" and (not tokens or tokens[-1].clear):
+        tokens = (*tokens, END)
+    return Draw(prompt, tokens)
+
+
+async def fetch_along(laws: Laws, draws: Sequence[Draw], length: int, most: int) -> None:
+    """Fetch the laws of the contexts that were drawn from, the frequent ones first.
+
+    Depth by depth, at most ``most`` each: which contexts of a depth are fetched then depends on
+    what was drawn before it alone, as the statistic needs.
+    """
+    for depth in range(1, length):
+        counts: Counter[Context] = Counter(
+            Context(draw.prompt, draw.tokens[:depth]) for draw in draws if len(draw.tokens) > depth
+        )
+        usable = [(one, n) for one, n in counts.most_common() if one.given is not None]
+        await laws.fetch(one for one, _ in usable[:most])
+
+
+Biased = dict[Prompt, Token]
+"""By prompt, the token that logit_bias is tried on."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Draws beside their laws, a row for each context.
+
+    Attributes:
+        contexts: in which something was drawn.
+        laws: [contexts, CELLS].
+        ignored: the laws if the options had no effect, likewise.
+        counts: of the outcomes, likewise.
+    """
+
+    contexts: list[Context]
+    laws: Cells
+    ignored: Cells
+    counts: NDArray[np.int64]
+
+
+def observe(
+    draws: Sequence[Draw], sampling: Sampling, laws: Laws, biased: Biased, later: bool
+) -> Observed:
+    """Return the draws of first tokens, or of later ones, whose laws are known."""
+    drawn: defaultdict[Context, list[Token]] = defaultdict(list)
+    for draw in draws:
+        places = range(1, len(draw.tokens)) if later else range(min(1, len(draw.tokens)))
+        for at in places:
+            drawn[Context(draw.prompt, draw.tokens[:at])].append(draw.tokens[at])
+    contexts, rows = [], []
+    for context, tokens in drawn.items():
+        if (law := laws.get(context)) is None:
+            continue
+        cells = expected(law, sampling, context.tokens, biased.get(context.prompt))
+        if cells is None:
+            continue
+        counts = np.zeros(CELLS, np.int64)
+        for token in tokens:
+            rank = law.rank(token)
+            counts[CELLS - 1 if rank is None else rank] += 1
+        if sampling.reweighs:  # the law is that given one of the named tokens
+            counts[-1] = 0
+        if counts.any():
+            contexts.append(context)
+            rows.append((cells, unaffected(law, sampling), counts))
+    due, ignored, found = zip(*rows, strict=True) if rows else ((), (), ())
+    shape = (len(rows), CELLS)
+    return Observed(
+        contexts, np.reshape(due, shape), np.reshape(ignored, shape),
+        np.reshape(found, shape).astype(np.int64),
+    )  # fmt: skip

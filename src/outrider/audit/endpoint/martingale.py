@@ -1,0 +1,205 @@
+"""Tests whether tokens follow the laws of their contexts, by exact bounds.
+
+The law of a context is fixed by the tokens before it, which were drawn themselves. So draws are not
+independent, and their laws are not known beforehand. Each test is an exponent whose exponential is
+a martingale with mean 1 while the draws follow their laws; it exceeds 1 / alpha with probability
+alpha at most (Ville 1939). Nothing is approximated by a normal or a chi-square distribution.
+
+*Alike*: errors of one kind add up over contexts. For a set A of outcomes in each context and a
+number l, with x_t = 1 if draw t falls into A and p_t its probability,
+
+    sum over t of  l x_t - log(1 + p_t (e^l - 1)).
+
+Sets are all sets of ranks, the tokens above a few probabilities, and those that an option makes
+rarer; the largest exponent over sets and a grid of l counts, by the union bound. Where p_t is known
+up to ``ROUNDING`` only, its value that makes the exponent smallest is taken.
+
+*Apart*: errors differ from context to context. In each one, counts c of draws are judged by the
+Bayes factor of a Dirichlet prior around the law p against p itself,
+
+    log Gamma(a) / Gamma(a + n)  +  sum over i of  log Gamma(a p_i + c_i) / Gamma(a p_i)
+                                 -  sum over i of  c_i log p_i,
+
+added up over contexts and averaged over a few weights a. ``SLACK`` a draw is taken off for
+rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sampling import CELLS, Cells
+
+Counts = NDArray[np.int64]
+RANKS = np.array([[n >> i & 1 for n in range(1, 2 ** (CELLS - 1))] for i in range(CELLS)], bool)
+"""Membership of cells in sets of ranks, [CELLS, sets]: all sets but complements."""
+ABOVE = (0.05, 0.1, 0.2, 0.4)
+SETS = RANKS.shape[1] + len(ABOVE) + 1
+_POWERS = 2.0 ** (np.arange(-10, 9) / 2)
+GRID = np.concatenate((_POWERS, -_POWERS))
+LOSS = 0.96
+"""Of the best l's exponent, what the nearest l of the grid reaches: 1 - (2^(1/4) - 1)^2."""
+WEIGHTS = np.array([2.0, 8.0, 32.0, 128.0])
+MISSED = 0.1
+"""Probability with which an error of the size that is called visible goes unseen."""
+ROUNDING = 0.01
+"""By how much a probability may be off in a server whose arithmetic depends on its batch."""
+SLACK = 0.005
+"""Nats a draw that such a server may be off."""
+TRIALS, STEPS = 40, 7
+"""Of the simulation that finds the size of visible errors."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Draws against their laws. ``alike`` or ``apart`` above 0 is an error.
+
+    Attributes:
+        draws: how many.
+        alike, apart: exponents over their thresholds, see the module's docstring.
+        ranks: of the set of ranks that deviates most; ``seen`` and ``due`` are its shares.
+        worst: the context that deviates most, and the cell there that came too often.
+        excluded: draws that had no probability, which is an error at once.
+        visible_alike, visible_apart: the smallest total variation that would have been seen with
+            90 % probability, if an error has the same ranks everywhere, or if it prefers another
+            token in each context.
+    """
+
+    draws: int
+    alike: float
+    apart: float
+    ranks: tuple[int, ...]
+    seen: float
+    due: float
+    worst: tuple[int, int]
+    excluded: int
+    visible_alike: float
+    visible_apart: float
+
+    @property
+    def wrong(self) -> bool:
+        return self.excluded > 0 or self.alike > 0 or self.apart > 0
+
+
+def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Comparison:
+    """Return the comparison of draws with their laws.
+
+    Args:
+        laws: of each context, [contexts, CELLS].
+        ignored: the laws if the options had no effect, likewise.
+        counts: of the outcomes in each context, likewise; one draw at least.
+        alpha: bound on the probability of a false alarm.
+    """
+    n = counts.sum(1)
+    members = _members(laws, ignored)
+    inside = np.clip(np.einsum("cks,ck->cs", members, laws), 0.0, 1.0)
+    hits = np.einsum("cks,ck->s", members, counts)
+    by_set = np.full(SETS, -math.inf)
+    for rate in GRID:
+        near = np.clip(inside + math.copysign(ROUNDING, rate), 0.0, 1.0)
+        by_set = np.maximum(by_set, rate * hits - n @ np.log1p(near * np.expm1(rate)))
+    at = int(by_set[: RANKS.shape[1]].argmax())
+    each = _factors(laws, counts)
+    over = counts - n[:, None] * laws
+    context = int(each.max(0).argmax())
+    total = int(n.sum())
+    return Comparison(
+        draws=total,
+        alike=float(by_set.max()) - _threshold(alpha),
+        apart=_mean(each.sum(1)) - SLACK * total - math.log(2 / alpha),
+        ranks=tuple(int(i) + 1 for i in np.flatnonzero(RANKS[:, at])),
+        seen=float(hits[at]) / total,
+        due=float(n @ inside[:, at]) / total,
+        worst=(context, int(over[context].argmax())),
+        excluded=int(counts[laws <= 0].sum()),
+        visible_alike=visible_alike(total, alpha),
+        visible_apart=visible_apart(laws, n, alpha),
+    )
+
+
+def visible_alike(draws: int, alpha: float) -> float:
+    """Return the total variation that ``draws`` show with probability 1 - ``MISSED``, at most 1.
+
+    The error has the same ranks in all contexts. By Hoeffding's inequality, for the seen share and
+    for the exponent.
+    """
+    share = math.sqrt(_threshold(alpha) / (2 * LOSS * draws))
+    return min(1.0, ROUNDING + share + math.sqrt(math.log(1 / MISSED) / (2 * draws)))
+
+
+def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
+    """Return the mean total variation that shows with probability 1 - ``MISSED``, at most 1.
+
+    The error prefers a token of its own in each context, one that is likely there. By simulation
+    with a fixed seed: shares of the draws, halved again and again, go to that token.
+    """
+    rng = np.random.default_rng(0)
+    scaled = laws / laws.sum(1, keepdims=True)
+    chosen = np.array([rng.choice(CELLS, p=p) for p in scaled])
+    moved = np.eye(CELLS)[chosen]
+    weights = draws / draws.sum()
+
+    def variation(share: float) -> float:
+        return float(weights @ (share * np.abs(moved - scaled).sum(1) / 2))
+
+    def seen(share: float) -> bool:
+        p = (1 - share) * scaled + share * moved
+        found = 0
+        for _ in range(TRIALS):
+            counts = rng.multinomial(draws, p)
+            total = _mean(_factors(laws, counts).sum(1)) - SLACK * int(draws.sum())
+            found += total > math.log(2 / alpha)
+        return found >= (1 - MISSED) * TRIALS
+
+    low, high = 0.0, 1.0
+    if not seen(high):
+        return 1.0
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if seen(middle) else (middle, high)
+    return variation(high)
+
+
+def _threshold(alpha: float) -> float:
+    return math.log(2 * SETS * len(GRID) / alpha)
+
+
+def _members(laws: Cells, ignored: Cells) -> NDArray[np.float64]:
+    """Return membership of cells in sets, [contexts, CELLS, SETS]."""
+    ranks = np.broadcast_to(RANKS, (len(laws), *RANKS.shape))
+    above = np.stack([laws > least for least in ABOVE], 2)
+    return np.concatenate((ranks, above, (laws < ignored)[:, :, None]), 2).astype(np.float64)
+
+
+def _factors(laws: Cells, counts: Counts) -> NDArray[np.float64]:
+    """Return the logarithms of Bayes factors, [WEIGHTS, contexts]; excluded cells count nothing."""
+    p = np.where(laws > 0, laws, 1.0)
+    c = np.where(laws > 0, counts, 0)
+    n, whole = c.sum(1), laws.sum(1)
+    prior = WEIGHTS[:, None, None] * p
+    cells = _log_gamma(prior + c) - _log_gamma(prior) - c * np.log(p)
+    total = WEIGHTS[:, None] * whole
+    found: NDArray[np.float64] = cells.sum(2) + _log_gamma(total) - _log_gamma(total + n)
+    return found
+
+
+def _mean(exponents: NDArray[np.float64]) -> float:
+    """Return the logarithm of the mean of exponentials."""
+    top = float(exponents.max())
+    return top + math.log(float(np.exp(exponents - top).mean()))
+
+
+def _log_gamma(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log Gamma(x) for x > 0, by Stirling's series at x + 8."""
+    y = x + 8
+    low, high = x * (x + 1) * (x + 2) * (x + 3), (x + 4) * (x + 5) * (x + 6) * (x + 7)
+    shift = np.log(low) + np.log(high)
+    series = 1 / (12 * y) - 1 / (360 * y**3) + 1 / (1260 * y**5)
+    found: NDArray[np.float64] = (
+        (y - 0.5) * np.log(y) - y + 0.5 * math.log(2 * math.pi) + series - shift
+    )
+    return found

@@ -1,0 +1,121 @@
+"""The outcome of an endpoint's audit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """What a check came to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_OFFERED = "not offered"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check.
+
+    Attributes:
+        name: of the check.
+        status: what it came to.
+        seen: what was seen, or why nothing was.
+        samples: what was compared: tokens, answers or pairs of answers.
+        detects: the smallest error that so many would have shown with 90 % probability, in words.
+        visible: the same as a number from 0 to 1, where it is one.
+    """
+
+    name: str
+    status: Status
+    seen: str
+    samples: int = 0
+    detects: str = ""
+    visible: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.status is Status.FAILED
+
+
+MISSED = 0.1
+
+
+def share(trials: int) -> float:
+    """Return the rate of errors of which ``trials`` would have shown one with 90 % probability."""
+    return 1.0 if trials == 0 else 1 - MISSED ** (1 / trials)
+
+
+def counted(name: str, wrong: Sequence[str], trials: int, unit: str, right: str) -> Result:
+    """Return the result of a check in which each trial is right or wrong.
+
+    Args:
+        wrong: what each wrong trial showed.
+        unit: of the trials, in the plural.
+        right: what is said where none is wrong.
+    """
+    if not trials:
+        return Result(name, Status.INCONCLUSIVE, f"no {unit} could be judged")
+    rate = share(trials)
+    detects = f"{rate:.2g} of {unit} wrong"
+    if not wrong:
+        return Result(name, Status.PASSED, right, trials, detects, rate)
+    seen = f"{len(wrong)} of {trials} {unit} wrong, the first: {wrong[0]}"
+    return Result(name, Status.FAILED, seen, trials, detects, rate)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of an audit.
+
+    Attributes:
+        endpoint, model: what was audited.
+        reference: what it was compared with, in words.
+        seed: repeats the audit, as far as the server repeats itself.
+        requests: how many the server got.
+        results: of the checks, in order.
+        speculation: what the server's ``/metrics`` say about drafts during the audit, under the
+            keys of ``bench serve``.
+    """
+
+    endpoint: str
+    model: str
+    reference: str
+    seed: int
+    requests: int
+    results: list[Result]
+    speculation: dict[str, Any]
+
+    def having(self, status: Status) -> list[Result]:
+        """Return the checks of a status."""
+        return [result for result in self.results if result.status is status]
+
+    @property
+    def passed(self) -> bool:
+        """True if nothing failed, and something passed."""
+        return not self.having(Status.FAILED) and bool(self.having(Status.PASSED))
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a sentence."""
+        counts = [f"{len(found)} {status}" for status in Status if (found := self.having(status))]
+        if self.having(Status.FAILED):
+            start = "violation: the server does not say what it should"
+        elif self.passed:
+            start = "pass: no error was found"
+        else:
+            start = "nothing could be tested"
+        return f"{start} ({', '.join(counts)})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for ``--json``."""
+        return {
+            **vars(self),
+            "verdict": self.verdict,
+            "passed": self.passed,
+            "results": [vars(result) for result in self.results],
+        }

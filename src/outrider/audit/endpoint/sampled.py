@@ -1,0 +1,186 @@
+"""Law tests: a server's sampled tokens against the laws of the contexts they were drawn in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .laws import (
+    Biased,
+    Context,
+    Draw,
+    Laws,
+    Observed,
+    Prompt,
+    draw_of,
+    fetch_along,
+    observe,
+)
+from .martingale import Comparison, compare
+from .outcome import Result, Status
+from .prompts import chosen
+from .sampling import SAMPLINGS, Sampling
+from .source import Clock, Refusal, Server, TimeUp, together
+
+CHUNK = 32
+"""Answers to one set of options before the next set has its turn."""
+DRAWING = 0.7
+"""Share of the time for drawing; laws are asked for in the rest."""
+FEWEST = 50
+"""Draws below which nothing is said."""
+SEEDS = 2**31
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to sample: answers by set of options, their length, prompts, laws of a depth."""
+
+    answers: int
+    length: int
+    prompts: int
+    contexts: int
+
+
+@dataclass
+class Trial:
+    """One set of options: the answers so far, or why there are none."""
+
+    sampling: Sampling
+    prompts: list[Prompt] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    refused: str = ""
+
+
+class Sampled:
+    """The law tests of one audit.
+
+    Args:
+        biased: by prompt, the token that logit_bias is tried on, with its id.
+        seeds: whether requests carry seeds.
+        rng: of the seeds.
+        alpha: bound on the probability of any false alarm.
+    """
+
+    def __init__(
+        self, server: Server, laws: Laws, prompts: Sequence[Prompt], biased: Biased, plan: Plan,
+        seeds: bool, rng: np.random.Generator, alpha: float, clock: Clock,
+    ) -> None:  # fmt: skip
+        self.server, self.laws, self.prompts, self.biased = server, laws, prompts, biased
+        self.plan, self.seeds, self.rng, self.clock = plan, seeds, rng, clock
+        self.alpha = alpha / (2 * len(SAMPLINGS))
+
+    async def run(self) -> list[Result]:
+        """Draw, fetch laws, and compare."""
+        first = [Context(prompt, ()) for prompt in self.prompts]
+        await self.laws.fetch(first)
+        # Penalties act behind a first token: a prompt is worth it if its likeliest may come again.
+        known = [(one, law) for one in first if (law := self.laws.get(one)) is not None]
+        if not known:
+            self.clock.check()
+            why = f"{self.laws.source.name} gives no log probabilities"
+            return [Result("law", Status.NOT_OFFERED, why)]
+        await self.laws.fetch(Context(one.prompt, law.tokens[:1]) for one, law in known)
+        trials = [self._trial(sampling, [one.prompt for one, _ in known]) for sampling in SAMPLINGS]
+        await self._draw(trials)
+        draws = [draw for trial in trials for draw in trial.draws]
+        await fetch_along(self.laws, draws, self.plan.length, self.plan.contexts)
+        return [result for trial in trials for result in self._results(trial)]
+
+    def _trial(self, sampling: Sampling, prompts: list[Prompt]) -> Trial:
+        if sampling.bias:
+            prompts = [prompt for prompt in prompts if prompt in self.biased]
+            if not prompts:
+                return Trial(sampling, refused="the server tells no token ids, which it takes")
+        picked = chosen(self.laws, prompts, sampling, self.biased, self.plan.prompts)
+        return Trial(sampling, picked)
+
+    async def _draw(self, trials: list[Trial]) -> None:
+        """Take answers in turns, so that a limit of time leaves some to each set of options."""
+        until = self.clock.left() * (1 - DRAWING)
+        for start in range(0, self.plan.answers, CHUNK):
+            for trial in trials:
+                if trial.refused or self.clock.left() < until:
+                    continue
+                count = min(CHUNK, self.plan.answers - start)
+                try:
+                    trial.draws += await self._answers(trial, start, count)
+                except Refusal as error:
+                    trial.refused = str(error)
+                except TimeUp:
+                    return
+
+    async def _answers(self, trial: Trial, start: int, count: int) -> list[Draw]:
+        async def one(number: int) -> Draw:
+            prompt = trial.prompts[number % len(trial.prompts)]
+            fields = trial.sampling.fields(self.biased.get(prompt))
+            if self.seeds:
+                fields["seed"] = int(self.rng.integers(0, SEEDS))
+            length = self.plan.length if self.server.tells_tokens else 1
+            if self.server.tells_tokens:
+                fields["logprobs"] = 1
+            given = prompt.text if prompt.ids is None else prompt.ids
+            return draw_of(prompt, await self.server.complete(given, length, **fields))
+
+        if start == 0:  # a refusal costs one request
+            return [await one(0), *await together(one(i) for i in range(1, count))]
+        return await together(one(start + i) for i in range(count))
+
+    def _results(self, trial: Trial) -> list[Result]:
+        name = f"law, {trial.sampling.name}"
+        if trial.refused:
+            return [Result(name, Status.NOT_OFFERED, trial.refused)]
+        found = []
+        for later in (False, True):
+            title = f"{name}: {'later tokens' if later else 'first token'}"
+            if later and not self.server.tells_tokens:
+                why = "the server does not tell tokens, so later ones cannot be told apart"
+                found.append(Result(title, Status.NOT_OFFERED, why))
+                continue
+            data = observe(trial.draws, trial.sampling, self.laws, self.biased, later)
+            found.append(self._judged(title, data))
+        return found
+
+    def _judged(self, title: str, data: Observed) -> Result:
+        """Return the verdict on some draws."""
+        n = int(data.counts.sum())
+        if n < FEWEST:
+            why = f"only {n} draws have a law that is known well enough"
+            return Result(title, Status.INCONCLUSIVE, why, n)
+        got = compare(data.laws, data.ignored, data.counts, self.alpha)
+        detects = (
+            f"total variation {got.visible_alike:.2g} if alike in all contexts, "
+            f"{got.visible_apart:.2g} if not"
+        )
+        if not got.wrong:
+            text = f"all within bounds; {ranks(got)}"
+            return Result(title, Status.PASSED, text, n, detects, got.visible_alike)
+        text = self._wrong(got, data)
+        if not compare(data.ignored, data.laws, data.counts, self.alpha).wrong:
+            text += "; as if the option were ignored"
+        return Result(title, Status.FAILED, text, n, detects, got.visible_alike)
+
+    def _wrong(self, got: Comparison, data: Observed) -> str:
+        """Return what is wrong, in words."""
+        if got.excluded:
+            return f"{got.excluded} of {got.draws} tokens were impossible"
+        if got.alike > got.apart:
+            return ranks(got)
+        row, cell = got.worst
+        context = data.contexts[row]
+        law = self.laws.get(context)
+        named = law is not None and cell < len(law.tokens)
+        token = repr(law.tokens[cell].text) if law is not None and named else "another token"
+        total = int(data.counts[row].sum())
+        text = context.prompt.text + "".join(token.text for token in context.tokens)
+        return (
+            f"{token} behind {text!r} in {data.counts[row, cell] / total:.0%} of {total} draws, "
+            f"due {data.laws[row, cell]:.0%}"
+        )
+
+
+def ranks(got: Comparison) -> str:
+    """Return which ranks deviate most, in words."""
+    names = ", ".join(str(rank) for rank in got.ranks)
+    return f"tokens of rank {names}: {got.seen:.1%} of draws, due {got.due:.1%}"

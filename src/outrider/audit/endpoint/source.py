@@ -1,0 +1,288 @@
+"""Who completes prompts: the server under audit, another one, or a model on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Iterable
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+from ...bench.load.http import Client
+from ...errors import EndpointError, RequestError, shown
+from .answers import Completion, Token, completions, law_of, message, parsed
+
+T = TypeVar("T")
+AT_ONCE = 8
+SECONDS = 120.0
+"""The longest wait for an answer."""
+REFUSALS = (400, 404, 405, 413, 415, 422, 501)
+BUSY = (429, 503)
+RETRIES = 6
+PAUSE = 0.25
+"""Seconds before a busy server is asked again; they double each time."""
+Given = str | tuple[int, ...]
+"""A prompt: a text, or token ids."""
+PLAIN = {"temperature": 1.0, "top_p": 1.0}
+PLAINER = {
+    "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0, "return_token_ids": True,
+}  # fmt: skip
+"""What keeps a server's own defaults away, where it knows such fields."""
+
+
+class Refusal(EndpointError):
+    """The server refuses a request."""
+
+
+class TimeUp(Exception):
+    """The audit's time is over."""
+
+
+class Clock:
+    """The time that an audit may take; None is no limit."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = math.inf if seconds is None else time.monotonic() + seconds
+        self._seconds = seconds
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self._end - time.monotonic()
+
+    def check(self) -> None:
+        """Raise ``TimeUp`` if none are."""
+        if self.left() <= 0:
+            raise TimeUp
+
+
+class Breakdown(EndpointError):
+    """The server fails at a request (HTTP 5xx)."""
+
+
+class Source(Protocol):
+    """Completes prompts, of which nothing is drafted where it is a reference."""
+
+    name: str
+
+    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
+        """Return the answer; ``fields`` are those of ``/v1/completions``."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections or processes."""
+        ...
+
+
+async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Return all results in order; the first error ends the other calls."""
+
+    async def one(call: Awaitable[T]) -> T:
+        return await call
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(call)) for call in calls]
+    except ExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+    return [task.result() for task in tasks]
+
+
+class Server:
+    """A server with OpenAI's API.
+
+    Args:
+        url: with or without ``/v1``.
+        model: its name; None asks the server.
+        key: sent as a bearer token; None sends none.
+
+    Raises:
+        ConfigError: the address is none.
+    """
+
+    def __init__(
+        self, url: str, model: str | None, key: str | None, clock: Clock | None = None
+    ) -> None:
+        self.client = Client(url, key)
+        self.clock = clock or Clock(None)
+        self.name = self.client.url
+        self.model = model or ""
+        self.requests = 0
+        self.fields: dict[str, Any] = {}
+        self.has_switch = False
+        self.tells_tokens = False
+        self._free = asyncio.Semaphore(AT_ONCE)
+
+    async def open(self) -> None:
+        """Find the model, which fields are known, what is told, whether there is a switch.
+
+        Raises:
+            EndpointError: the server is down, or does not complete prompts.
+        """
+        self.model = self.model or await self._find_model()
+        for fields in (PLAIN | PLAINER, PLAIN):
+            self.fields = dict(fields)
+            try:
+                await self.complete("Hello", 1)
+                break
+            except Refusal:
+                if fields == PLAIN:
+                    raise
+        with suppress(Refusal):
+            self.tells_tokens = bool((await self.complete("Hello", 1, logprobs=1)).tokens)
+        with suppress(ValueError, EndpointError, TypeError):
+            answer = await self.client.ask("/v1/speculation")
+            self.has_switch = answer.ok and "enabled" in parsed(answer.body)
+
+    async def _find_model(self) -> str:
+        answer = await self.client.ask("/v1/models")
+        if answer.status in (401, 403):
+            raise EndpointError(
+                f"{self.name} wants an API key (HTTP {answer.status}); give --api-key."
+            )
+        try:
+            if not answer.ok:
+                raise ValueError(f"HTTP {answer.status}")
+            name = parsed(answer.body)["data"][0]["id"]
+            if not isinstance(name, str):
+                raise ValueError("a model's id is no text")
+            return name
+        except (ValueError, LookupError, TypeError) as error:
+            why = str(error) if isinstance(error, ValueError) else "it lists no model"
+            raise EndpointError(
+                f"{self.name}/v1/models is not OpenAI's ({why}); correct the address."
+            ) from None
+
+    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
+        """Return the first choice of an answer of ``/v1/completions``; raises as ``choices``."""
+        return (await self.choices(prompt, tokens, **fields))[0]
+
+    async def choices(self, prompt: Given, tokens: int, **fields: Any) -> list[Completion]:
+        """Return an answer of ``/v1/completions``.
+
+        Raises:
+            EndpointError: see ``post``; the answer is not OpenAI's.
+        """
+        body = {"prompt": prompt, "max_tokens": tokens, **fields}
+        return completions(*await self.post("/v1/completions", body))
+
+    async def chat(self, text: str, tokens: int, **fields: Any) -> tuple[str, str | None]:
+        """Return text and finish reason of an answer of ``/v1/chat/completions``.
+
+        Raises:
+            EndpointError: as ``complete``.
+        """
+        messages = [{"role": "user", "content": text}]
+        body = {"messages": messages, "max_tokens": tokens, **fields}
+        return message(*await self.post("/v1/chat/completions", body))
+
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[bytes, str]:
+        """Return an answer's body, and the address that gave it.
+
+        Raises:
+            Refusal: the server does not take such a request.
+            Breakdown: the server fails at it.
+            EndpointError: nobody answers, or the key is refused.
+            TimeUp: the audit's time is over.
+        """
+        self.clock.check()
+        request = {"model": self.model, **self.fields, **body}
+        async with self._free:
+            for pause in range(RETRIES):
+                self.requests += 1
+                answer = await self.client.ask(path, request, SECONDS)
+                if answer.status not in BUSY:
+                    break
+                await asyncio.sleep(PAUSE * 2**pause)
+                self.clock.check()
+        where = self.name + path
+        if not answer.ok:
+            refuses = answer.status in REFUSALS
+            kind = Refusal if refuses else Breakdown if answer.status >= 500 else EndpointError
+            raise kind(f"{where} says HTTP {answer.status}: {_reason(answer.body)}")
+        return answer.body, where
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self.client.close()
+
+
+class WithoutSpeculation:
+    """The server under audit, which is asked not to draft.
+
+    Args:
+        server: asked with Outrider's switch where it has that. Without it, answers of one token
+            come from the prompt's forward alone, where nothing can have been drafted.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.name = "the server, with speculation off"
+        if not server.has_switch:
+            self.name = "the server, one token a request, so that nothing is drafted"
+
+    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
+        """Return the answer of ``/v1/completions``."""
+        if self.server.has_switch:
+            fields["speculation"] = {"enabled": False}
+        return await self.server.complete(prompt, tokens, **fields)
+
+    async def close(self) -> None:
+        """Leave the server to its owner."""
+
+
+class Local:
+    """A model on this machine, decoded plainly.
+
+    Raises:
+        OutriderError: it cannot be loaded.
+    """
+
+    def __init__(self, model: str) -> None:
+        from ...async_llm import AsyncLLM
+
+        self.name = f"the model {model}, decoded plainly on this machine"
+        self._llm = AsyncLLM(model, drafter=None)
+
+    async def open(self) -> None:
+        """Load the model."""
+        await self._llm.start()
+
+    async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
+        """Return the completion; of the fields the options of ``SamplingParams`` count."""
+        from ...params import SamplingParams
+
+        params = SamplingParams(max_tokens=tokens, **fields)
+        given = prompt if isinstance(prompt, str) else list(prompt)
+        try:
+            async for step in self._llm.generate(given, params):
+                last = step
+        except RequestError as error:
+            raise Refusal(f"{self.name}: {error}") from None
+        out = last.outputs[0]
+        prompt_ids = tuple(last.prompt_token_ids)
+        decode = self._llm.inputs.outputs.decode
+        said = tuple(Token(decode([id]), id) for id in out.token_ids)
+        tops = out.logprobs[0] if out.logprobs else {}
+        named = [(Token(each.decoded_token or "", id), each.logprob) for id, each in tops.items()]
+        return Completion(
+            out.text, out.finish_reason, said, law_of(named) if named else None,
+            len(prompt_ids), len(out.token_ids), prompt_ids,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """End the engine."""
+        self._llm.shutdown()
+
+
+def _reason(body: bytes) -> str:
+    """Return what an error's body says, on one line."""
+    with suppress(ValueError, LookupError, TypeError):
+        found = parsed(body)
+        error = found.get("error", found) if isinstance(found, dict) else found
+        return shown(error["message"] if isinstance(error, dict) else error)
+    return shown(body[:100].decode("utf-8", "replace"))

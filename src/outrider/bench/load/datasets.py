@@ -1,0 +1,104 @@
+"""What is asked: prompts from files, bundled workloads, or made up."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+from ..workload import BUNDLED, Item, Workload, load_workload
+
+SYNTHETIC = "synthetic"
+WARNING = (
+    "SYNTHETIC PROMPTS: random words measure load only. Acceptance and speedup on them mean "
+    "NOTHING; use prompts like your users' for those."
+)
+SYLLABLES = ("ba", "ke", "ti", "lo", "mu", "ra", "se", "no")
+WORDS = tuple(map("".join, product(SYLLABLES, repeat=3)))
+
+
+def load_prompts(which: str, seed: int = 0) -> Workload:
+    """Return the data set of that name, or of that file.
+
+    ``synthetic`` or ``synthetic:WORDS`` makes up 1,000 prompts of so many random words (128). A
+    .json file in ShareGPT's layout gives the first turn of each conversation. Other .jsonl and
+    .json files, and names of bundled workloads, are read as ``outrider bench --workload`` reads
+    them.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    kind, _, length = which.partition(":")
+    if kind == SYNTHETIC:
+        return synthetic(length or "128", seed)
+    if which not in BUNDLED and which.endswith(".json"):
+        turns = _sharegpt(which)
+        if turns is not None:
+            return turns
+    return load_workload(which)
+
+
+def synthetic(words: str, seed: int, count: int = 1000) -> Workload:
+    """Return ``count`` prompts of random words.
+
+    Raises:
+        ConfigError: ``words`` is no number from 1 to 1,000,000.
+    """
+    if not words.isascii() or not words.isdigit() or not 1 <= int(words[:8]) <= 1_000_000:
+        raise ConfigError(f"synthetic:{words}: give 1 to 1,000,000 words, as in synthetic:256.")
+    draw = random.Random(seed)
+    # 1,000 long prompts would fill the memory.
+    number = min(count, max(1, 4_000_000 // int(words)))
+    made = (" ".join(draw.choices(WORDS, k=int(words))) for _ in range(number))
+    return Workload.of_prompts(SYNTHETIC, list(made))
+
+
+def _sharegpt(file: str) -> Workload | None:
+    """Return the first human turn of each conversation; None if the file has another layout."""
+    try:
+        entries: Any = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # load_workload says what is wrong
+    if not isinstance(entries, list) or not entries:
+        return None
+    if not all(isinstance(entry, dict) and "conversations" in entry for entry in entries):
+        return None
+    prompts = [_first_turn(entry["conversations"]) for entry in entries]
+    kept = [prompt for prompt in prompts if prompt]
+    if not kept:
+        raise ConfigError(f"{file}: no conversation begins with a turn from human or user.")
+    return Workload.of_prompts(Path(file).stem, kept)
+
+
+def _first_turn(turns: Any) -> str:
+    """Return what the user says first, "" if the conversation begins otherwise."""
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], dict):
+        return ""
+    speaker = turns[0].get("from", turns[0].get("role"))
+    text = turns[0].get("value", turns[0].get("content"))
+    return text if speaker in ("human", "user") and isinstance(text, str) else ""
+
+
+def body_of(item: Item, chat: bool, base: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a request for one item."""
+    asked: dict[str, Any]
+    if chat:
+        messages = list(item.messages) or [{"role": "user", "content": item.prompt}]
+        asked = {"messages": messages}
+    else:
+        asked = {"prompt": item.prompt}
+    if item.schema is not None:
+        form = {"name": "output", "schema": item.schema}
+        asked["response_format"] = {"type": "json_schema", "json_schema": form}
+    return base | asked
+
+
+def shuffled(workload: Workload, seed: int) -> Workload:
+    """Return the items in an order that the seed decides."""
+    items = list(workload.items)
+    random.Random(seed).shuffle(items)
+    return replace(workload, items=tuple(items))

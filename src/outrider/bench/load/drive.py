@@ -1,0 +1,152 @@
+"""Runs one load against one server and keeps a record of each request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+
+from ...errors import EndpointError
+from .arrivals import Closed, Shape
+from .http import Client
+from .stream import Record, read
+
+Progress = Callable[[int, int], None]
+"""Called with the requests that ended, and how many failed."""
+
+
+@dataclass
+class Load:
+    """What one load gave.
+
+    Attributes:
+        records: of requests that ended, in order of their ends.
+        start: when the first request was due, and ``end`` when the last one ended.
+        peak: the most requests under way at once.
+        cut: requests that were given up at an interrupt or at the end of the duration.
+        interrupted: True after Ctrl-C.
+    """
+
+    start: float
+    end: float = 0.0
+    records: list[Record] = field(default_factory=list)
+    peak: int = 0
+    cut: int = 0
+    interrupted: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return max(self.end - self.start, 1e-9)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a load ends: after so many requests, or seconds; None is no limit of time.
+
+    ``concurrency`` holds an open loop's requests back while so many run; ``timeout`` is a request's
+    longest time.
+    """
+
+    requests: int
+    seconds: float | None = None
+    concurrency: int | None = None
+    timeout: float = 600.0
+
+
+class Driver:
+    """Sends encoded requests in turn, by a load's shape."""
+
+    def __init__(
+        self, client: Client, requests: Sequence[bytes], limits: Limits, progress: Progress
+    ) -> None:
+        self.client, self.requests, self.limits, self.progress = client, requests, limits, progress
+        self.load = Load(time.perf_counter())
+        self._running = 0
+        self._failed = 0
+
+    async def run(self, shape: Shape, seed: int) -> Load:
+        """Return the load's records; at Ctrl-C those of the requests that ended before it."""
+        load = self.load = Load(time.perf_counter())
+        work = self._closed(shape) if isinstance(shape, Closed) else self._open(shape, seed)
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                await work
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            load.interrupted = True
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+        load.end = max((r.end for r in load.records), default=time.perf_counter())
+        if self.limits.seconds is not None and load.cut:
+            load.end = time.perf_counter()
+        return load
+
+    async def _closed(self, shape: Closed) -> None:
+        numbers = iter(range(self.limits.requests))
+        workers = min(shape.concurrency, self.limits.requests)
+        async with asyncio.TaskGroup() as group:
+            for i in range(workers):
+                group.create_task(self._worker(numbers, shape.ramp * i / shape.concurrency))
+
+    async def _worker(self, numbers: Iterator[int], delay: float) -> None:
+        if delay:
+            await asyncio.sleep(delay)
+        for number in numbers:
+            await self._send(number, time.perf_counter())
+
+    async def _open(self, shape: Shape, seed: int) -> None:
+        assert not isinstance(shape, Closed)
+        places = asyncio.Semaphore(self.limits.concurrency or self.limits.requests)
+        async with asyncio.TaskGroup() as group:
+            for number, offset in zip(count(), shape.times(seed, self.limits.requests)):
+                due = self.load.start + offset
+                wait = due - time.perf_counter()
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                group.create_task(self._in_turn(places, number, due))
+                if not number % 64:
+                    await asyncio.sleep(0)  # many may be due at once
+
+    async def _in_turn(self, places: asyncio.Semaphore, number: int, due: float) -> None:
+        async with places:
+            await self._send(number, due)
+
+    async def _send(self, number: int, due: float) -> None:
+        """Send one request, and keep its record unless it was given up."""
+        index = number % len(self.requests)
+        record = Record(due, time.perf_counter(), index)
+        self._running += 1
+        self.load.peak = max(self.load.peak, self._running)
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                answer = await self.client.send(self.requests[index])
+        except TimeoutError:
+            record.error = f"no answer within {self.limits.timeout:g} s"
+        except EndpointError as error:
+            record.error = str(error)
+        except asyncio.CancelledError:
+            self.load.cut += 1
+            raise
+        else:
+            record.end = time.perf_counter()
+            read(answer, record)
+        finally:
+            self._running -= 1
+        record.end = record.end or time.perf_counter()
+        self.load.records.append(record)
+        self._failed += bool(record.error)
+        self.progress(len(self.load.records), self._failed)
+
+
+async def warm_up(driver: Driver, requests: int, concurrency: int) -> None:
+    """Send unmeasured requests."""
+    if requests:
+        limits = Limits(requests, None, None, driver.limits.timeout)
+        with suppress(asyncio.CancelledError):
+            await Driver(driver.client, driver.requests, limits, lambda *_: None).run(
+                Closed(concurrency), 0
+            )

@@ -1,0 +1,262 @@
+"""``measure_load``: loads a server as its options say, and reports what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ...errors import ConfigError, EndpointError
+from ..workload import Workload
+from .acceptance import acceptance, scrape
+from .arrivals import Closed, Open, Shape, check
+from .datasets import SYNTHETIC, WARNING, body_of, shuffled
+from .drive import Driver, Limits, Load, warm_up
+from .figures import DEFINITIONS, figures
+from .http import Client
+from .stream import Record, message, read
+from .watch import Watch, bottleneck
+
+Progress = Callable[[str, int, int, int], None]
+"""Called with a load's label, its requests that ended, that failed, and that there are in all."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """A load test.
+
+    Attributes:
+        url: of the server.
+        workload: what is asked; the seed decides the order, the same for every load.
+        shapes: one load each, one after the other.
+        requests: of each load; prompts come again where there are fewer.
+        seconds: ends a load early; None does not.
+        warm_up: unmeasured requests before each load.
+        max_concurrency: holds an open loop's requests back.
+        max_tokens: of each output.
+        model: its name; None asks the server.
+        chat: whether to use chat completions; None decides by the workload.
+        body: further fields of each request.
+        slos: limits for goodput, in milliseconds by latency.
+        detailed: whether a run lists every request, too.
+        key: the API key.
+    """
+
+    url: str
+    workload: Workload
+    shapes: tuple[Shape, ...]
+    requests: int = 100
+    seconds: float | None = None
+    warm_up: int = 4
+    max_concurrency: int | None = None
+    max_tokens: int = 128
+    model: str | None = None
+    chat: bool | None = None
+    body: dict[str, Any] = field(default_factory=dict)
+    slos: dict[str, float] = field(default_factory=dict)
+    seed: int = 0
+    timeout: float = 600.0
+    detailed: bool = False
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        for shape in self.shapes:
+            check(shape)
+        for name in ("requests", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give 1 or more.")
+        for name in ("seconds", "timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} is {value:g}; give more than 0.")
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise ConfigError(f"max_concurrency is {self.max_concurrency}; give 1 or more.")
+        if self.warm_up < 0:
+            raise ConfigError(f"warm_up is {self.warm_up}; give 0 or more.")
+        if self.uses_chat is False and any(item.messages for item in self.workload.items):
+            raise ConfigError(f"workload {self.workload.name!r} has messages; they need chat.")
+
+    @property
+    def uses_chat(self) -> bool:
+        """Whether requests go to chat completions."""
+        if self.chat is None:
+            return any(item.messages for item in self.workload.items)
+        return self.chat
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.uses_chat else "/v1/completions"
+
+
+class Server:
+    """A server under test: its client, its model, and the encoded requests."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.client = options, Client(options.url, options.key)
+        self.model = options.model or ""
+        self.requests: list[bytes] = []
+
+    async def open(self) -> None:
+        """Find the model, and see that one request is answered.
+
+        Raises:
+            EndpointError: the server is down, or does not speak OpenAI's API.
+        """
+        options = self.options
+        self.model = self.model or await self._find_model()
+        base = {
+            "model": self.model, "max_tokens": options.max_tokens, "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            **options.body,
+        }  # fmt: skip
+        items = shuffled(options.workload, options.seed).items
+        encode = self.client.encode
+        bodies = [body_of(item, options.uses_chat, base) for item in items]
+        if await self._trouble(bodies[0]):
+            # OpenAI's own service refuses the field that it does not know.
+            for body in bodies:
+                body["stream_options"] = {"include_usage": True}
+            if why := await self._trouble(bodies[0]):
+                raise EndpointError(f"{self.client.url}{options.path} does not serve: {why}.")
+        self.requests = [encode(options.path, body) for body in bodies]
+
+    async def _trouble(self, body: dict[str, Any]) -> str:
+        """Return why a request fails, "" if it does not."""
+        record = Record(0.0, 0.0)
+        small = body | {"max_tokens": min(2, self.options.max_tokens)}
+        read(await self.client.ask(self.options.path, small, self.options.timeout), record)
+        return record.error
+
+    async def _find_model(self) -> str:
+        answer = await self.client.ask("/v1/models")
+        try:
+            if not answer.ok:
+                raise ValueError(f"HTTP {answer.status}: {message(answer.body)}")
+            models = json.loads(answer.body)["data"]
+            return str(models[0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            why = str(error) if str(error).startswith("HTTP") else "its answer lists no model"
+            raise EndpointError(
+                f"{self.client.url}/v1/models is not OpenAI's ({why}); correct the address, or "
+                "name the model."
+            ) from None
+
+    async def run(self, shape: Shape, progress: Progress) -> dict[str, Any]:
+        """Return one load's figures; its key ``interrupted`` says whether it ran to its end."""
+        options = self.options
+        limits = Limits(options.requests, options.seconds, options.max_concurrency, options.timeout)
+
+        def tell(ended: int, failed: int) -> None:
+            progress(shape.label, ended, failed, options.requests)
+
+        tell(0, 0)
+        driver = Driver(self.client, self.requests, limits, tell)
+        wide = shape.concurrency if isinstance(shape, Closed) else options.warm_up or 1
+        await warm_up(driver, options.warm_up, wide)
+        before = await scrape(self.client)
+        watch = Watch(self.client)
+        async with watch:
+            load = await driver.run(shape, options.seed)
+        after = await scrape(self.client)
+        return {
+            **self._head(shape), **figures(load, options.slos), **acceptance(before, after),
+            "machine": watch.report(), **(detail(load) if options.detailed else {}),
+            "error_kinds": kinds(load.records),
+        }  # fmt: skip
+
+    def _head(self, shape: Shape) -> dict[str, Any]:
+        """Return what a result of vLLM's says of its load."""
+        options = self.options
+        rate = shape.rate if isinstance(shape, Open) else math.inf
+        limit = shape.concurrency if isinstance(shape, Closed) else options.max_concurrency
+        return {
+            "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+            "backend": "openai-chat" if options.uses_chat else "openai",
+            "endpoint_type": "openai-chat" if options.uses_chat else "openai",
+            "label": shape.label,
+            "endpoint": self.client.url,
+            "model_id": self.model,
+            "tokenizer_id": None,
+            "dataset": options.workload.name,
+            "num_prompts": options.requests,
+            "request_rate": "inf" if math.isinf(rate) else rate,
+            "burstiness": shape.burstiness if isinstance(shape, Open) else 1.0,
+            "max_concurrency": limit,
+            "seed": options.seed,
+        }
+
+
+def detail(load: Load) -> dict[str, Any]:
+    """Return lists with a value a request, as ``vllm bench serve --save-detailed`` has them."""
+    return {
+        "input_lens": [r.prompt_tokens for r in load.records],
+        "output_lens": [r.output_tokens for r in load.records],
+        "ttfts": [r.ttft if r.times else 0.0 for r in load.records],
+        "itls": [r.gaps for r in load.records],
+        "chunk_tokens": [r.tokens for r in load.records],
+        "start_times": [r.sent for r in load.records],
+        "errors": [r.error for r in load.records],
+    }
+
+
+def kinds(records: Sequence[Record]) -> dict[str, int]:
+    """Return how often each error came, the most frequent ten."""
+    counts: dict[str, int] = {}
+    for record in records:
+        if record.error:
+            counts[record.error] = counts.get(record.error, 0) + 1
+    return dict(sorted(counts.items(), key=lambda pair: -pair[1])[:10])
+
+
+async def _measure(options: Options, progress: Progress) -> list[dict[str, Any]]:
+    server = Server(options)
+    try:
+        await server.open()
+        runs: list[dict[str, Any]] = []
+        for shape in options.shapes:
+            runs.append(await server.run(shape, progress))
+            if runs[-1]["interrupted"]:
+                break
+        return runs
+    finally:
+        await server.client.close()
+
+
+def measure_load(options: Options, progress: Progress = lambda *_: None) -> dict[str, Any]:
+    """Load a server and return the report: ``runs``, a dict of figures each, and ``definitions``.
+
+    A run has the keys of ``vllm bench serve --save-result`` and further ones; latencies are in
+    milliseconds. Ctrl-C ends the load, and what was measured is reported with ``interrupted``.
+
+    Raises:
+        ConfigError: an option is wrong.
+        EndpointError: the server is down, or does not speak OpenAI's API.
+    """
+    runs = asyncio.run(_measure(options, progress))
+    return report_of(runs, [options])
+
+
+def report_of(runs: list[dict[str, Any]], tests: Sequence[Options]) -> dict[str, Any]:
+    """Return runs with what is to be said of them."""
+    warnings = [WARNING] if tests[0].workload.name == SYNTHETIC else []
+    if tests[0].body.get("ignore_eos"):
+        warnings.append(
+            "ignore_eos: outputs run on after their end, and loops are easy to draft; acceptance "
+            "is not that of real outputs."
+        )
+    if not all(run["tokens_counted"] for run in runs):
+        warnings.append(
+            "The server does not count tokens as it streams: tokens of a chunk are shares of the "
+            "total by text length, and ITL is an estimate."
+        )
+    return {
+        "runs": runs,
+        "slos": tests[0].slos,
+        "bottleneck": bottleneck(runs),
+        "warnings": warnings,
+        "definitions": DEFINITIONS,
+    }

@@ -1,0 +1,139 @@
+"""Two sides under the same load in turns, and the interval of their ratios."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from ...errors import ConfigError, EndpointError
+from ..intervals import METHOD, median_interval, ranks
+from .measure import Options, Progress, Server, report_of
+from .stream import message
+
+SWITCH = "/v1/speculation"
+COMPARED = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms")
+LEAST_ROUNDS = 6
+"""Rounds from which on a median has an interval of 95 %."""
+
+
+class Side:
+    """One of two sides: a server, or a server in one position of its switch."""
+
+    def __init__(self, name: str, server: Server, enabled: bool | None = None) -> None:
+        self.name, self.server, self.enabled = name, server, enabled
+
+    async def prepare(self) -> None:
+        """Turn the server's switch where the sides are its positions.
+
+        Raises:
+            EndpointError: the server has no such switch.
+        """
+        if self.enabled is not None:
+            await switch(self.server, self.enabled)
+
+
+async def switch(server: Server, enabled: bool) -> None:
+    """Turn speculation on or off.
+
+    Raises:
+        EndpointError: the server has no such switch.
+    """
+    answer = await server.client.ask(SWITCH, {"enabled": enabled})
+    if not answer.ok:
+        raise EndpointError(
+            f"{server.client.url}{SWITCH} cannot switch speculation (HTTP {answer.status}: "
+            f"{message(answer.body)}); compare two endpoints instead."
+        )
+
+
+async def _pair(
+    options: Options, other: str | None, rounds: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """Return the runs of both sides, in the order in which they ran."""
+    first = Server(options)
+    second = first if other is None else Server(replace(options, url=other, model=None))
+    if other is None:
+        sides = [Side("off", first, False), Side("on", first, True)]
+    else:
+        sides = [Side("A", first), Side("B", second)]
+    runs: list[dict[str, Any]] = []
+    try:
+        await first.open()
+        if second is not first:
+            await second.open()
+        for number in range(rounds):
+            # Each side goes first in every other round, so that a drift favours neither.
+            for side in sides if number % 2 == 0 else sides[::-1]:
+                await side.prepare()
+                for shape in options.shapes:
+                    test = replace(options, seed=options.seed + number)
+                    side.server.options = test
+                    run = await side.server.run(shape, _named(progress, side.name, number))
+                    runs.append(run | {"side": side.name, "round": number})
+                    if run["interrupted"]:
+                        return runs
+        return runs
+    finally:
+        if other is None and runs:
+            await switch(first, True)
+        await first.client.close()
+        await second.client.close()
+
+
+def _named(progress: Progress, side: str, number: int) -> Progress:
+    """Return the progress with the side and the round before the load's name."""
+    return lambda label, *more: progress(f"round {number + 1}, {side}: {label}", *more)
+
+
+def compare(
+    options: Options, other: str | None, rounds: int, progress: Progress = lambda *_: None
+) -> dict[str, Any]:
+    """Load two sides in interleaved rounds and return the report.
+
+    It is that of ``measure_load`` with ``comparison``: for each load the medians over rounds of
+    both sides, and of the ratio of the second to the first within a round with its confidence
+    interval (``bench/intervals.py``). Rounds that an interrupt cut are left out.
+
+    Args:
+        options: the first side.
+        other: the second side's address; None turns the first one's speculation off and on. It is
+            on afterwards.
+        rounds: 6 at least.
+
+    Raises:
+        ConfigError: there are fewer rounds.
+        EndpointError: a server is down, or has no such switch.
+    """
+    if rounds < LEAST_ROUNDS:
+        raise ConfigError(f"rounds is {rounds}; give {LEAST_ROUNDS} or more for an interval.")
+    runs = asyncio.run(_pair(options, other, rounds, progress))
+    names = ("off", "on") if other is None else ("A", "B")
+    report = report_of(runs, [options])
+    report["comparison"] = [comparison(shape.label, runs, names) for shape in options.shapes]
+    report["intervals"] = {"confidence": ranks(rounds)[1], "method": METHOD}
+    return report
+
+
+def comparison(
+    label: str, runs: Sequence[dict[str, Any]], names: tuple[str, str]
+) -> dict[str, Any]:
+    """Return medians of both sides and of their ratios under one load."""
+    found: dict[str, Any] = {"label": label, "sides": list(names)}
+    for key in COMPARED:
+        values: dict[str, dict[int, float]] = {name: {} for name in names}
+        for run in runs:
+            whole = not run["interrupted"] and not run["failed"] and run[key]
+            if run["label"] == label and whole:
+                values[run["side"]][run["round"]] = run[key]
+        shared = sorted(values[names[0]].keys() & values[names[1]].keys())
+        ratios = [values[names[1]][i] / values[names[0]][i] for i in shared]
+        found[key] = {
+            "rounds": len(shared),
+            **{name: median(values[name][i] for i in shared) if shared else None for name in names},
+            "ratio": median(ratios) if ratios else None,
+            "interval": median_interval(ratios),
+        }
+    return found

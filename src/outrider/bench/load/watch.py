@@ -1,0 +1,263 @@
+"""What the server's machine did during a load: CPU, memory, GPUs, and what that points to.
+
+It is measured where the server runs on this machine: from /proc, and from nvidia-smi if there is
+one. Of a server elsewhere nothing is known, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import mean, pstdev
+from types import TracebackType
+from typing import Any, Self
+
+from .http import Client
+
+EVERY = 0.5
+"""Seconds between two samples."""
+LISTEN = "0A"
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+GPU_FIELDS = "utilization.gpu,utilization.memory,memory.used,power.draw,power.limit"
+BUSY, IDLE = 80.0, 50.0
+"""Percent of time from which on a device is busy, and below which it waits."""
+FLAT, STEEP = 0.35, 0.75
+"""Growth of the time per token with the batch, as an exponent: memory below, compute above."""
+
+
+class Watch:
+    """Samples the server's processes and the GPUs while it is entered."""
+
+    def __init__(self, client: Client) -> None:
+        self._port = client.port
+        self._local = is_local(client.host)
+        self._samples: list[dict[str, float]] = []
+        self._gpus: list[list[float]] = []
+        self._cores = len(os.sched_getaffinity(0))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pids: list[int] = []
+
+    async def __aenter__(self) -> Self:
+        if self._local:
+            self._pids = listeners(self._port)
+            self._cores = cores_of(self._pids) or self._cores
+            self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._smi())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        if not self._pids:
+            return
+        before, spent = time.perf_counter(), usage(self._pids)[0]
+        while True:
+            await asyncio.sleep(EVERY)
+            now, (seconds, resident) = time.perf_counter(), usage(self._pids)
+            share = max(seconds - spent, 0.0) / (now - before)
+            self._samples.append({"cores": share, "memory": resident})
+            before, spent = now, seconds
+
+    async def _smi(self) -> None:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader,nounits",
+                f"--loop-ms={int(1000 * EVERY)}", stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+        except OSError:
+            return
+        assert process.stdout is not None
+        try:
+            async for line in process.stdout:
+                with suppress(ValueError):
+                    self._gpus.append([_number(part) for part in line.decode().split(",")])
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def report(self) -> dict[str, Any]:
+        """Return means, deviations and peaks; ``note`` says why there is nothing."""
+        if not self._local:
+            return {"note": "the server runs elsewhere: memory and utilisation are not known"}
+        result: dict[str, Any] = {}
+        if self._samples:
+            cores = [100 * sample["cores"] / self._cores for sample in self._samples]
+            result["cores"] = self._cores
+            result["cpu_percent"] = spread(cores)
+            result["memory_bytes"] = spread([sample["memory"] for sample in self._samples])
+        columns = list(zip(*self._gpus, strict=False)) if self._gpus else []
+        if len(columns) >= 4:
+            names = ("gpu_percent", "gpu_memory_percent", "gpu_memory_mib", "gpu_power_watts")
+            for name, column in zip(names, columns, strict=False):
+                known = [value for value in column if not math.isnan(value)]
+                if known:
+                    result[name] = spread(known)
+        if not result:
+            result["note"] = "too short, or the server's processes cannot be seen"
+        return result
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # [N/A]
+        return math.nan
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return mean, deviation, its share of the mean, and the peak."""
+    middle = mean(values)
+    deviation = pstdev(values)
+    return {
+        "mean": middle, "std": deviation, "variation": deviation / middle if middle else 0.0,
+        "peak": max(values),
+    }  # fmt: skip
+
+
+def is_local(host: str) -> bool:
+    """True if the name means this machine's loopback."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError, UnicodeError):
+        return host == "::1"
+
+
+def listeners(port: int) -> list[int]:
+    """Return the processes that listen on a port, and all their children."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+    found = [pid for pid in _processes() if sockets and sockets & set(_open_files(pid))]
+    parents = {pid: _parent(pid) for pid in _processes()}
+    for pid in sorted(parents):
+        chain = pid
+        while chain in parents and chain not in found:
+            chain = parents[chain]
+        if chain in found and pid not in found:
+            found.append(pid)
+    return found
+
+
+def cores_of(pids: Iterable[int]) -> int:
+    """Return the number of cores that any of the processes may use."""
+    cores: set[int] = set()
+    for pid in pids:
+        with suppress(OSError):
+            cores |= os.sched_getaffinity(pid)
+    return len(cores)
+
+
+def _processes() -> Iterable[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _open_files(pid: int) -> list[str]:
+    links = []
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                links.append(os.readlink(entry))
+    return links
+
+
+def _fields(pid: int) -> list[str]:
+    """Return the fields of a process's stat behind its name."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def _parent(pid: int) -> int:
+    fields = _fields(pid)
+    return int(fields[1]) if fields else 0
+
+
+def usage(pids: Iterable[int]) -> tuple[float, float]:
+    """Return the CPU seconds that processes have used, and their resident bytes."""
+    seconds = resident = 0.0
+    for fields in filter(None, map(_fields, pids)):
+        seconds += (int(fields[11]) + int(fields[12])) / TICKS
+        resident += int(fields[21]) * PAGE
+    return seconds, resident
+
+
+def bottleneck(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return what the figures point to, and the evidence: a hint, no proof.
+
+    On GPUs the device's own utilisation speaks. On CPUs, where no counter tells memory from
+    compute, the time per token does: weights are read once for a whole batch, so as long as memory
+    is the limit a larger batch takes hardly longer, and where compute is, it takes as much longer
+    as it is larger.
+    """
+    measured = [run for run in runs if run["median_tpot_ms"] is not None]
+    if not measured:
+        return {"points_to": "unknown", "evidence": "no request had two tokens"}
+    run = max(measured, key=lambda each: float(each["output_throughput"]))
+    machine = run["machine"]
+    if "gpu_percent" in machine:
+        return _gpu_limit(machine)
+    cpu = machine.get("cpu_percent", {}).get("mean")
+    where = f"at {run['label']}"
+    if cpu is not None and cpu < IDLE:
+        return {
+            "points_to": "host",
+            "evidence": f"the server kept only {cpu:.0f} % of the cores busy {where}: it waited "
+            "for one thread, for its network, or for more load",
+        }
+    return _by_growth(measured, where, cpu)
+
+
+def _gpu_limit(machine: dict[str, Any]) -> dict[str, str]:
+    """Return the limit that a GPU's utilisation points to."""
+    gpu = machine["gpu_percent"]["mean"]
+    memory = machine.get("gpu_memory_percent", {}).get("mean", math.nan)
+    evidence = f"GPU busy {gpu:.0f} % of the time, its memory interface {memory:.0f} %"
+    if gpu < IDLE:
+        return {"points_to": "host", "evidence": f"{evidence}: it waits for the host"}
+    if gpu >= BUSY and memory >= IDLE:
+        return {"points_to": "memory bandwidth", "evidence": evidence}
+    if gpu >= BUSY:
+        return {
+            "points_to": "compute or, with several GPUs, communication",
+            "evidence": f"{evidence}; a kernel that waits for other GPUs counts as busy",
+        }
+    return {"points_to": "unclear", "evidence": evidence}
+
+
+def _by_growth(runs: Sequence[dict[str, Any]], where: str, cpu: float | None) -> dict[str, str]:
+    """Return the limit that the growth of the time per token with the batch points to."""
+    by_size = {run["max_concurrent_requests"]: run["median_tpot_ms"] for run in runs}
+    low, high = min(by_size), max(by_size)
+    busy = "" if cpu is None else f"the server kept {cpu:.0f} % of the cores busy {where}; "
+    if high < 2 * low or not by_size[low]:
+        return {
+            "points_to": "unclear",
+            "evidence": f"{busy}a sweep over two sizes of batch, one twice the other, would tell",
+        }
+    growth = math.log(by_size[high] / by_size[low]) / math.log(high / low)
+    evidence = (
+        f"{busy}from {low} to {high} requests at once the time per token grew "
+        f"{by_size[high] / by_size[low]:.2f}-fold"
+    )
+    limit = "memory bandwidth" if growth < FLAT else "compute" if growth > STEEP else "both"
+    names = {"both": "between memory bandwidth and compute"}
+    return {"points_to": names.get(limit, limit), "evidence": evidence}

@@ -1,0 +1,222 @@
+"""A race of settings: which is fastest, found with fewer runs than trying each of them often.
+
+A drafter is run with short and with long drafts. Under the coupled rule the long drafts tell what
+shorter ones would have brought, and a step's time lies on a line between lengths that were run; so
+a few lengths promise the speed of every length. Settings that promise enough are then run in
+turns, and leave the race when the others are surely faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, inf, log, sqrt
+from statistics import fmean
+from typing import NamedTuple
+
+from ..types import Counts
+from .intervals import student
+
+PLAIN = "none"
+SAMPLES = 4
+"""Lengths of a drafter that are screened."""
+SCREENINGS = 2
+"""Runs of each setting that is screened."""
+SLACK = 0.15
+"""How much less than the best a setting may promise, to be raced."""
+ALIKE = 3
+"""Lengths of a drafter that are raced at most, so that no drafter crowds out the others."""
+MOST = 6
+"""Settings that are raced at most, beside plain decoding."""
+CLOSE = 0.03
+"""What the winner may lose against any other, for the race to end."""
+FEWEST = 3
+"""Runs of each setting before any leaves."""
+ROUNDS = 12
+"""Of a race, at most."""
+
+
+class Setting(NamedTuple):
+    """A drafter and the length of its drafts, 0 for none; ``nodes`` are those of a tree."""
+
+    drafter: str = PLAIN
+    length: int = 0
+    nodes: int = 0
+
+    def __str__(self) -> str:
+        if not self.length:
+            return "plain"
+        return f"{self.drafter} K={self.length}" + (f", {self.nodes} nodes" if self.nodes else "")
+
+
+class Run(NamedTuple):
+    """A pass over the prompts: decoded ``tokens``, ``seconds`` of that, and what drafts brought."""
+
+    tokens: int
+    seconds: float
+    counts: Counts
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+PLAIN_SETTING = Setting()
+
+
+def promises(screened: Mapping[int, Run], lengths: Sequence[int]) -> dict[int, float]:
+    """Return the speed that drafts of each length promise, tokens per second.
+
+    The longest drafts say how far shorter ones reach and how many of their tokens stand; the time
+    of a step lies on a line between the lengths that were run.
+
+    Args:
+        screened: runs of one drafter by draft length.
+        lengths: of drafts, within those of ``screened``.
+    """
+    known = sorted(screened)
+    counts = screened[known[-1]].counts
+
+    def drafted(length: int) -> float:
+        return sum(min(d, length) * times for (d, _), times in counts.outcomes.items())
+
+    promised: dict[int, float] = {}
+    for length in lengths:
+        after = next(each for each in known if each >= length)
+        before = max((each for each in known if each < length), default=after)
+        (near, far), wanted = (drafted(before), drafted(after)), drafted(length)
+        share = (wanted - near) / (far - near) if far > near else 1.0
+        first, last = (
+            screened[each].seconds / screened[each].counts.steps for each in (before, after)
+        )
+        stand = sum(min(a, length) * times for (_, a), times in counts.outcomes.items())
+        emitted = 1 + stand / counts.steps
+        promised[length] = emitted / (first + share * (last - first))
+    return promised
+
+
+def sample(lengths: Sequence[int]) -> list[int]:
+    """Return the lengths that are screened: the first, the last, and some between."""
+    count = min(SAMPLES, len(lengths))
+    places = {round(i * (len(lengths) - 1) / max(1, count - 1)) for i in range(count)}
+    return [lengths[place] for place in sorted(places)]
+
+
+def merged(runs: Sequence[Run]) -> Run:
+    """Return runs of one setting as one."""
+    counts = Counts()
+    for each in runs:
+        counts.add(each.counts)
+    return Run(sum(each.tokens for each in runs), sum(each.seconds for each in runs), counts)
+
+
+def hopeful(promised: Mapping[Setting, float]) -> list[Setting]:
+    """Return settings that promise nearly the best speed, the fastest first."""
+    enough = (1 - SLACK) * max(promised.values())
+    chosen: list[Setting] = []
+    for each in sorted(promised, key=promised.__getitem__, reverse=True):
+        alike = sum((s.drafter, s.nodes > 0) == (each.drafter, each.nodes > 0) for s in chosen)
+        if each.length and promised[each] >= enough and alike < ALIKE:
+            chosen.append(each)
+    return chosen[:MOST]
+
+
+@dataclass
+class Race:
+    """The runs of a race, and what follows from them."""
+
+    screened: dict[Setting, Run] = field(default_factory=dict)
+    """All runs of a setting before the race, as one."""
+    promised: dict[Setting, float] = field(default_factory=dict)
+    """What the screening promises of every setting, tokens per second."""
+    runs: dict[Setting, list[Run]] = field(default_factory=dict)
+    """Of settings that were raced, in the order of rounds."""
+    contenders: list[Setting] = field(default_factory=list)
+    """Settings that are still in the race; plain decoding always is."""
+    loss: float = 1.0
+    """Share of its speed that the winner loses at most by not being another setting of the race,
+    with about 95 % confidence."""
+
+    @property
+    def winner(self) -> Setting:
+        """The fastest contender."""
+        return max(self.contenders, key=self.level)
+
+    def level(self, setting: Setting) -> float:
+        """Return the mean logarithm of a raced setting's speeds."""
+        return fmean([log(run.speed) for run in self.runs[setting]])
+
+    def margin(self) -> float:
+        """Return how far two contenders' levels may lie apart by chance, with 95 % confidence.
+
+        All contenders run in each round, so what slows a round slows all of it: the variance is
+        that of the residuals once settings and rounds have their own means.
+        """
+        rows = [[log(run.speed) for run in self.runs[each]] for each in self.contenders]
+        rounds, means = len(rows[0]), [fmean(row) for row in rows]
+        all_mean, turns = fmean(means), [fmean(column) for column in zip(*rows, strict=True)]
+        square = sum(
+            (value - means[i] - turns[r] + all_mean) ** 2
+            for i, row in enumerate(rows)
+            for r, value in enumerate(row)
+        )
+        freedom = (len(rows) - 1) * (rounds - 1)
+        return student(freedom) * sqrt(2 * square / freedom / rounds) if freedom else inf
+
+    def drop(self) -> None:
+        """Take those out of the race that are surely slower than the winner."""
+        best, margin = self.level(self.winner), self.margin()
+        self.contenders = [
+            each
+            for each in self.contenders
+            if each == PLAIN_SETTING or self.level(each) + margin >= best
+        ]
+        rivals = [self.level(each) for each in self.contenders if each != self.winner]
+        self.loss = max(0.0, exp(max(rivals) + margin - best) - 1) if rivals else 0.0
+
+
+def race(
+    measure: Callable[[Setting, int], Run],
+    families: Mapping[str, Sequence[int]],
+    others: Sequence[Setting] = (),
+    rounds: int = ROUNDS,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> Race:
+    """Return the race of plain decoding, drafters with several lengths, and other settings.
+
+    Args:
+        measure: runs a setting in a round; those of the race are numbered from 1, those of the
+            screening end with 0.
+        families: lengths by drafter, in rising order.
+        others: settings that no other run tells of, such as trees and ``auto``.
+        rounds: of the race, at most.
+        told: is told how many runs are done, of how many at most.
+    """
+    found = Race()
+    samples = [Setting(d, k) for d, lengths in families.items() for k in sample(lengths)]
+    screened, runs = [PLAIN_SETTING, *others, *samples], list[tuple[Setting, Run]]()
+    most = len(screened) * SCREENINGS + rounds * (1 + MOST)
+    for number in range(1 - SCREENINGS, 1):
+        for setting in screened:
+            runs.append((setting, measure(setting, number)))
+            told(len(runs), most)
+    found.screened = {each: merged([r for s, r in runs if s == each]) for each in screened}
+    found.promised = {s: found.screened[s].speed for s in (PLAIN_SETTING, *others)}
+    for drafter, lengths in families.items():
+        own = {s.length: found.screened[s] for s in samples if s.drafter == drafter}
+        for length, speed in promises(own, lengths).items():
+            found.promised[Setting(drafter, length)] = speed
+    found.contenders = [PLAIN_SETTING, *hopeful(found.promised)]
+    found.runs = {each: [] for each in found.contenders}
+    done = len(runs)
+    for number in range(1, rounds + 1):
+        turn = number % len(found.contenders)
+        for setting in (*found.contenders[turn:], *found.contenders[:turn]):
+            found.runs[setting].append(measure(setting, number))
+            done += 1
+            told(done, done + (rounds - number) * len(found.contenders))
+        if number >= FEWEST:
+            found.drop()
+            if found.loss <= CLOSE:
+                break
+    return found

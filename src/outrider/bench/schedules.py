@@ -1,0 +1,93 @@
+"""The best draft length by batch size, in the words of other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Lengths = list[tuple[int, int]]
+"""Batch sizes that were measured, rising, and the best draft length of each."""
+RISE = 1.05
+"""Speed over that of the smaller batch from which a larger one is worth its wait."""
+LARGEST = 4096
+
+
+def vllm(lengths: Lengths) -> list[list[int]]:
+    """Return ``num_speculative_tokens_per_batch_size``: [first, last, K] of batch sizes.
+
+    Between two sizes that were measured the smaller one's length holds.
+    """
+    firsts = [1, *(size for size, _ in lengths[1:])]
+    lasts = [*(first - 1 for first in firsts[1:]), LARGEST]
+    merged: list[list[int]] = []
+    for first, last, (_, length) in zip(firsts, lasts, lengths, strict=True):
+        if merged and merged[-1][2] == length:
+            merged[-1][1] = last
+        else:
+            merged.append([first, last, length])
+    return merged
+
+
+def tensorrt(ranges: Sequence[Sequence[int]]) -> dict[int, int] | None:
+    """Return TensorRT-LLM's ``draft_len_schedule``: K by batch size.
+
+    Releases read a key as the first or as the last batch size of its range, and older ones want
+    the key 1: so both ends of a range are there, but for the last one where it drafts nothing.
+    Either reading then gives the same, up to the last batch size.
+
+    Args:
+        ranges: first and last batch size, and K, as ``vllm`` returns them.
+
+    Returns:
+        None if a later K is longer than the first one, which is the longest that the engine takes.
+    """
+    if any(length > ranges[0][2] for _, _, length in ranges):
+        return None
+    if not any(length for _, _, length in ranges):
+        return {}
+    schedule = {}
+    for i, (first, last, length) in enumerate(ranges):
+        schedule[first] = length
+        if length or i + 1 < len(ranges):
+            schedule[last] = length
+    return schedule
+
+
+def sglang(tiers: Sequence[tuple[int, list[int]]]) -> dict[str, Any] | None:
+    """Return SGLang's adaptive options for an EAGLE head; None where nothing is drafted.
+
+    Args:
+        tiers: by rising batch size the lengths among which the engine follows acceptance.
+
+    Returns:
+        Flags; ``speculative_adaptive_config`` is what the file of that flag holds, where a tier
+        begins at its batch size.
+    """
+    first = next((max(steps) for _, steps in tiers if any(steps)), 0)
+    if not first:
+        return None
+    slots = [(1, tiers[0][1]), *tiers[1:]]
+    return {
+        "speculative_adaptive": True,
+        "speculative_eagle_topk": 1,
+        "speculative_num_steps": first,
+        "speculative_num_draft_tokens": first + 1,
+        "speculative_adaptive_config": {
+            str(size): {"candidate_steps": steps} for size, steps in slots
+        },
+    }
+
+
+def limit(points: Sequence[tuple[int, float, float]], max_tpot: float | None = None) -> int | None:
+    """Return the batch size beyond which nothing is won; None where none was found.
+
+    Args:
+        points: batch size, tokens per second, and seconds that a sequence waits for a token.
+        max_tpot: the longest such wait; the smallest batch counts even where it is longer.
+    """
+    best = points[0]
+    for point in points[1:]:
+        if point[1] < RISE * best[1] or (max_tpot is not None and point[2] > max_tpot):
+            return best[0]
+        best = point
+    return None

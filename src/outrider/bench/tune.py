@@ -1,0 +1,235 @@
+"""The drafter and draft length that are fastest here: for a model, a workload and batch sizes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from ..drafters.base import NoSpec
+from ..drafters.prediction import PredictionSpec
+from ..drafters.registry import AUTO, find_drafter
+from ..engine.speculation import SpeculationState
+from ..errors import ConfigError, OutriderError
+from ..limits import LARGEST_DRAFT
+from ..llm import LLM
+from ..models.families import find_folder
+from ..params import StructuredOutputsParams
+from ..text.codec import TextCodec
+from ..types import SamplingParams
+from .machine import machine
+from .race import FEWEST, ROUNDS, Run, Setting, race
+from .record import Pass, run_all
+from .tuned import Tuned, Tuning
+from .workload import Item, Workload
+
+
+def tune(
+    model: str | Path,
+    workload: Workload,
+    *,
+    drafter: str = AUTO,
+    lengths: Sequence[int] = range(1, 11),
+    trees: Sequence[tuple[int, int]] = (),
+    num_prompts: int | None = None,
+    batch_sizes: Sequence[int] = (1, 4, 16),
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    max_tpot: float | None = None,
+    rounds: int = ROUNDS,
+    told: Callable[[int, int, int], None] = lambda batch_size, done, total: None,
+    **engine: Any,
+) -> Tuning:
+    """Return the fastest drafter and draft length by batch size, with all that was measured.
+
+    Args:
+        model: a folder, file or hub name.
+        workload: what is asked.
+        num_prompts: of the workload in a run, 8 unless given; a larger batch takes more of them,
+            and the first ones again where there are no more.
+        drafter: ``auto``, or ``auto+`` and others: all that the engine would choose among.
+        lengths: draft lengths K that are compared.
+        trees: nodes and depth of trees that are compared, each by an engine of its own.
+        batch_sizes: how many sequences run together.
+        max_tokens: output tokens of each prompt; EOS is ignored.
+        temperature: of sampling.
+        max_tpot: seconds that a sequence may wait for a token; bounds ``max_num_seqs``.
+        rounds: of a race, at most.
+        told: is told the batch size, the runs that are done, and how many there are at most.
+        engine: options of ``LLM``.
+
+    Raises:
+        OutriderError: a model cannot be loaded, or a value is out of its range.
+    """
+    sizes = sorted({*batch_sizes})
+    _check("batch_sizes", sizes, 1)
+    _check("rounds", [rounds], FEWEST)
+    if max_tpot is not None and not max_tpot > 0:
+        raise ConfigError(f"max_tpot is {max_tpot:g}; give seconds, more than 0.")
+    bench = Workbench(
+        model, workload, drafter=drafter, lengths=lengths, trees=trees,
+        num_prompts=num_prompts, most=sizes[-1], max_tokens=max_tokens, temperature=temperature,
+        **engine,
+    )  # fmt: skip
+    cells = []
+    with frozen():
+        for size in sizes:
+            measure = bench.cell(size)
+
+            def tell(done: int, most: int, size: int = size) -> None:
+                told(size, done, most)
+
+            result = race(measure, bench.families, bench.others, rounds, tell)
+            cells.append(Tuned(size, result, measure.passes))
+    setting = {
+        "machine": machine(), "workload": workload.name, "temperature": temperature,
+        "max_tokens": max_tokens, "max_tpot": max_tpot,
+    }  # fmt: skip
+    return Tuning(str(model), bench.names, bench.folders, drafter, cells, max_tpot, setting)
+
+
+class Workbench:
+    """The engines of all settings of a target, and the prompts that they are measured with.
+
+    Args:
+        most: sequences that run together at most; the others are those of ``tune``.
+
+    Raises:
+        OutriderError: a model cannot be loaded, or a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        workload: Workload,
+        *,
+        drafter: str = AUTO,
+        lengths: Sequence[int] = range(1, 11),
+        trees: Sequence[tuple[int, int]] = (),
+        num_prompts: int | None = None,
+        most: int = 16,
+        max_tokens: int = 64,
+        temperature: float = 0.0,
+        **engine: Any,
+    ) -> None:
+        lengths = sorted({*lengths})
+        _check("lengths", lengths, 1, LARGEST_DRAFT)
+        _check("max_tokens", [max_tokens], 2)
+        _check("trees", [min(tree) for tree in trees] or [1], 1)
+        if AUTO not in drafter.split("+"):
+            raise ConfigError(f"drafter is {drafter!r}; give auto, or auto+ and others to compare.")
+        folder = find_folder(model)
+        parts = [part for part in drafter.split("+") if part != AUTO]
+        self.names = {find_drafter(part, folder).name: part for part in parts}
+        """What ``LLM(drafter=)`` calls drafters that were named."""
+        options = {"max_num_seqs": most, "enable_prefix_caching": False, **engine}
+        usual = LLM(model, drafter=drafter, num_speculative_tokens=lengths[-1], **options)
+        speculator = usual.engine.speculator
+        self.folders = {
+            spec.name: str(spec.folder) for spec in usual.drafter.members if spec.folder is not None
+        }
+        """The checkpoints of drafters."""
+        self._engines = {0: usual}
+        first = speculator.portfolio[0]
+        for nodes, depth in trees:
+            self._engines[nodes] = LLM(
+                model, drafter=self.names.get(first, first), num_speculative_tokens=depth,
+                max_draft_nodes=nodes, **options,
+            )  # fmt: skip
+        families = {
+            name: [k for k in lengths if k <= _longest(usual, name)]
+            for name in speculator.names
+            if name not in (AUTO, NoSpec.name) and PredictionSpec.name not in name.split("+")
+        }
+        self.families = {name: each for name, each in families.items() if each}
+        """Draft lengths by drafter."""
+        self.others = [Setting(AUTO, lengths[-1])] if AUTO in speculator.names else []
+        self.others += [Setting(first, depth, nodes) for nodes, depth in trees]
+        """Settings that no other tells of."""
+        self._num_prompts = len(workload.first(num_prompts).items)
+        self._items = workload.items[: self._num_prompts + most]
+        codec = TextCodec(folder)
+        self._prompts = [item.encode(codec) for item in self._items]
+        self._max_tokens, self._temperature = max_tokens, temperature
+
+    def cell(self, size: int) -> Cell:
+        """Return what measures settings with ``size`` sequences at once."""
+        return Cell(self, size)
+
+    def run(self, setting: Setting, size: int) -> Pass:
+        """Continue the prompts with a setting, ``size`` of them at a time.
+
+        Raises:
+            OutriderError: there is nothing to time, for all outputs end at their first token.
+        """
+        count = size * ceil(self._num_prompts / size)
+        asked = list(islice(cycle(self._prompts), count))
+        params = list(map(self._params, range(count), cycle(self._items)))
+        llm = self._engines[setting.nodes]
+        llm.set_speculation(state_of(setting, llm.speculation))
+        gc.collect()
+        result = run_all(llm, asked, params, size)
+        if not result.decode_tokens or not result.counts.steps:
+            raise OutriderError(
+                "all outputs end at their first token; give prompts that have longer ones."
+            )
+        return result
+
+    def _params(self, seed: int, item: Item) -> SamplingParams:
+        """Return the parameters of a prompt, whose number is its seed."""
+        form = None if item.schema is None else StructuredOutputsParams(json=item.schema)
+        return SamplingParams(
+            temperature=self._temperature, seed=seed, max_tokens=self._max_tokens,
+            ignore_eos=form is None, structured_outputs=form,
+        )  # fmt: skip
+
+
+@dataclass
+class Cell:
+    """Measures settings at one batch size; ``passes`` are what it has measured."""
+
+    bench: Workbench
+    batch_size: int
+    passes: dict[Setting, list[Pass]] = field(default_factory=dict)
+
+    def __call__(self, setting: Setting, _: int) -> Run:
+        """Return a run of the setting, of any round."""
+        result = self.bench.run(setting, self.batch_size)
+        self.passes.setdefault(setting, []).append(result)
+        seconds = sum(batch.decode_seconds for batch in result.batches)
+        return Run(result.decode_tokens, seconds, result.counts)
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Keep what is loaded out of the garbage collector's searches before each run."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def state_of(setting: Setting, usual: SpeculationState) -> SpeculationState:
+    """Return the switch at a setting."""
+    if not setting.length:
+        return SpeculationState(False, usual.drafter, usual.num_speculative_tokens)
+    return SpeculationState(True, setting.drafter, setting.length)
+
+
+def _check(name: str, values: Sequence[int], least: int, most: int | None = None) -> None:
+    if not values or min(values) < least or (most is not None and max(values) > most):
+        wanted = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name} is {', '.join(map(str, values))}; give {wanted}.")
+
+
+def _longest(llm: LLM, name: str) -> int:
+    """Return the longest draft of a drafter, or of several together."""
+    drafters = llm.engine.speculator.drafters
+    return min(drafters[part].max_length for part in name.split("+"))

@@ -1,0 +1,240 @@
+"""What a tuning found: the best setting, how sure that is, and configs that say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import fmean, median
+from typing import Any
+
+from ..drafters.base import NoSpec
+from ..drafters.registry import AUTO
+from .intervals import median_interval
+from .race import PLAIN_SETTING, Race, Run, Setting
+from .record import Pass, total
+from .schedules import Lengths, limit, sglang, tensorrt, vllm
+
+METHODS = {"model": "draft_model", "ngram": "ngram", "suffix": "suffix", "eagle3": "eagle3"}
+"""Drafters that other engines have too, and their methods in the spec of ``outrider deploy``."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found at one batch size: ``race`` by runs, ``passes`` all that was measured."""
+
+    batch_size: int
+    race: Race
+    passes: Mapping[Setting, Sequence[Pass]]
+
+    @property
+    def best(self) -> Setting:
+        return self.race.winner
+
+    def speed(self, setting: Setting) -> float:
+        """Return the mean speed of a raced setting, else what it promises, tokens per second."""
+        if setting in self.race.runs:
+            return exp(self.race.level(setting))
+        return self.race.promised[setting]
+
+    def latency(self, setting: Setting) -> float:
+        """Return the median seconds that a sequence waits for a token with a measured setting."""
+        return median([each.latency for each in self.passes[setting]])
+
+    def of_drafter(self, drafter: str) -> list[Setting]:
+        """Return plain decoding and the drafter's chains; raced ones only, where there are any."""
+        chains = [each for each in self.race.promised if each.drafter == drafter and not each.nodes]
+        return [PLAIN_SETTING, *([each for each in chains if each in self.race.runs] or chains)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every setting with what was measured or promised of it.
+
+        Those that were raced come first, the fastest first.
+        """
+        plain = self.race.runs[PLAIN_SETTING]
+        order = sorted(self.race.promised, key=self.speed, reverse=True)
+        order.sort(key=lambda each: each not in self.race.runs)
+        return [self._row(each, plain) for each in order]
+
+    def _row(self, setting: Setting, plain: Sequence[Run]) -> dict[str, Any]:
+        runs, passes = self.race.runs.get(setting, ()), self.passes.get(setting, ())
+        counts = total(each.counts for each in passes)
+        ratios = [run.speed / other.speed for run, other in zip(runs, plain, strict=False)]
+        verdict = "not raced"
+        if setting == self.best:
+            verdict = "best"
+        elif runs:
+            verdict = "not told apart" if setting in self.race.contenders else "slower"
+        return {
+            "drafter": setting.drafter,
+            "num_speculative_tokens": setting.length,
+            "max_draft_nodes": setting.nodes,
+            "verdict": verdict,
+            "promised": self.race.promised[setting],
+            "rounds": len(runs),
+            "tokens_per_second": self.speed(setting) if runs else None,
+            "speedup": median(ratios) if runs else None,
+            "speedup_interval": median_interval(ratios) if runs else None,
+            "latency_per_token_ms": 1e3 * self.latency(setting) if passes else None,
+            "acceptance_length": counts.acceptance_length,
+            "acceptance_by_position": counts.acceptance_by_position,
+        }
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The result of ``tune``.
+
+    Args:
+        model: the target, as it was given.
+        names: what ``serve --drafter`` calls each drafter that is a checkpoint.
+        folders: the checkpoints of drafters.
+        auto: what ``serve --drafter`` calls the choice among all of them.
+        cells: what was found, by rising batch size.
+        max_tpot: seconds that a sequence may wait for a token.
+        setting: what it was measured with.
+    """
+
+    model: str
+    names: Mapping[str, str]
+    folders: Mapping[str, str]
+    auto: str
+    cells: Sequence[Tuned]
+    max_tpot: float | None
+    setting: Mapping[str, Any]
+
+    @property
+    def best(self) -> Setting:
+        """The setting for all batch sizes: the one that keeps most of each one's best speed.
+
+        It is a winner of a batch size, ``auto``, or plain decoding.
+        """
+        winners = [cell.best for cell in self.cells]
+        others = [each for each in self.cells[0].race.promised if each.drafter == AUTO]
+        return max(dict.fromkeys([*winners, *others, PLAIN_SETTING]), key=self._kept_on_average)
+
+    def _kept_on_average(self, setting: Setting) -> float:
+        return fmean([log(cell.speed(setting) / cell.speed(cell.best)) for cell in self.cells])
+
+    @property
+    def kept(self) -> dict[int, float]:
+        """The share of each batch size's best speed that the best setting for all of them has."""
+        best = self.best
+        return {c.batch_size: c.speed(best) / c.speed(c.best) for c in self.cells}
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        """Sequences that should run together at most; None where nothing limits them."""
+        cells = ((c.batch_size, c.speed(c.best), c.latency(c.best)) for c in self.cells)
+        return limit(list(cells), self.max_tpot)
+
+    @property
+    def portable(self) -> str | None:
+        """The drafter that other engines should have: the best one of ``METHODS``, if any wins."""
+        names = {each.drafter for each in self.cells[0].race.promised} & METHODS.keys()
+        gains = {name: self._gain(name) for name in sorted(names)}
+        best = max(gains, key=gains.__getitem__, default=None)
+        return best if best is not None and gains[best] > 0 else None
+
+    def _gain(self, drafter: str) -> float:
+        """Return the mean logarithm of a drafter's speedup at its best lengths, 0 being one."""
+        ratios = (c.speed(_fastest(c, drafter)) / c.speed(PLAIN_SETTING) for c in self.cells)
+        return fmean(map(log, ratios))
+
+    @property
+    def lengths(self) -> Lengths:
+        """The best draft length of the portable drafter by batch size; 0 drafts nothing."""
+        drafter = self.portable
+        return [
+            (cell.batch_size, _fastest(cell, drafter).length if drafter else 0)
+            for cell in self.cells
+        ]
+
+    @property
+    def tiers(self) -> list[tuple[int, list[int]]]:
+        """By batch size the lengths of the portable drafter that were not told from the best."""
+        tiers = []
+        for cell, (size, best) in zip(self.cells, self.lengths, strict=True):
+            alike = {s.length for s in cell.of_drafter(self.portable or "")}
+            alike &= {s.length for s in cell.race.contenders if s.drafter == self.portable}
+            tiers.append((size, sorted(alike | {best}) if best else [0]))
+        return tiers
+
+    @property
+    def serve(self) -> dict[str, Any]:
+        """Options of ``outrider serve``, the model's name aside."""
+        best = self.best
+        options: dict[str, Any] = {"drafter": NoSpec.name}
+        if best.length:
+            parts = (self.names.get(part, part) for part in best.drafter.split("+"))
+            name = self.auto if best.drafter == AUTO else "+".join(parts)
+            options = {"drafter": name, "num_speculative_tokens": best.length}
+        if best.nodes:
+            options["max_draft_nodes"] = best.nodes
+        if self.max_num_seqs is not None:
+            options["max_num_seqs"] = self.max_num_seqs
+        return options
+
+    @property
+    def deploy(self) -> dict[str, dict[str, Any]]:
+        """The spec of ``outrider deploy``: the portable drafter, its lengths by batch size."""
+        drafter: dict[str, Any] = {"method": "none"}
+        name, longest = self.portable, max(length for _, length in self.lengths)
+        if name is not None and longest:
+            drafter = {"method": METHODS[name]}
+            if name in self.folders:
+                drafter["model"] = self.folders[name]
+            drafter |= {"num_speculative_tokens": longest, "schedule": vllm(self.lengths)}
+        spec = {"target": {"model": self.model}, "drafter": drafter}
+        if self.max_num_seqs is not None:
+            spec["limits"] = {"max_num_seqs": self.max_num_seqs}
+        return spec
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it as JSON."""
+        cells = [
+            {
+                "batch_size": cell.batch_size,
+                "best": str(cell.best),
+                "loss_at_most": cell.race.loss,
+                "kept": self.kept[cell.batch_size],
+                "settings": cell.rows(),
+            }
+            for cell in self.cells
+        ]
+        return {
+            **self.setting,
+            "model": self.model,
+            "best": str(self.best),
+            "batch_sizes": cells,
+            "pareto": self.pareto(),
+            "serve": self.serve,
+            "deploy": self.deploy,
+            "vllm": vllm(self.lengths),
+            "sglang": sglang(self.tiers) if self.portable == "eagle3" else None,
+            "tensorrt_llm": tensorrt(vllm(self.lengths)),
+        }
+
+    def pareto(self) -> list[dict[str, Any]]:
+        """Return raced settings and batch sizes that none beats in throughput and latency both.
+
+        They come by rising latency.
+        """
+        points = [
+            (1e3 * cell.latency(each), -cell.speed(each), cell.batch_size, str(each))
+            for cell in self.cells
+            for each in cell.race.runs
+        ]
+        front: list[dict[str, Any]] = []
+        for latency, slowness, size, name in sorted(points):
+            if not front or -slowness > front[-1]["tokens_per_second"]:
+                front.append(
+                    {"batch_size": size, "setting": name, "tokens_per_second": -slowness,
+                     "latency_per_token_ms": latency}
+                )  # fmt: skip
+        return front
+
+
+def _fastest(cell: Tuned, drafter: str) -> Setting:
+    """Return the fastest of plain decoding and a drafter's chains."""
+    return max(cell.of_drafter(drafter), key=cell.speed)

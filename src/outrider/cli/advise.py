@@ -1,0 +1,172 @@
+"""``outrider advise``: whether speculation is worth it, with what, and how far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .common import JsonFile, read_text, status, writable, write, write_json
+
+if TYPE_CHECKING:
+    from ..engine.costs import Costs
+    from ..planning import Acceptance
+
+SAMPLE_TOKENS = 128
+"""Tokens that follow each prompt of a sample."""
+
+
+def shares(text: str, option: str) -> dict[str, float]:
+    """Return ``code=0.7,qa=0.3`` by name; a name alone has the share 1."""
+    found = {}
+    for part in text.split(","):
+        name, equals, share = part.partition("=")
+        try:
+            found[name.strip()] = float(share) if equals else 1.0
+        except ValueError:
+            raise typer.BadParameter(f"{option} is {text!r}; give NAME=SHARE,...") from None
+    return found
+
+
+def sizes(text: str) -> dict[int, float]:
+    """Return ``8`` or ``1=0.5,16=0.5`` by number."""
+    try:
+        return {int(name): share for name, share in shares(text, "--concurrency").items()}
+    except ValueError:
+        raise typer.BadParameter(
+            f"--concurrency is {text!r}; give a number, or NUMBER=SHARE,..."
+        ) from None
+
+
+def sampled(
+    target: str, drafter: str, file: Path, k: int, temperature: float, costs_too: bool
+) -> tuple[Acceptance, Costs | None]:
+    """Return the acceptance on the prompts of a file, one a line, and what steps cost here.
+
+    This machine decodes the prompts with both models.
+    """
+    from ..planning import of_positions
+
+    prompts = [line for line in read_text(file, f"--sample {file}").splitlines() if line.strip()]
+    if not prompts:
+        raise ConfigError(f"--sample {file} has no prompts: one a line is expected.")
+    k = max(k, 2)  # one token alone does not tell a pass from a call
+    with status("decoding the sample"):
+        from .. import LLM
+        from ..bench.steps import SIZES, profile, survival_of, timed
+
+        llm = LLM(target, drafter=drafter, num_speculative_tokens=k, max_num_seqs=max(SIZES))
+        costs = profile(llm, prompts, longest=k) if costs_too else None
+        _, counts = timed(llm, prompts, 1, k, SAMPLE_TOKENS, temperature)
+    if not counts.drafts:
+        raise ConfigError(f"nothing was drafted on --sample {file}; give more prompts.")
+    source = f"measured on {len(prompts)} sample prompts, {counts.drafts} drafts"
+    survival = survival_of(llm.engine.drafter, counts)
+    return of_positions(survival, source, "measured", counts.drafts), costs
+
+
+def advise(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A model of the catalogue, a folder with a config.json, or a hub name."
+        ),
+    ],
+    drafter: Annotated[
+        str,
+        typer.Option(help="The same, or eagle3, medusa, layerskip, suffix, ngram."),
+    ] = "eagle3",
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="A device of the catalogue; without it and a profile, rules decide."),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Costs that outrider serve measured and kept."),
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(help="Devices that share the target.")] = 1,
+    dtype: Annotated[
+        str, typer.Option(help="Of the weights: fp32, bf16, fp8, int8, int4.")
+    ] = "bf16",
+    drafter_dtype: Annotated[str | None, typer.Option(help="Of the drafter's weights.")] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Sequences at once, or NUMBER=SHARE,... for several.")
+    ] = "1",
+    input_tokens: Annotated[int, typer.Option(help="Of a request.")] = 512,
+    output_tokens: Annotated[int, typer.Option(help="Of a request.")] = 256,
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="NAME=SHARE,... of conversation, code, qa, creative, reasoning, predictable."
+        ),
+    ] = "conversation",
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 0.0,
+    max_ttft: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
+    max_tpot: Annotated[float | None, typer.Option(help="Service level, seconds.")] = None,
+    priority: Annotated[
+        str, typer.Option(help="latency, throughput, memory or 'zero loss'.")
+    ] = "latency",
+    acceptance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|RATE@K|SHARES",
+            help="A report with measured acceptance; accepted / drafted at its K (0.73@5); or the "
+            "shares of drafts accepted up to each position (0.92,0.81,0.71).",
+        ),
+    ] = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts, one a line: measure acceptance here, and without --hardware and "
+            "--profile what steps cost, too.",
+        ),
+    ] = None,
+    placement: Annotated[str, typer.Option(help="Of the drafter: same, own or cpu.")] = "same",
+    drafter_hardware: Annotated[
+        str | None, typer.Option(help="The device that the drafter has for itself.")
+    ] = None,
+    fine_tune: Annotated[
+        bool,
+        typer.Option("--fine-tune", help="Ask what a drafter tuned on the traffic would bring."),
+    ] = False,
+    utilisation: Annotated[float | None, typer.Option(help="Of the device today, 0 to 1.")] = None,
+    memory_used: Annotated[float | None, typer.Option(help="Of the device today, 0 to 1.")] = None,
+    price: Annotated[float | None, typer.Option(help="Dollars for an hour of a device.")] = None,
+    longest: Annotated[int, typer.Option(help="Tokens of a draft, at most.")] = 8,
+    json_: JsonFile = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", callback=writable, help="Write the speedup by acceptance here, an SVG."
+        ),
+    ] = None,
+) -> None:
+    """Say whether speculation is worth it: a verdict, the draft length, and what it rests on."""
+    from ..planning import Situation
+    from ..planning import advise as judge
+    from ..planning.acceptance import parse_acceptance
+    from ..planning.report import advice_markdown, advice_plot
+
+    known, costs = None, None
+    if sample is not None and acceptance is None:
+        here = hardware is None and profile is None
+        known, costs = sampled(target, drafter, sample, longest, temperature, here)
+    elif acceptance is not None:
+        known = parse_acceptance(acceptance, drafter)
+    situation = Situation(
+        target, drafter, hardware, tensor_parallel, dtype, drafter_dtype, profile or costs,
+        sizes(concurrency), input_tokens, output_tokens, shares(tasks, "--tasks"), temperature,
+        max_ttft, max_tpot, priority, known, placement, drafter_hardware, fine_tune, utilisation,
+        memory_used, price, longest,
+    )  # fmt: skip
+    found = judge(situation)
+    write_json(found.to_json(), json_)
+    if plot is not None:
+        if not found.sensitivity:
+            raise ConfigError("nothing can be drawn without --hardware or --profile.")
+        Path(plot).write_text(advice_plot(found), encoding="utf-8")
+    if json_ != "-":
+        write(advice_markdown(found))

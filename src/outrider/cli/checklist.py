@@ -1,0 +1,133 @@
+"""``outrider checklist``: thirty points before speculation serves production."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .common import FAILED, JsonFile, status, write, write_json
+from .diagnose import pairs
+
+if TYPE_CHECKING:
+    from ..planning.checklist import State
+
+ANSWERS = {"y": "yes", "n": "no"}
+
+
+def _ids(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _facts(
+    source: str | None,
+    plain: str | None,
+    before: str | None,
+    key: str | None,
+    pair: tuple[str | None, str | None],
+) -> dict[str, object]:
+    """Return the facts that can be verified here."""  # fmt: skip
+    from ..planning.diagnose import look
+    from ..planning.doctor import pair_facts
+
+    found: dict[str, object] = {}
+    model, drafter = pair
+    if (model is None) != (drafter is None):
+        raise ConfigError("a pair is a target and a drafter; give both --model and --drafter.")
+    if source is None and (plain is not None or before is not None):
+        raise ConfigError("--plain and --before compare with a server or report; give --source.")
+    if source is not None:
+        seen = look(source, plain, before, key=key)
+        if len(seen) > 1:
+            raise ConfigError(f"{source} has {len(seen)} runs; give a report of one run.")
+        found |= seen[0].facts
+    if model is not None and drafter is not None:
+        found |= pair_facts(model, drafter)
+    return found
+
+
+def _ask(state: State) -> tuple[list[str], list[str]]:
+    """Ask what is open on the terminal; return the ids of yes and of no."""
+    from ..planning.checklist import OPEN, points
+
+    said: dict[str, list[str]] = {"yes": [], "no": []}
+    for point in points():
+        if state[point.id].status != OPEN:
+            continue
+        typer.echo(f"\n{point.title}\n  {point.check}", err=True)
+        given = typer.prompt("  so? [y]es [n]o [s]kip [q]uit", default="s", err=True)
+        letter = given.strip().lower()[:1]
+        if letter == "q":
+            break
+        if letter in ANSWERS:
+            said[ANSWERS[letter]].append(point.id)
+    return said["yes"], said["no"]
+
+
+def checklist(
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Answers are read from here, and kept here."),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT|FILE", help="A server or a report that verifies what it can."
+        ),
+    ] = None,
+    plain: Annotated[
+        str | None,
+        typer.Option(metavar="ENDPOINT|FILE", help="The same without speculation."),
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The report from staging.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="PATH", help="The target.")] = None,
+    drafter: Annotated[str | None, typer.Option(metavar="PATH", help="The drafter.")] = None,
+    yes: Annotated[
+        str | None, typer.Option(metavar="IDS", help="Points that are so, with commas between.")
+    ] = None,
+    no: Annotated[str | None, typer.Option(metavar="IDS", help="Points that are not so.")] = None,
+    fact: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A fact that you know.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OUTRIDER_API_KEY", help="The API key of the servers.")
+    ] = None,
+    json_: JsonFile = None,
+) -> None:
+    """Walk the points before production; exit with 1 while any is open or not done.
+
+    What facts show is ticked. The rest is asked where this is a terminal and neither --yes nor
+    --no is given.
+    """
+    from ..planning.checklist import checklist as answer
+    from ..planning.checklist import read_state, save_state
+
+    kept = {} if state is None else read_state(state)
+    with status("verifying"):
+        known = _facts(source, plain, before, api_key, (model, drafter))
+    known |= pairs(fact or [], "--fact")
+    found = answer(kept, facts=known, yes=_ids(yes), no=_ids(no))
+    if yes is None and no is None and sys.stdin is not None and sys.stdin.isatty():
+        try:
+            said = _ask(found)
+        except typer.Abort:
+            said = ([], [])
+        found = answer(found, yes=said[0], no=said[1])
+    if state is not None:
+        save_state(found, state)
+    _show(found, json_)
+
+
+def _show(state: State, json_: str | None) -> None:
+    from ..planning.checklist import YES, markdown, to_json
+
+    write_json(to_json(state), json_)
+    if json_ != "-":
+        write(markdown(state))
+    if any(answer.status != YES for answer in state.values()):
+        raise typer.Exit(FAILED)

@@ -1,0 +1,184 @@
+"""``outrider deploy``: other engines, and our server in production."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from .common import FAILED, JsonFile, read_text, write, write_json
+
+app = typer.Typer()
+NAMES = ("none", "ngram", "suffix", "mtp")
+"""Drafters without a checkpoint."""
+FORMS = "command, config, compose or kustomize"
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FOLDER", help="Write files there instead of stdout."),
+]
+
+
+@app.callback()
+def deploy() -> None:
+    """Configure vLLM, SGLang, TensorRT-LLM, Triton, llama.cpp or Outrider; plan replicas."""
+
+
+@app.command()
+def render(
+    spec: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[SPEC]",
+            help="A TOML file, or the output of outrider advise --json; flags win.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="outrider, vllm, sglang, trtllm, triton or llamacpp."),
+    ] = None,
+    engine_version: Annotated[
+        str | None, typer.Option(help="A recorded version; the newest unless given.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The target: a folder or a hub name.")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="The drafter's folder or hub name; ngram, suffix, mtp, none.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="draft_model, eagle3 or speculators for a checkpoint.")
+    ] = None,
+    num_speculative_tokens: Annotated[int | None, typer.Option(help="Draft length K.")] = None,
+    tensor_parallel_size: Annotated[int | None, typer.Option(help="GPUs of a layer.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Prompt plus output, tokens.")] = None,
+    format_: Annotated[str, typer.Option("--format", help=FORMS + ".")] = "command",
+    output: Output = None,
+) -> None:
+    """Write an engine's command, its config, a compose file or kustomize manifests."""
+    from ..deploy import advised
+    from ..deploy import spec as specs
+    from ..deploy.render import render as rendered
+
+    text = read_text(spec, str(spec)) if spec else ""
+    advice = advised.is_advice(text)
+    if advice:
+        document = advised.document_of(text, f"The spec {spec}", engine, engine_version)
+        if document["drafter"]["method"] == "none":
+            drafter = method = None  # it advises against drafting
+    else:
+        document = specs.read(spec) if spec else {}
+    document = _with_drafter(document, drafter, method)
+    flags = {
+        "engine": engine,
+        "engine_version": engine_version,
+        "target": {"model": target},
+        "drafter": {"num_speculative_tokens": num_speculative_tokens},
+        "parallel": {"tensor": tensor_parallel_size},
+        "limits": {"max_model_len": max_model_len},
+    }
+    document = _merged(document, flags)
+    if advice:
+        advised.check_names(document)
+    result = rendered(specs.parse(document, _source(spec)), format_)
+    _deliver(result.files, result.text(), output)
+
+
+@app.command()
+def translate(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help='A file; "-" is stdin.', show_default=False)
+    ],
+    output: Output = None,
+) -> None:
+    """Turn an old command, Python call or manifest into today's; explain each change.
+
+    Commands of vLLM, TGI, llama.cpp and trtllm-build, Python that calls vLLM, and manifests of
+    Kubernetes that run vLLM.
+    """
+    from ..deploy.translate import translate as translated
+
+    result = translated(read_text(None if source == "-" else Path(source), source))
+    head = "".join(f"# {change}\n" for change in result.changes)
+    head = head or "# Nothing in it is old.\n"
+    text = head + result.text
+    files = {result.name: text, **result.files}
+    text += "".join(f"\n# file: {name}\n{content}" for name, content in result.files.items())
+    _deliver(files, text, output)
+
+
+@app.command()
+def plan(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help='Model, traffic, service levels: TOML or JSON; "-" is stdin.',
+            show_default=False,
+        ),
+    ],
+    json_: JsonFile = None,
+) -> None:
+    """Say how many replicas and devices some traffic needs, with speculation and without.
+
+    Spares and a plain standby are counted. The exit code is 1 where no number of replicas keeps
+    the service levels. docs/production.md has an example of a file.
+    """
+    from ..deploy.capacity import plan as planned
+    from ..deploy.capacity_report import capacity_markdown
+    from ..deploy.demand import parse_demand
+
+    name = "stdin" if source == "-" else source
+    found = planned(parse_demand(read_text(None if source == "-" else Path(source), name), name))
+    write_json(found.to_json(), json_)
+    if json_ != "-":
+        write(capacity_markdown(found))
+    if found.plain is None and found.speculative is None:
+        raise typer.Exit(FAILED)
+
+
+def _source(spec: Path | None) -> str:
+    return f"The spec {spec}" if spec else "The command"
+
+
+def _with_drafter(document: dict[str, Any], name: str | None, method: str | None) -> dict[str, Any]:
+    """Return the document with another drafter; what else it says of drafting stays."""
+    own = document.get("drafter", {})
+    if not isinstance(own, dict) or (name is None and method is None):
+        return document
+    said: dict[str, Any] = {"method": method} if method else {}
+    if name in NAMES:
+        own = {key: value for key, value in own.items() if key != "model"}
+        said = {"method": name} | said
+    elif name is not None:
+        usual = own.get("method") if "model" in own else "draft_model"
+        said = {"method": usual, "model": name} | said
+    return {**document, "drafter": {**own, **said}}
+
+
+def _merged(document: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with the flags that are given in place of its own values."""
+    merged = dict(document)
+    for name, value in flags.items():
+        if isinstance(value, dict):
+            given = {key: each for key, each in value.items() if each is not None}
+            own = merged.get(name, {})
+            if given:
+                merged[name] = {**own, **given} if isinstance(own, dict) else own
+        elif value is not None:
+            merged[name] = value
+    return merged
+
+
+def _deliver(files: dict[str, str], text: str, output: Path | None) -> None:
+    if output is None:
+        write(text)
+        return
+    try:
+        for name, content in files.items():
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output {output} cannot be written: {error.strerror}.") from None
+    for name in files:
+        write(f"{output / name}\n")

@@ -1,0 +1,109 @@
+"""``outrider diagnose``: what is wrong with a server's speculation, and what to do."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .common import FAILED, JsonFile, read_text, status, writable, write, write_json
+
+
+def pairs(texts: Iterable[str], option: str) -> dict[str, object]:
+    """Return NAME=VALUE texts by name."""
+    found: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{option} is {text!r}; give NAME=VALUE.")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def read_thresholds(file: Path | None) -> dict[str, object]:
+    """Return the thresholds of a TOML file."""
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(read_text(file, f"--thresholds {file}"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--thresholds {file} is not TOML: {error}.") from None
+
+
+def diagnose(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENDPOINT|FILE",
+            help="A server's address; a saved page of /metrics; or a report of outrider bench or "
+            "vllm bench serve.",
+        ),
+    ],
+    plain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT|FILE",
+            help="The same without speculation. Two servers are also asked 8 short prompts, to "
+            "compare their greedy answers.",
+        ),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="An earlier report: what was lost since."),
+    ] = None,
+    fact: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="What you know beside, as temperature=0.8."),
+    ] = None,
+    threshold: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another threshold.")
+    ] = None,
+    thresholds: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Other thresholds: a TOML file.")
+    ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=86_400,
+            help="Watch a server so long; 0 takes what it counted since its start.",
+        ),
+    ] = 0.0,
+    save: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", callback=writable, help="Keep what was seen: JSON to diagnose later."
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="OUTRIDER_API_KEY", help="The API key of the servers."),
+    ] = None,
+    json_: JsonFile = None,
+) -> None:
+    """Say what is wrong with speculation: symptoms, causes, remedies; exit with 1 if any is."""
+    from ..planning.diagnose import judge, look
+    from ..planning.facts import check_thresholds
+    from ..planning.problems import markdown
+
+    limits = check_thresholds(read_thresholds(thresholds) | pairs(threshold or [], "--threshold"))
+    with status("looking"):
+        seen = look(source, plain, before, pairs(fact or [], "--fact"), api_key, seconds)
+    if save is not None:
+        if len(seen) > 1:
+            raise ConfigError("--save keeps one server; a report of several runs is a file itself.")
+        write_json(seen[0].saved(), save)
+    problems = [each for run in seen for each in judge(run.facts, limits, run.where)]
+    report = {
+        "seen": [{"where": run.where, "facts": run.facts, "notes": run.notes} for run in seen],
+        "problems": [problem.to_json() for problem in problems],
+    }
+    write_json(report, json_)
+    if json_ != "-":
+        write(markdown(seen, problems))
+    if problems:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,36 @@
+"""``outrider doctor``: whether this machine and a pair of models are fit to serve."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from .common import FAILED, Model, model_folder, status, write
+
+
+def doctor(
+    model: Model = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="The drafter: a checkpoint's or a head's folder."),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Where the server would listen.")] = 8000,
+    host: Annotated[str, typer.Option(help="The address of that.")] = "127.0.0.1",
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Check the machine and the pair before serving; exit with 1 where something fails."""
+    from ..planning.doctor import FAIL, text_of
+    from ..planning.doctor import doctor as check
+
+    with status("looking"):
+        found = check(str(model_folder(model)), drafter, port, host)
+    failed = any(each.status == FAIL for each in found)
+    if json_:
+        report = {"fit": not failed, "findings": [each._asdict() for each in found]}
+        write(json.dumps(report, indent=1) + "\n")
+    else:
+        write(text_of(found))
+    if failed:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,99 @@
+"""``outrider verify --endpoint``: the audit of somebody's server."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..errors import OutriderError
+from .common import report_console, write_json
+
+if TYPE_CHECKING:
+    from ..audit.endpoint import Report
+
+COLOURS = {"passed": "green", "failed": "bold red", "not offered": "dim", "inconclusive": "yellow"}
+
+
+def table(report: Report) -> Table:
+    """Return the checks, a line each."""
+    grid = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column("check", no_wrap=True)
+    grid.add_column("verdict", no_wrap=True)
+    grid.add_column("evidence", overflow="fold", ratio=3)
+    grid.add_column("samples", justify="right")
+    grid.add_column("would have shown", overflow="fold", ratio=2)
+    for result in report.results:
+        colour = COLOURS[result.status]
+        verdict = f"[{colour}]{result.status.upper() if result.failed else result.status}[/]"
+        samples = str(result.samples) if result.samples else ""
+        grid.add_row(result.name, verdict, escape(result.seen), samples, result.detects)
+    return grid
+
+
+def drafts(report: Report) -> str:
+    """Return what the server says about its drafts during the audit."""
+    found = report.speculation
+    if "spec_decode_draft_tokens" not in found:
+        return f"drafts during the audit: {found['spec_decode_source']}"
+    return (
+        f"drafts during the audit: {found['spec_decode_accepted_tokens']} of "
+        f"{found['spec_decode_draft_tokens']} draft tokens accepted"
+    )
+
+
+def show(report: Report) -> None:
+    """Print the verdict, the table, and how to repeat it."""
+    console = report_console(on_stderr=False)
+    console.print(f"[bold]{escape(report.verdict)}[/bold]\n")
+    console.print(table(report))
+    console.print(
+        "\nwould have shown: an error so large, with 90 % probability; a false alarm of a law test "
+        "once in a million audits",
+        soft_wrap=True,
+    )
+    console.print(escape(drafts(report)), soft_wrap=True)
+    console.print(
+        escape(
+            f"{report.endpoint}, model {report.model}, against {report.reference}; "
+            f"{report.requests} requests, --seed {report.seed} repeats them"
+        ),
+        soft_wrap=True,
+    )
+
+
+def audit(
+    endpoint: str,
+    reference: str | None,
+    model: str | None,
+    key: str | None,
+    samples: int,
+    seconds: float | None,
+    seed: int | None,
+    json_: bool,
+) -> None:
+    """Audit a server, show the report, and raise ``OutriderError`` unless it passes."""
+    from ..audit.endpoint import verify_endpoint
+
+    console = Console(stderr=True, highlight=False)
+    with console.status("") if console.is_terminal else nullcontext() as shown:
+        report = verify_endpoint(
+            endpoint, reference=reference, model=model, key=key, samples=samples, seconds=seconds,
+            seed=seed, progress=shown.update if shown else lambda _: None,
+        )  # fmt: skip
+    if json_:
+        write_json(report.as_json(), "-")
+    else:
+        show(report)
+    if report.passed:
+        return
+    sys.stdout.flush()
+    failed = any(result.failed for result in report.results)
+    raise OutriderError(
+        "the audit found a violation." if failed else "the audit could not test anything."
+    )

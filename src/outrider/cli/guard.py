@@ -1,0 +1,139 @@
+"""``outrider guard``: watches an engine, reduces its drafting, moves its traffic to a standby."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from ..guard.decide import FORCIBLE
+from ..guard.policy import read
+from ..guard.store import Store
+from .common import write, write_json
+
+app = typer.Typer()
+PolicyFile = Annotated[
+    Path, typer.Option("--policy", metavar="FILE", help="The policy, a TOML file.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+
+
+@app.callback()
+def guard() -> None:
+    """Watch an engine; draft less or go to a standby where it fails, and come back."""
+
+
+@app.command()
+def run(
+    policy: PolicyFile,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide and tell, act never.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Log lines as JSON.")] = False,
+) -> None:
+    """Run the guard until it is interrupted; what it changed stays as it is."""
+    from ..guard.loop import run as run_guard
+
+    chosen = read(policy)
+    if dry_run:
+        chosen = replace(chosen, dry_run=True)
+    form = '{"time": "%(asctime)s", "level": "%(levelname)s", "text": %(text)s}'
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json(form) if json_ else logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("outrider.guard")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    logger.info("watching %s every %g s", chosen.engine.url, chosen.interval)
+    run_guard(chosen, stop)
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        import json
+
+        record.text = json.dumps(record.getMessage(), ensure_ascii=False)
+        return super().format(record)
+
+
+@app.command()
+def status(policy: PolicyFile, json_: AsJson = False) -> None:
+    """Show the state, each signal with its reason, and what is wrong."""
+    chosen = read(policy)
+    found = Store(chosen.folder, create=False).status()
+    if found is None:
+        raise ConfigError(f"No guard has run in {chosen.folder}; start outrider guard run.")
+    age = time.time() - found["time"]
+    found["stale"] = age > 3 * chosen.interval + 10
+    if json_:
+        write_json(found, "-")
+        return
+    lines = [f"state    {found['mode']}", f"engine   {found['engine']}"]
+    if found["stale"]:
+        lines.append(f"STALE    the last evaluation was {age:.0f} s ago; is the guard running?")
+    if found["forced"]:
+        lines.append(f"forced   {found['forced']}; outrider guard release lets the rules hold")
+    if found["dry_run"]:
+        lines.append("dry run  nothing is changed")
+    if not found["runtime_switch"]:
+        lines.append("switch   this engine has none at run time: weak drafting goes to the standby")
+    lines += [f"signal   {text}" for _, text in sorted(found["reasons"].items())]
+    lines += [f"ALERT    {name}: {text}" for name, text in sorted(found["alerts"].items())]
+    write("\n".join(lines) + "\n")
+
+
+@app.command()
+def history(
+    policy: PolicyFile,
+    json_: AsJson = False,
+    last: Annotated[int, typer.Option("--last", min=1, help="Entries, the newest.")] = 50,
+) -> None:
+    """Show what the guard did, and why."""
+    entries = list(Store(read(policy).folder, create=False).history())[-last:]
+    if json_:
+        write_json(entries, "-")
+        return
+    for entry in entries:
+        write(_line(entry))
+
+
+def _line(entry: dict[str, Any]) -> str:
+    when = datetime.fromtimestamp(float(entry.get("time", 0)), UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    what = entry.get("action") or entry.get("alert") or ""
+    dry = " (dry run)" if entry.get("dry_run") else ""
+    return f"{when}  {entry.get('kind', ''):<8} {what:<14} {entry.get('text', '')}{dry}\n"
+
+
+@app.command()
+def force(
+    policy: PolicyFile,
+    mode: Annotated[str, typer.Argument(help=f"{', '.join(FORCIBLE)}.", show_default=False)],
+) -> None:
+    """Hold the guard in one state, until release; it obeys at its next evaluation."""
+    if mode not in FORCIBLE:
+        raise typer.BadParameter(f"mode is {mode!r}; known are {', '.join(FORCIBLE)}.")
+    _leave(policy, mode)
+
+
+@app.command()
+def release(policy: PolicyFile) -> None:
+    """Let the rules hold again; traffic comes back by probation."""
+    _leave(policy, None)
+
+
+def _leave(policy: Path, mode: str | None) -> None:
+    chosen = read(policy)
+    store = Store(chosen.folder)
+    store.command(mode)
+    found = store.status()
+    if found is None or time.time() - found["time"] > 3 * chosen.interval + 10:
+        typer.echo("warning: no guard runs now; it will be obeyed when one starts.", err=True)

@@ -1,0 +1,300 @@
+"""``outrider bench serve``: a load test of any server with OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from ..bench.intervals import shown
+from ..errors import ConfigError
+from .bench import named_workload
+from .common import INTERRUPTED, JsonFile, numbers, report_console, writable, write_json
+
+KEY = "OPENAI_API_KEY"
+PERCENTILES = (50, 90, 95, 99)
+EVERY = 0.25
+"""Seconds between two lines of progress."""
+
+
+def table(report: dict[str, Any]) -> Table:
+    """Return the loads as a table, a row each; latencies as P50/90/95/99 in milliseconds."""
+    runs = report["runs"]
+    title = f"{runs[0]['endpoint']} · {runs[0]['model_id']} · {runs[0]['dataset']}"
+    grid = Table(
+        title=escape(title), box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    grid.add_column("load", overflow="fold")
+    for name in ("ok", "failed", "requests/s", "tokens/s", "goodput/s"):
+        grid.add_column(name, justify="right")
+    for name in ("TTFT", "ITL", "TPOT", "E2E"):
+        grid.add_column(f"{name} ms\nP50/90/95/99", justify="right")
+    grid.add_column("accepted", justify="right")
+    grid.add_column("length", justify="right")
+    for run in runs:
+        side = f"{run['side']}, " if "side" in run else ""
+        grid.add_row(
+            escape(f"{side}{run['label']}"), str(run["completed"]), str(run["failed"]),
+            _figure(run["request_throughput"]), _figure(run["output_throughput"]),
+            _figure(run["request_goodput"]),
+            *(_percentiles(run, name) for name in ("ttft", "itl", "tpot", "e2el")),
+            _figure(run.get("spec_decode_acceptance_rate"), " %"),
+            _figure(run.get("spec_decode_acceptance_length")),
+        )  # fmt: skip
+    return grid
+
+
+def _figure(value: float | None, unit: str = "") -> str:
+    """Return a figure with three digits or more, nothing for none."""
+    if value is None:
+        return ""
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}{unit}"
+
+
+def _percentiles(run: dict[str, Any], name: str) -> str:
+    return "/".join(_figure(run[f"p{p}_{name}_ms"]) or "-" for p in PERCENTILES)
+
+
+def show(report: dict[str, Any], on_stderr: bool) -> None:
+    """Print the table, comparisons, the bottleneck, warnings and definitions."""
+    console = report_console(on_stderr)
+    console.print(table(report))
+    for each in report.get("comparison", ()):
+        first, second = each["sides"]
+        for key, value in each.items():
+            if not isinstance(value, dict) or value["ratio"] is None:
+                continue
+            line = (
+                f"{each['label']} · {key}: {first} {_figure(value[first])}, {second} "
+                f"{_figure(value[second])}, ratio {value['ratio']:.3f} "
+                f"{shown(value['interval'], '.3f')} over {value['rounds']} rounds"
+            )
+            console.print(escape(line))
+    for run in report["runs"]:
+        for error, count in run["error_kinds"].items():
+            console.print(escape(f"{run['label']}: {count} failed: {error}"))
+        if "spec_decode_acceptance_rate" not in run:
+            console.print(escape(f"{run['label']}: acceptance: {run['spec_decode_source']}"))
+    limit = report["bottleneck"]
+    console.print(escape(f"limit, a hint: {limit['points_to']} ({limit['evidence']})"))
+    for name, text in report["definitions"].items():
+        console.print(escape(f"{name}: {text}"), style="dim")
+    for text in report["warnings"]:
+        typer.echo(f"warning: {text}", err=True)
+
+
+def progress() -> Callable[[str, int, int, int], None]:
+    """Return what shows progress on stderr, nothing where that is no terminal."""
+    import time
+
+    if not sys.stderr.isatty():
+        return lambda *_: None
+    last = 0.0
+
+    def tell(label: str, ended: int, failed: int, total: int) -> None:
+        nonlocal last
+        if ended < total and time.perf_counter() - last < EVERY:
+            return
+        last = time.perf_counter()
+        trouble = f", {failed} failed" if failed else ""
+        end = "\n" if ended == total else ""
+        typer.echo(f"\r\x1b[2K{label}: {ended} of {total}{trouble}{end}", err=True, nl=False)
+
+    return tell
+
+
+def shapes(
+    concurrency: str | None,
+    rate: str | None,
+    trace: str | None,
+    burstiness: float,
+    ramp: str | None,
+) -> tuple[Any, ...]:
+    """Return the load shapes that the options name, concurrency 1 where none does."""
+    from ..bench.load.arrivals import EXPONENTIAL, Closed, Open, load_trace
+
+    end, exponential, seconds = None, False, 0.0
+    if ramp is not None:
+        value, _, kind = ramp.partition(":")
+        (number,) = numbers(value, float, "--ramp")
+        if kind not in ("", "linear", EXPONENTIAL):
+            raise typer.BadParameter(f"--ramp {ramp!r}: give a number, then :exponential or not.")
+        end, exponential, seconds = number, kind == EXPONENTIAL, number
+    found: list[Any] = []
+    if concurrency:
+        sizes = numbers(concurrency, int, "--concurrency")
+        found += [Closed(size, 0.0 if rate else seconds) for size in sizes]
+    if rate:
+        rates = numbers(rate, float, "--request-rate")
+        found += [Open(each, burstiness, end, exponential) for each in rates]
+    if trace:
+        found.append(load_trace(trace))
+    return tuple(found or [Closed(1, seconds)])
+
+
+def extra(text: str | None) -> dict[str, Any]:
+    """Return the fields that ``--extra-body`` adds to each request."""
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError as error:
+        raise typer.BadParameter(f"--extra-body is not JSON ({error}).") from None
+    if not isinstance(fields, dict):
+        raise typer.BadParameter('--extra-body is no object; write {"top_p": 0.9}.')
+    return fields
+
+
+def save(report: dict[str, Any], html: str | None, results: Path | None) -> None:
+    """Write the page, and a file for each load as ``vllm bench serve`` would."""
+    from ..bench.load.page import page
+
+    try:
+        if html is not None:
+            Path(html).write_text(page(report), encoding="utf-8")
+        if results is not None:
+            results.mkdir(parents=True, exist_ok=True)
+            for i, run in enumerate(report["runs"]):
+                name = f"{run['backend']}-{run['date']}-{i:03d}.json"
+                (results / name).write_text(json.dumps(run), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}.") from None
+
+
+def serve(
+    url: Annotated[str, typer.Argument(help="The server, as in http://127.0.0.1:8000.")],
+    dataset: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="code, edit, prose, json, chat; a .jsonl or .json file of prompts, in ShareGPT's "
+            "layout, too; synthetic or synthetic:WORDS, on which acceptance means nothing.",
+        ),
+    ] = "code",
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="INTS", help="Closed loops: so many requests at once.")
+    ] = None,
+    request_rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FLOATS", help="Open loops: requests a second; inf sends all at once."
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Open loop at recorded times: JSON lines of seconds, or of objects with a "
+            "timestamp in milliseconds.",
+        ),
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(help="Shape of the gamma-distributed gaps; 1 is Poisson, inf even.")
+    ] = 1.0,
+    ramp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Open loops: the rate at the end, along a line, or with :exponential. Closed "
+            "loops: seconds over which the first requests start.",
+        ),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(help="Requests of each load.")] = 100,
+    duration: Annotated[
+        float | None, typer.Option(help="End each load after so many seconds.")
+    ] = None,
+    warm_up: Annotated[int, typer.Option(help="Unmeasured requests before each load.")] = 4,
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Hold open loops back while so many requests run.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.")] = 128,
+    temperature: Annotated[
+        float | None, typer.Option(help="The server's own unless given.")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Outputs of full length; spoils acceptance.")
+    ] = False,
+    extra_body: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Further fields of each request.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The first that the server lists unless given.")
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--completions", help="By the data set unless given."),
+    ] = None,
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:MS", help="A limit: ttft, itl, tpot or e2el; may come again."),
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="URL", help="Load this server, too, in turns.")
+    ] = None,
+    compare_speculation: Annotated[
+        bool,
+        typer.Option(
+            "--compare-speculation",
+            help="Load an Outrider server with speculation off and on, in turns.",
+        ),
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=6, help="Of a comparison.")] = 7,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and of the order of prompts.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Longest seconds of a request.")] = 600.0,
+    detailed: Annotated[
+        bool, typer.Option("--detailed", help="Report every request, too.")
+    ] = False,
+    json_: JsonFile = None,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", callback=writable, help="Write the report as one HTML page."),
+    ] = None,
+    result_dir: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="Write a file for each load as vllm bench serve --save-result does.",
+        ),
+    ] = None,
+) -> None:
+    """Load a server with OpenAI's API and measure what its users would see.
+
+    The API key is taken from OPENAI_API_KEY. Ctrl-C ends the load and keeps what was measured.
+    """
+    from ..bench.load.datasets import load_prompts
+    from ..bench.load.figures import parse_slos
+    from ..bench.load.measure import Options, measure_load
+    from ..bench.load.paired import compare as compare_sides
+
+    if compare and compare_speculation:
+        raise typer.BadParameter("give --compare or --compare-speculation, not both.")
+    if temperature is not None and not 0 <= temperature < math.inf:
+        raise typer.BadParameter(f"--temperature is {temperature}; give 0 or more.")
+    fields = {"temperature": temperature} if temperature is not None else {}
+    fields |= {"ignore_eos": True} if ignore_eos else {}
+    options = Options(
+        url=url,
+        workload=named_workload("code") if dataset == "code" else load_prompts(dataset, seed),
+        shapes=shapes(concurrency, request_rate, trace, burstiness, ramp),
+        requests=num_prompts, seconds=duration, warm_up=warm_up, max_concurrency=max_concurrency,
+        max_tokens=max_tokens, model=model, chat=chat, body=fields | extra(extra_body),
+        slos=parse_slos(goodput or ()), seed=seed, timeout=timeout, detailed=detailed,
+        key=os.environ.get(KEY) or None,
+    )  # fmt: skip
+    if compare or compare_speculation:
+        report = compare_sides(options, compare, rounds, progress())
+    else:
+        report = measure_load(options, progress())
+    write_json(report, json_)
+    save(report, html, result_dir)
+    show(report, on_stderr=json_ == "-")
+    if any(run["interrupted"] for run in report["runs"]):
+        typer.echo("interrupted: the report holds what was measured until then", err=True)
+        raise typer.Exit(INTERRUPTED)

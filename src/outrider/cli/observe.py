@@ -1,0 +1,150 @@
+"""``outrider observe``: metrics of any engine under one schema, alerts, and a dashboard."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .common import write
+from .diagnose import pairs
+
+app = typer.Typer()
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+LEAST, MOST = 0.1, 3600.0
+
+
+@app.callback()
+def observe() -> None:
+    """Watch Outrider, vLLM, SGLang, TensorRT-LLM or llama.cpp: exporter, alerts, dashboard."""
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a text such as 10s, 500ms or 1m."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text.strip())
+    found = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
+    if not LEAST <= found <= MOST:
+        raise typer.BadParameter(f"{text!r} is no time from 100ms to 1h; give one like 10s.")
+    return found
+
+
+@contextmanager
+def until_stopped() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM sets."""
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@app.command()
+def exporter(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The engine's address.")],
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the metrics.")] = 9090,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    interval: Annotated[
+        str, typer.Option(metavar="TIME", help="Time between two looks at the engine.")
+    ] = "10s",
+    standby: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The model without speculation, for the speedup."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A recording of the model without speculation, for the speedup: of outrider "
+            "diagnose --save or bench serve.",
+        ),
+    ] = None,
+    compat_names: Annotated[
+        bool,
+        typer.Option("--compat-names", help="Add gauges by the names that older guides use."),
+    ] = False,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OUTRIDER_API_KEY", help="The API key of the engines.")
+    ] = None,
+) -> None:
+    """Republish an engine's metrics under one schema, until it is stopped."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    from ..observe.exporter import Exporter, read_baseline
+    from ..observe.gpus import Gpus
+    from ..observe.watcher import Watcher
+    from ..planning.endpoint import Endpoint
+    from ..planning.host import is_local
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    every = seconds(interval)
+    recorded = None if baseline is None else read_baseline(baseline)
+    watched = Watcher(Endpoint(url, api_key), every, say)
+    other = None if standby is None else Watcher(Endpoint(standby, api_key), every, say)
+    registry = CollectorRegistry()
+    gpus = Gpus() if is_local(watched.endpoint.host) else None
+    registry.register(Exporter(watched, other, recorded, gpus, compat_names))
+    with until_stopped() as stopped:
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(
+                f"--host {host} --port {port} cannot be listened on: {why}; choose others."
+            ) from None
+        say(f"metrics at http://{host}:{server.server_port}/metrics")
+        watchers = [watcher for watcher in (watched, other) if watcher is not None]
+        for watcher in watchers:
+            watcher.start()
+        try:
+            stopped.wait()
+        finally:
+            for watcher in watchers:
+                watcher.stop()
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+@app.command()
+def rules(
+    form: Annotated[
+        str, typer.Option("--format", help="prometheus, or kubernetes for a PrometheusRule.")
+    ] = "prometheus",
+    latency: Annotated[
+        str, typer.Option(help="The latency whose P99 alerts: e2e or ttft.")
+    ] = "e2e",
+    advice: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A report of outrider advise --json: its break-even acceptance is the threshold.",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Another threshold."),
+    ] = None,
+) -> None:
+    """Print the alert rules, with runbooks, for Prometheus or its operator."""
+    from ..observe.rules import break_even_of, render
+
+    even = None if advice is None else break_even_of(advice)
+    write(render(form, latency, even, pairs(set_ or [], "--set")))
+
+
+@app.command()
+def dashboard() -> None:
+    """Print Grafana's dashboard: JSON to import or provision."""
+    from ..observe.rules import read_data
+
+    write(read_data("dashboard.json"))

@@ -1,0 +1,210 @@
+"""``outrider tune``: the fastest drafter and draft length for a model, a machine and a workload."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from ..bench.intervals import shown
+from ..server.options import toml
+from .bench import named_workload
+from .common import (
+    JsonFile,
+    Model,
+    bars,
+    model_folder,
+    numbers,
+    png,
+    report_console,
+    shapes,
+    status,
+    with_engine_options,
+    writable,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from ..bench.tuned import Tuning
+
+SHOWN = 8
+"""Settings of a batch size that the table has."""
+DEFINITIONS = (
+    "tokens/s: decode speed, (N-1)/(T(N)-T(1)), geometric mean over rounds; in italics what two "
+    "runs of the drafter promise · speedup: to plain decoding in the same round, median and 95 % "
+    "interval · ms/token: what a sequence waits for a token · length: 1 + accepted / drafts · "
+    "survival: share of drafts accepted up to each position"
+)
+
+
+def table(cell: dict[str, Any]) -> Table:
+    """Return the settings of one batch size, raced ones first, the fastest first."""
+    loss = f"no other raced setting is faster by more than {cell['loss_at_most']:.1%}"
+    grid = Table(
+        title=f"batch size {cell['batch_size']}: {escape(cell['best'])} ({loss})",
+        title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False,
+    )  # fmt: skip
+    for name in ("setting", "verdict", "survival"):
+        grid.add_column(name, overflow="fold")
+    for name in ("tokens/s", "speedup", "", "ms/token", "length", "rounds"):
+        grid.add_column(name, justify="right")
+    for row in cell["settings"][:SHOWN]:
+        raced, length = row["rounds"], row["acceptance_length"]
+        nodes = f", {row['max_draft_nodes']} nodes" if row["max_draft_nodes"] else ""
+        k = row["num_speculative_tokens"]
+        grid.add_row(
+            escape(f"{row['drafter']} K={k}{nodes}") if k else "plain",
+            row["verdict"],
+            bars(row["acceptance_by_position"]),
+            f"{row['tokens_per_second']:.0f}" if raced else f"[i]{row['promised']:.0f}[/i]",
+            f"{row['speedup']:.2f}x" if raced else "",
+            escape(shown(row["speedup_interval"], ".2f")),
+            f"{row['latency_per_token_ms']:.2f}" if raced else "",
+            f"{length:.2f}" if length else "",
+            str(raced or ""),
+            style="bold green" if row["verdict"] == "best" else None,
+        )
+    return grid
+
+
+def config(tuning: Tuning) -> str:
+    """Return a file that ``outrider serve --config`` and ``outrider deploy render`` read."""
+    machine, workload = tuning.setting["machine"], tuning.setting["workload"]
+    lines = [f"# outrider tune, {machine['date']}, {machine['cpu']}, workload {workload}"]
+    for cell in tuning.cells:
+        lines.append(
+            f"# batch size {cell.batch_size}: {cell.best} is best, no other raced setting is "
+            f"faster by more than {cell.race.loss:.1%}; what stands here has "
+            f"{tuning.kept[cell.batch_size]:.1%} of its speed"
+        )
+    lines += _pairs({"model": tuning.model, **tuning.serve})
+    lines += ["", "# What outrider deploy render reads."]
+    for name, values in tuning.deploy.items():
+        lines += [f"[deploy.{name}]", *_pairs(values)]
+    return "\n".join([*lines, ""])
+
+
+def _pairs(values: dict[str, Any]) -> list[str]:
+    return [f"{name} = {toml(value)}" for name, value in values.items()]
+
+
+def others(report: dict[str, Any]) -> list[str]:
+    """Return what other engines should have, a line each."""
+    method = report["deploy"]["drafter"]["method"]
+    if method == "none":
+        return ["Other engines: no speculation."]
+    schedule, eagle = report["tensorrt_llm"], report["sglang"]
+    lines = [
+        f"Other engines: {method}",
+        f"vLLM: num_speculative_tokens_per_batch_size {report['vllm']}",
+        f"TensorRT-LLM: draft_len_schedule {schedule}" if schedule is not None
+        else "TensorRT-LLM: no schedule, for it drafts longest for the smallest batches",
+        f"SGLang: {json.dumps(eagle)}" if eagle is not None
+        else "SGLang: no schedule, for its tiers are those of EAGLE heads",
+    ]  # fmt: skip
+    return lines
+
+
+@with_engine_options("dtype", "quantization", "drafter_quantization", "drafter_window")
+def tune(
+    model: Model = None,
+    drafter: Annotated[
+        str, typer.Option(help="auto, or auto+ and drafters by name or folder: all are compared.")
+    ] = "auto",
+    num_speculative_tokens: Annotated[
+        str, typer.Option(metavar="INTS", help="Draft lengths K, with commas.")
+    ] = "1,2,3,4,5,6,7,8,9,10",
+    trees: Annotated[
+        str, typer.Option(help="Trees as NODES:DEPTH, with commas; each loads an engine more.")
+    ] = "",
+    batch_size: Annotated[
+        str, typer.Option(metavar="INTS", help="How many sequences run together, with commas.")
+    ] = "1,4,16",
+    workload: Annotated[
+        str,
+        typer.Option(metavar="NAME|FILE", help="code, edit, prose, json, chat, or a file."),
+    ] = "code",
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Prompts of a run; 8 unless given, more for larger batches.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 0.0,
+    max_tpot: Annotated[
+        float | None,
+        typer.Option(help="Seconds that a sequence may wait for a token; bounds max_num_seqs."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Of a race, at most.")] = 12,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.toml",
+            callback=writable,
+            help="Write what serve --config and deploy render read here.",
+        ),
+    ] = None,
+    json_: JsonFile = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.png",
+            callback=png,
+            help="Draw speed by K, and throughput against latency, as PNG; needs outrider[plot].",
+        ),
+    ] = None,
+    **engine_options: Any,
+) -> None:
+    """Find the drafter, the draft length and the batch size that are fastest here."""
+    with status("loading the models"):
+        from ..bench import tune as tuning
+
+        if plot:
+            from ..bench.tune_plot import draw
+        items = named_workload(workload)
+    console = Console(stderr=True)
+    # Drawn between runs only: a drawing thread would disturb the timing.
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        console=console, transient=True, disable=not console.is_terminal, auto_refresh=False,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("loading the models", total=None)
+
+        def told(size: int, done: int, total: int) -> None:
+            what = f"batch size {size}"
+            bar.update(task, description=what, completed=done, total=total, refresh=True)
+
+        options = {name: value for name, value in engine_options.items() if value is not None}
+        tuned = tuning.tune(
+            model_folder(model), items, drafter=drafter,
+            lengths=numbers(num_speculative_tokens, int, "--num-speculative-tokens"),
+            trees=shapes(trees) if trees else (), num_prompts=num_prompts,
+            batch_sizes=numbers(batch_size, int, "--batch-size"), max_tokens=max_tokens,
+            temperature=temperature, max_tpot=max_tpot, rounds=rounds, told=told, **options,
+        )  # fmt: skip
+    report = tuned.report()
+    write_json(report, json_)
+    if out:
+        Path(out).write_text(config(tuned), encoding="utf-8")
+    if plot:
+        draw(report, Path(plot))
+    screen = report_console(json_ == "-")
+    for cell in report["batch_sizes"]:
+        screen.print(table(cell))
+    screen.print(DEFINITIONS, style="dim")
+    screen.print("\nThroughput against latency, of what was raced, none beaten in both:")
+    for point in report["pareto"]:
+        screen.print(
+            f"  {point['tokens_per_second']:.0f} tokens/s at {point['latency_per_token_ms']:.2f} "
+            f"ms/token: batch size {point['batch_size']}, {point['setting']}",
+            markup=False,
+        )
+    screen.print()
+    screen.print(config(tuned), markup=False, soft_wrap=True)
+    for line in others(report):
+        screen.print(line, markup=False, soft_wrap=True)

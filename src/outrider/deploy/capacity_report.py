@@ -1,0 +1,76 @@
+"""A capacity as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..planning.figure import Figure
+from ..planning.report import table
+from .capacity import Capacity, Fleet, levels
+
+NEVER = "does not keep the service levels"
+
+
+def _count(figure: Figure) -> str:
+    """Return a number without its unit, which stands beside it."""
+    return f"{figure.value:,.0f} ({figure.evidence})"
+
+
+ROWS: tuple[tuple[str, Callable[[Fleet], str]], ...] = (
+    ("requests/s of a replica", lambda fleet: f"{fleet.per_replica.value:.3g} (modelled)"),
+    ("more would break", lambda fleet: fleet.limited_by),
+    ("sequences at once", lambda fleet: _count(fleet.batch)),
+    ("draft length", lambda fleet: f"{fleet.k or 'off'} (modelled)"),
+    ("replicas at the peak", lambda fleet: _count(fleet.replicas)),
+    ("spare replicas", lambda fleet: _count(fleet.spare)),
+    ("standby replicas, plain", lambda fleet: _count(fleet.standby)),
+    ("**devices in all**", lambda fleet: f"**{_count(fleet.devices)}**"),
+    ("wait", lambda fleet: levels(fleet.times, "wait")),
+    ("TTFT", lambda fleet: levels(fleet.times, "ttft")),
+    ("TPOT", lambda fleet: levels(fleet.times, "tpot")),
+    ("E2E", lambda fleet: levels(fleet.times, "e2e")),
+)
+
+
+def capacity_markdown(found: Capacity) -> str:
+    """Return a capacity as Markdown; every number has its evidence beside it."""
+    slo = ", ".join(f"{name.upper()} {each}" for name, each in found.slo.items())
+    lines = [
+        f"# {found.target} for {found.peak.value:,.6g} requests/s ({found.peak.evidence})", "",
+        f"Service levels: {slo}. Acceptance of {found.drafter}: {found.acceptance} "
+        f"({found.acceptance_source}).", "",
+    ]  # fmt: skip
+    both = (found.plain, found.speculative)
+    cells = [(name, *(cell(each) if each else NEVER for each in both)) for name, cell in ROWS]
+    lines += table(("", "plain", "speculative"), cells)
+    lines += ["The times are modelled: at the peak, with spares and standby idle.", ""]
+    lines += _days(found)
+    if found.cautious is not None:
+        lines += [f"At the P10 of acceptance the peak takes {found.cautious} with speculation.", ""]
+    if found.rollback:
+        needed, there, missing = (found.rollback[n] for n in ("needed", "there", "missing"))
+        lines += [
+            f"If all traffic goes plain at the peak it needs {_count(needed)} replicas. Without "
+            f"the spares {_count(there)} are there, standby and drafting ones, which then go "
+            f"plain too: {_count(missing)} are missing.", "",
+        ]  # fmt: skip
+    lines += [f"- {note}" for note in found.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _days(found: Capacity) -> list[str]:
+    """Return device hours and dollars of a day, and replicas by hour where hours are known."""
+    sides = (("plain", found.plain), ("speculative", found.speculative))
+    both = [(name, each) for name, each in sides if each]
+    rows = [
+        (name, how, hours, each.dollars_a_day.get(how, "not known"))
+        for name, each in both
+        for how, hours in each.device_hours_a_day.items()
+    ]
+    lines = table(("", "replicas", "device hours a day", "dollars a day"), rows) if rows else []
+    if any(len(each.hours) > 1 for _, each in both):
+        lines += ["Replicas by hour (modelled), without spares and standby:", ""]
+        for name, each in both:
+            lines.append(f"- {name}: {' '.join(f'{hour.value:g}' for hour in each.hours)}")
+        lines.append("")
+    return lines

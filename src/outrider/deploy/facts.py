@@ -1,0 +1,45 @@
+"""What a checkpoint's folder says of itself, where the spec does not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .spec import Drafter, Spec, Target
+
+GIB = 2**30
+Model = TypeVar("Model", Target, Drafter)
+
+
+def filled(spec: Spec) -> Spec:
+    """Return the spec with the facts of local checkpoints; what it states itself stays."""
+    target, drafter = spec.target, spec.drafter
+    target = _filled(target, target.model, "attention_heads", "num_attention_heads")
+    target = _filled(target, target.model, "vocab_size", "vocab_size")
+    if drafter.model is not None:
+        drafter = _filled(drafter, drafter.model, "vocab_size", "vocab_size")
+    return replace(spec, target=target, drafter=drafter)
+
+
+def _filled(model: Model, folder: str, fact: str, name: str) -> Model:
+    changes: dict[str, Any] = {}
+    value = _config(folder).get(name)
+    if getattr(model, fact) is None and isinstance(value, int) and value > 0:
+        changes[fact] = value
+    files = [file for file in Path(folder).glob("*.safetensors") if file.is_file()]
+    if model.weights_gib is None and files:
+        changes["weights_gib"] = sum(file.stat().st_size for file in files) / GIB
+    return replace(model, **changes)
+
+
+def _config(folder: str) -> dict[str, Any]:
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(config, dict):
+        return {}
+    text = config.get("text_config")
+    return {**text, **config} if isinstance(text, dict) else config

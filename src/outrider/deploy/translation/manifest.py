@@ -1,0 +1,247 @@
+"""Whole Kubernetes manifests of vLLM, as they would be written today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import yaml
+
+from ...errors import ConfigError, shown
+from ..capabilities import Engine, find
+from ..yamls import dump
+from . import vllm
+from .rules import Change, Translated
+from .words import commands
+
+WORKLOADS = ("Deployment", "StatefulSet")
+GPU = "nvidia.com/gpu"
+DELAY = "initialDelaySeconds"
+SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
+
+
+def translate(text: str) -> Translated:
+    """Return the manifests of today, with every deviation explained; unknown kinds stay.
+
+    Raises:
+        ConfigError: it is no YAML, or no container runs vLLM.
+    """
+    try:
+        documents = [each for each in yaml.safe_load_all(text) if each is not None]
+    except (yaml.YAMLError, ValueError) as error:
+        place = getattr(error, "problem_mark", None)
+        where = f" at line {place.line + 1}" if place is not None else ""
+        raise ConfigError(f"The manifest is no YAML{where}.") from None
+    engine = find("vllm")
+    changes: list[Change] = []
+    served = 0
+    for document in documents:
+        kind = document.get("kind") if isinstance(document, dict) else None
+        if kind in WORKLOADS:
+            served += _workload(document, engine, changes)
+        elif kind == "Service":
+            _service(document, changes)
+    if not served:
+        raise ConfigError("No container of these manifests runs vLLM; give its Deployment.")
+    return Translated("manifests.yaml", "---\n".join(dump(each) for each in documents), changes)
+
+
+def _workload(document: dict[str, Any], engine: Engine, changes: list[Change]) -> int:
+    """Bring a Deployment up to date in place; return how many containers run vLLM."""
+    pod = _table(_table(_table(document, "spec"), "template"), "spec")
+    served = 0
+    for container in _tables(pod, "containers"):
+        if "vllm" in str(container.get("image", "")):
+            _container(container, engine, changes)
+            _shared_memory(pod, container, changes)
+            served += 1
+    if served:
+        for step in POD_STEPS:
+            step(pod, changes)
+    return served
+
+
+def _table(owner: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the table of that name in ``owner``; an empty one of its own where there is none."""
+    value = owner.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _tables(owner: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the list of tables of that name in ``owner``, empty where there is none.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    value = owner.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise ConfigError(f"{name} of the manifest is {shown(value)}; write a list of tables.")
+    return value
+
+
+def _container(container: dict[str, Any], engine: Engine, changes: list[Change]) -> None:
+    old = str(container["image"])
+    if old != engine.image and old.startswith("vllm/vllm-openai"):
+        container["image"] = engine.image
+        why = "options below are of this version; pin it, and test before you switch"
+        changes.append(Change(f"image {old}", engine.image, why))
+    words = _words(container)
+    launch, found = vllm.serve(words)
+    container["command"] = launch.arguments()
+    container.pop("args", None)
+    changes += found
+    _probes(container, engine, changes)
+    sizes = ("--tensor-parallel-size", "--pipeline-parallel-size")
+    tensor, stages = (int(str(launch.options.get(size, 1))) for size in sizes)
+    _resources(container, tensor * stages, changes)
+    _secrets(container, changes)
+    if "lifecycle" not in container:
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", "15"]}}}
+        why = "the Service forgets the pod before it stops taking requests"
+        changes.append(Change("(no preStop)", "sleep 15", why))
+    if "securityContext" not in container:
+        drop = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        container["securityContext"] = drop
+        changes.append(Change("(no securityContext)", "no privileges", "the engine needs none"))
+
+
+def _words(container: dict[str, Any]) -> list[str]:
+    """Return the words of the container's command; a shell's ``-c`` is read.
+
+    Raises:
+        ConfigError: they cannot be read, or several commands run.
+    """
+    words = []
+    for part in ("command", "args"):
+        value = container.get(part) or []
+        if not isinstance(value, list):
+            raise ConfigError(f"{part} of a container is {shown(value)}; write a list of words.")
+        words += [str(word) for word in value]
+    if words and words[0] in SHELLS:
+        script = [w for w in words[1:] if not w.startswith("-")]
+        found = [each for each in commands(" ".join(script)) if vllm.is_vllm(each)]
+        if len(found) != 1:
+            raise ConfigError(
+                "The container's shell does not run one command of vLLM; write it so."
+            )
+        return found[0]
+    if words and words[0].startswith("-"):
+        return ["vllm", "serve", *words]  # the image's own entry point
+    return words
+
+
+def _probes(container: dict[str, Any], engine: Engine, changes: list[Change]) -> None:
+    """Let a startup probe do what fixed delays did; readiness asks for a model."""
+    named = [each.get("name") or each.get("containerPort") for each in _tables(container, "ports")]
+    port = named[0] if named else 8000
+    for name, path in (("livenessProbe", engine.alive), ("readinessProbe", engine.ready)):
+        old = _table(container, name)
+        usual = {"httpGet": {"path": path, "port": port}, "periodSeconds": 10, "timeoutSeconds": 5}
+        probe = {key: value for key, value in (old or usual).items() if key != DELAY}
+        asked = _table(probe, "httpGet")
+        if asked:
+            probe["httpGet"] = {**asked, "path": path}
+        container[name] = probe
+        if DELAY in old:
+            why = "no fixed delay fits all models: too short kills them while they load"
+            changes.append(Change(f"{name}.{DELAY} {old[DELAY]}", "startupProbe", why))
+        was = _table(old, "httpGet").get("path", "(none)" if not old else path)
+        if was != path:
+            why = (
+                "ready means that a model is served, not that a process lives"
+                if name == "readinessProbe"
+                else "a process that hangs is started again"
+            )
+            changes.append(Change(f"{name} {was}", path, why))
+    if "startupProbe" not in container:
+        asked = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 180}
+        container["startupProbe"] = {**deepcopy(container["livenessProbe"]), **asked}
+        why = "liveness waits until the weights are read, for half an hour at most"
+        changes.append(Change("(no startupProbe)", engine.alive, why))
+
+
+def _resources(container: dict[str, Any], needed: int, changes: list[Change]) -> None:
+    """Keep the GPUs; say where they are not those that the command splits the model over."""
+    resources = _table(container, "resources")
+    gpus = _table(resources, "limits").get(GPU)
+    if gpus is None:
+        limits = _table(resources, "limits") | {GPU: needed}
+        container["resources"] = {**resources, "limits": limits}
+        why = "without a limit the pod gets no GPU"
+        changes.append(Change(f"(no {GPU})", str(needed), why))
+    elif str(gpus) != str(needed):
+        why = f"the command splits the model over {needed}; make both equal"
+        changes.append(Change(f"{GPU} {gpus}", f"{gpus}, unchanged", why))
+
+
+def _secrets(container: dict[str, Any], changes: list[Change]) -> None:
+    """Take tokens from a secret that stand in the manifest."""
+    for each in _tables(container, "env"):
+        name = str(each.get("name", ""))
+        if name.endswith(("TOKEN", "KEY", "PASSWORD")) and "value" in each:
+            if str(each["value"]).startswith("$("):
+                continue
+            hub = name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+            secret = "hub-token" if hub else name.lower().replace("_", "-")
+            del each["value"]
+            each["valueFrom"] = {"secretKeyRef": {"name": secret, "key": "token"}}
+            why = f"a manifest is no place for secrets: make the secret {secret}, revoke this one"
+            changes.append(Change(f"env {name} in clear", f"secretKeyRef {secret}", why))
+
+
+def _shared_memory(pod: dict[str, Any], container: dict[str, Any], changes: list[Change]) -> None:
+    """Mount memory at /dev/shm, where the processes of one replica share tensors."""
+    mounts = _tables(container, "volumeMounts")
+    if any(mount.get("mountPath") == "/dev/shm" for mount in mounts):
+        return
+    container["volumeMounts"] = [*mounts, {"name": "shm", "mountPath": "/dev/shm"}]
+    volumes = _tables(pod, "volumes")
+    if not any(volume.get("name") == "shm" for volume in volumes):
+        volume = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
+        pod["volumes"] = [*volumes, volume]
+    why = "processes of one replica share tensors there; containers have 64 MiB of it"
+    changes.append(Change("(no /dev/shm)", "8Gi in memory", why))
+
+
+def _grace(pod: dict[str, Any], changes: list[Change]) -> None:
+    old = pod.get("terminationGracePeriodSeconds")
+    if not isinstance(old, int) or old < 75:
+        pod["terminationGracePeriodSeconds"] = 75
+        why = "above preStop and the time that streams get to end"
+        changes.append(Change(f"terminationGracePeriodSeconds {old or '(30)'}", "75", why))
+
+
+def _links(pod: dict[str, Any], changes: list[Change]) -> None:
+    if pod.get("enableServiceLinks") is not False:
+        pod["enableServiceLinks"] = False
+        why = "a Service named vllm would set VLLM_PORT, which vLLM reads as its own"
+        changes.append(Change("enableServiceLinks (true)", "false", why))
+
+
+def _account(pod: dict[str, Any], changes: list[Change]) -> None:
+    if pod.get("automountServiceAccountToken") is not False:
+        pod["automountServiceAccountToken"] = False
+        why = "the engine asks nothing of the cluster"
+        changes.append(Change("automountServiceAccountToken (true)", "false", why))
+
+
+POD_STEPS: tuple[Callable[[dict[str, Any], list[Change]], None], ...] = (_grace, _links, _account)
+
+
+def _service(document: dict[str, Any], changes: list[Change]) -> None:
+    spec = _table(document, "spec")
+    old = spec.get("type", "ClusterIP")
+    if old in ("LoadBalancer", "NodePort"):
+        spec["type"] = "ClusterIP"
+        for port in _tables(spec, "ports"):
+            port.pop("nodePort", None)
+        for name in ("externalTrafficPolicy", "loadBalancerIP", "loadBalancerSourceRanges"):
+            spec.pop(name, None)
+        why = (
+            "it opened an engine without keys to the network, and one Service cannot weigh traffic "
+            "between a speculative and a plain Deployment; put an HTTPRoute or Ingress in front"
+        )
+        changes.append(Change(f"Service type {old}", "ClusterIP", why))

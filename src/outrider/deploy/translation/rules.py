@@ -1,0 +1,74 @@
+"""The table of old forms, and what a translation says of each change."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from ..capabilities import DATA
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What became of one old option: a key of ``speculative_config``, an option, or nothing.
+
+    ``value`` is the option's value where the old one had none; ``switch`` says it had none.
+    """
+
+    old: str
+    why: str
+    key: str | None = None
+    option: str | None = None
+    value: str | None = None
+    switch: bool = False
+
+    @property
+    def new(self) -> str:
+        """Today's form, for a table."""
+        if self.key is not None:
+            return f"speculative_config.{self.key}"
+        if self.option is None:
+            return "nothing"
+        return self.option if self.value is None else f"{self.option} {self.value}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One deviation: what stood there, what stands there now, and why."""
+
+    old: str
+    new: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.old} -> {self.new}: {self.why}."
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rules of one source, and the version and day for which they were looked up."""
+
+    title: str
+    gone: str
+    date: str
+    rules: Mapping[str, Rule]
+
+
+@dataclass(frozen=True)
+class Translated:
+    """Today's text, and every change in it; ``name`` is its file's, ``files`` are others."""
+
+    name: str
+    text: str
+    changes: list[Change]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def table(source: str) -> Table:
+    """Return the rules of vllm, llamacpp, tgi, trtllm or python."""
+    loaded = tomllib.loads((DATA / "translations.toml").read_text("utf-8"))[source]
+    rules = {rule["old"]: Rule(**rule) for rule in loaded["rules"]}
+    return Table(loaded["title"], loaded["gone"], str(loaded["date"]), rules)

@@ -1,0 +1,110 @@
+"""Commands as people paste them: their words, and their options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from ...errors import ConfigError, shown
+
+WRAPPERS = frozenset({"exec", "env", "sudo", "nohup", "time", "$"})
+SEPARATORS = frozenset({";", "&&", "||", "|", "&", "\n"})
+
+
+@dataclass
+class Command:
+    """A command: words before the options, then options with their values; True is none."""
+
+    program: list[str]
+    options: list[tuple[str, str | bool]] = field(default_factory=list)
+
+    def get(self, *names: str) -> str | None:
+        """Return the last value of an option under any of its names."""
+        found = [value for name, value in self.options if name in names and value is not True]
+        return str(found[-1]) if found else None
+
+    def has(self, *names: str) -> bool:
+        """Return whether an option is given."""
+        return any(name in names for name, _ in self.options)
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the words of each command of a shell text.
+
+    Comments are dropped, and so are variables, ``exec`` and the like before a command.
+
+    Raises:
+        ConfigError: it is no plain list of commands, or needs values that only a shell has.
+    """
+    joined = re.sub(r"\\\r?\n", " ", text)
+    found: list[list[str]] = []
+    for line in joined.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>()")
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError as error:
+            raise ConfigError(
+                f"A command cannot be read: {error} in {shown(line.strip())}."
+            ) from None
+        found.append([])
+        for word in words:
+            if word in SEPARATORS:
+                found.append([])
+            elif word and set(word) <= set("<>()"):
+                raise ConfigError(
+                    f"Redirections and sub-shells are not translated: {shown(line.strip())}; "
+                    "give the plain command."
+                )
+            else:
+                found[-1].append(word)
+    return [words for words in map(_unwrapped, found) if words]
+
+
+def _unwrapped(words: list[str]) -> list[str]:
+    while words and (words[0] in WRAPPERS or re.match(r"[A-Za-z_]\w*=", words[0])):
+        words = words[1:]
+    unknown = [word for word in words if "$" in word or "`" in word]
+    if unknown:
+        raise ConfigError(
+            f"A command has {shown(unknown[0])}, whose value only its shell knows; write the value."
+        )
+    return words
+
+
+def options(
+    words: list[str],
+    switches: Collection[str],
+    canonical: Callable[[str], str] = str,
+) -> Command:
+    """Return the command of its words.
+
+    Args:
+        words: the program and its options.
+        switches: options without a value, by their canonical names.
+        canonical: the name of an option by the flag as it was written.
+    """
+    command = Command([])
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not re.match(r"--?[A-Za-z]", word):
+            command.program.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        flag = canonical(flag)
+        if equals:
+            command.options.append((flag, value))
+        elif flag in switches or index == len(words) or _is_flag(words[index]):
+            command.options.append((flag, True))
+        else:
+            command.options.append((flag, words[index]))
+            index += 1
+    return command
+
+
+def _is_flag(word: str) -> bool:
+    return re.match(r"--?[A-Za-z]", word) is not None

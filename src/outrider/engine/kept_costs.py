@@ -1,0 +1,67 @@
+"""Reads and writes the file in which measured costs are kept. It needs no torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from .costs import HOST, HOST_PER_SEQUENCE, Costs, Curve, DraftCosts
+
+USUAL_HOST = HOST, HOST_PER_SEQUENCE
+LONGEST = 1e6
+"""No step takes as many seconds."""
+logger = logging.getLogger("outrider")
+
+
+def read_costs(file: Path) -> Costs | None:
+    """Return the costs in a file; None where there are none that make sense."""
+    try:
+        kept = json.loads(file.read_text())
+        drafters = {
+            name: DraftCosts(passes and _curve(passes), float(call), float(each))
+            for name, (passes, call, each) in kept["drafters"].items()
+        }
+        host, each = kept.get("host", USUAL_HOST)
+        rest = [float(number) for number in (kept["per_context"], host, each)]
+        calls = [n for drafter in drafters.values() for n in (drafter.call, drafter.per_sequence)]
+        if not all(0 <= each < LONGEST for each in (*rest, *calls)):
+            return None
+        return Costs(_curve(kept["target"]), drafters, *rest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _curve(points: list[list[float]]) -> Curve:
+    rows, seconds = [int(row) for row, _ in points], [float(second) for _, second in points]
+    if len(rows) < 2 or rows[0] != 1 or rows != sorted(set(rows)) or seconds[0] <= 0:
+        raise ValueError("no curve")
+    if seconds != sorted(seconds) or not seconds[-1] < LONGEST:
+        raise ValueError("no curve")
+    return Curve(tuple(rows), tuple(seconds))
+
+
+def write_costs(file: Path, costs: Costs) -> None:
+    """Keep costs for the next start, if the disk takes them."""
+
+    def points(curve: Curve | None) -> list[tuple[int, float]] | None:
+        return curve and list(zip(curve.rows, curve.seconds, strict=True))
+
+    text = json.dumps(
+        {
+            "target": points(costs.target),
+            "drafters": {
+                n: (points(d.passes), d.call, d.per_sequence) for n, d in costs.drafters.items()
+            },
+            "per_context": costs.per_context,
+            "host": (costs.host, costs.host_per_sequence),
+        }
+    )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.replace(file)
+    except OSError as error:
+        logger.warning("what steps cost cannot be kept (%s); it is measured at each start", error)

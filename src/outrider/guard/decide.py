@@ -1,0 +1,414 @@
+"""The rules of the guard: what it does about what it sees. No I/O, no clock of its own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from .judge import DOWN, Verdict, figures, judge
+from .policy import Policy
+from .states import Decision, Event, Level, Observation, Place, State, Track, Weights
+
+URGENT = (DOWN, "errors", "memory_critical")
+"""Signals that move traffic at once, whatever was changed a moment ago."""
+FORCIBLE = ("normal", "reduced", "plain", "standby")
+NO_TRAFFIC: Weights = (0, 100)
+
+
+def decide(state: State, seen: Observation, policy: Policy, now: float) -> Decision:
+    """Return what to do, and why.
+
+    Args:
+        now: seconds since the epoch; a state outlives the process.
+    """
+    turn = _Turn(state, seen, policy, now)
+    if state.forced is not None:
+        turn.obey(state.forced)
+        return turn.decision({})
+    if seen.trouble is not None:
+        turn.alerts["source"] = f"{seen.trouble} Nothing is changed until it answers."
+        return turn.decision({})
+    verdict = judge(state, seen, policy, now)
+    turn.reasons.update(verdict.reasons)
+    turn.run(verdict)
+    return turn.decision(dict(verdict.pending))
+
+
+def wanted(state: State, policy: Policy) -> tuple[dict[str, Any] | None, Weights | None]:
+    """Return what drafting and weights must be; None where the guard has no say.
+
+    Drafting is a body for ``/v1/speculation``.
+    """
+    drafting: dict[str, Any] | None = None
+    if state.drafting.level == Level.REDUCED:
+        drafting = {"enabled": True, "num_speculative_tokens": state.reduced_to}
+    elif state.drafting.level == Level.PLAIN:
+        drafting = {"enabled": False}
+    elif state.own_drafting is not None:
+        own = state.own_drafting
+        drafting = {"enabled": own["enabled"], "num_speculative_tokens": own["length"]}
+    recovery, place = policy.recovery, state.traffic.level
+    if place == Place.OWN:
+        return drafting, state.own_weights
+    if place == Place.STANDBY:
+        return drafting, NO_TRAFFIC
+    stage = min(state.traffic.stage, len(recovery.stages) - 1)
+    share = recovery.relief if place == Place.RELIEVED else recovery.stages[stage]
+    engine = min(99, max(1, round(100 * share)))
+    return drafting, (engine, 100 - engine)
+
+
+class _Turn:
+    """One evaluation: the new state grows here."""
+
+    def __init__(self, state: State, seen: Observation, policy: Policy, now: float) -> None:
+        self.state, self.seen, self.policy, self.now = state, seen, policy, now
+        self.events: list[Event] = []
+        self.alerts: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+        if seen.traffic_trouble is not None:
+            self.alerts["traffic_switch"] = seen.traffic_trouble
+        if seen.drafting_trouble is not None and seen.engine.up is not False:
+            self.alerts["drafting_switch"] = seen.drafting_trouble
+        if seen.trouble is None and seen.engine.up is None:
+            self.alerts["no_data"] = "The source has no figures of the engine."
+        if seen.engine.up is False and seen.answers is True:
+            self.alerts["no_data"] = "The engine's model answers, but its metrics do not."
+        if policy.can_shift and not seen.warm:
+            self.alerts["standby_cold"] = "The standby's model does not answer."
+
+    def decision(self, pending: dict[str, float]) -> Decision:
+        """Return what the turn came to."""
+        state = replace(self.state, pending=pending, seen=self.now)
+        return Decision(state, tuple(self.events), self.alerts, self.reasons)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last change is long enough ago for another that is not urgent."""
+        last = max(self.state.drafting.since, self.state.traffic.since)
+        return not 0 <= self.now - last < self.policy.recovery.cooldown
+
+    def run(self, verdict: Verdict) -> None:
+        """Make at most one change; the most urgent reason comes first."""
+        place = self.state.traffic.level
+        if place == Place.STANDBY:
+            self._at_standby()
+            return
+        cause = self._reason_to_leave(verdict, place)
+        if cause is not None and self._leave(cause, verdict):
+            return
+        if not self.settled:
+            self.reasons["cooldown"] = "a change was made a moment ago"
+        elif self._relieve(verdict) or self._reduce(verdict):
+            pass
+        elif place == Place.PROBING:
+            self._advance(verdict)
+        else:
+            self._go_back(verdict)
+
+    # Traffic to the standby
+
+    def _reason_to_leave(self, verdict: Verdict, place: str) -> str | None:
+        """Return the signal that asks for the standby; None for none."""
+        for name in URGENT:
+            if name in verdict.bad:
+                return name
+        if place == Place.PROBING:  # on probation a single bad figure is enough
+            watched = ("p99",) if self.policy.engine.has_switch else ("p99", "acceptance")
+            for name in watched:
+                signal, value = self.policy.signals[name], verdict.values.get(name)
+                if value is not None and signal.is_bad(value, False):
+                    return name
+        if not self.settled:
+            return None
+        if "p99" in verdict.bad:
+            return "p99"
+        if not self.policy.engine.has_switch and self._weak(verdict):
+            return "acceptance"
+        return None
+
+    def _leave(self, cause: str, verdict: Verdict) -> bool:
+        """Move traffic to the standby, unless that would be blind or worse."""
+        errors = 1.0 if cause == DOWN else verdict.values.get("errors", 0.0)
+        if not self._standby_fits(cause, errors, verdict):
+            return False
+        track, probing = self.state.traffic, self.state.traffic.level == Place.PROBING
+        wait = self._longer(track)
+        self._move(Place.STANDBY, cause, wait=wait, errors=errors)
+        action = "abort" if probing else "shift"
+        text = f"{verdict.reasons.get(cause, cause)}: traffic goes to the standby"
+        self._say(action, cause, f"{text}; the engine is tried again in {wait:.0f} s")
+        return True
+
+    def _standby_fits(self, cause: str, errors: float, verdict: Verdict) -> bool:
+        """Whether traffic may move; if not, an alert says why."""
+        seen, policy = self.seen, self.policy
+        if not policy.can_shift:
+            self.alerts["no_standby"] = f"{cause} is bad, and the policy has nowhere to shift to."
+        elif seen.weights is None:
+            pass  # a dead switch has its alert
+        elif seen.weights[0] == 0:
+            self.alerts["no_traffic"] = f"{cause} is bad, but the engine has no traffic already."
+        elif not seen.warm:
+            self.alerts["standby_cold"] = (
+                f"{cause} is bad, but the standby's model does not answer: traffic stays."
+            )
+        elif self._standby_worse(cause, errors, verdict):
+            self.alerts["both_bad"] = (
+                f"{cause} is bad, but the standby is no better: traffic stays."
+            )
+        else:
+            return True
+        return False
+
+    def _standby_worse(self, cause: str, errors: float, verdict: Verdict) -> bool:
+        other = figures(self.seen.standby, self.policy, self.policy.recovery.requests)
+        theirs = other.get("errors", 0.0)
+        if cause in (DOWN, "errors"):
+            return theirs >= errors
+        if theirs > max(self.policy.signals["errors"].bad, errors):
+            return True
+        if cause in ("p99", "memory_critical"):
+            return cause in other and other[cause] >= verdict.values[cause]
+        return False
+
+    # Traffic at the standby, and back
+
+    def _at_standby(self) -> None:
+        """Leave a standby that fails, or try the engine again when it is time."""
+        other = figures(self.seen.standby, self.policy, self.policy.minimum.requests)
+        theirs, limit = other.get("errors", 0.0), self.policy.signals["errors"].bad
+        dead = self.seen.standby.up is False and not self.seen.warm
+        if dead or theirs > limit:
+            self._leave_standby(1.0 if dead else theirs, dead)
+            return
+        track = self.state.traffic
+        if self.now < track.retry_at:
+            self.reasons["return"] = (
+                f"the engine is tried again in {track.retry_at - self.now:.0f} s"
+            )
+        elif self.seen.weights is None:
+            self.reasons["return"] = "the engine waits for the switch of traffic"
+        elif self.seen.answers is not True:
+            self.reasons["return"] = "the engine's model does not answer yet"
+        elif (name := self._unclear()) is not None:
+            self.reasons["return"] = f"{name} of the engine is not clear over a whole window yet"
+        else:
+            self._move(Place.PROBING, track.cause, errors=track.errors)
+            share = self.policy.recovery.stages[0]
+            self._say("probe", track.cause, f"the engine answers: it gets {share:.0%} of traffic")
+
+    def _unclear(self) -> str | None:
+        """Return a figure of the engine that is not clear, be it of a single request.
+
+        Requests that were under way when traffic left end later; a try that began before they are
+        out of the window would be judged by them.
+        """
+        values = figures(self.seen.engine, self.policy, 1.0)
+        for name in ("errors", "p99", "memory"):
+            if name in values and not self.policy.signals[name].is_clear(values[name]):
+                return name
+        return None
+
+    def _leave_standby(self, errors: float, dead: bool) -> None:
+        """Go back to the engine if fewer requests fail there."""
+        track = self.state.traffic
+        better = track.errors < errors or dead
+        if self.seen.answers is not True or not better or self.seen.weights is None:
+            self.alerts["both_bad"] = "The standby fails, and the engine is no better."
+        elif not dead and not self.settled:
+            self.alerts["both_bad"] = "The standby fails; the last change was a moment ago."
+        else:
+            self._move(Place.OWN, "standby", wait=track.wait)
+            self._say("return", "standby", "the standby fails and the engine answers: back to it")
+
+    def _advance(self, verdict: Verdict) -> None:
+        """Give the engine more traffic after a good stage."""
+        track, recovery = self.state.traffic, self.policy.recovery
+        names = ("errors", "p99", "memory")
+        unclear = [
+            name for name in names
+            if name in verdict.values
+            and not self.policy.signals[name].is_clear(verdict.values[name])
+        ]  # fmt: skip
+        served = self.seen.engine.requests or 0.0
+        if self.now - track.since < recovery.hold:
+            self.reasons["return"] = f"stage {track.stage + 1} runs"
+        elif served < recovery.requests:
+            self.reasons["return"] = f"stage {track.stage + 1} waits for requests"
+        elif unclear:
+            self.reasons["return"] = f"stage {track.stage + 1} waits: {unclear[0]} is not clear"
+        elif track.stage + 1 < len(recovery.stages):
+            share = recovery.stages[track.stage + 1]
+            self._move(Place.PROBING, track.cause, stage=track.stage + 1, errors=track.errors)
+            self._say("advance", track.cause, f"a good stage: the engine gets {share:.0%}")
+        else:
+            self._move(Place.OWN, track.cause)
+            self._say("return", track.cause, "all stages were good: the engine has its traffic")
+
+    # Drafting
+
+    def _weak(self, verdict: Verdict) -> bool:
+        """Whether speculation loses time; acceptance decides alone where no speedup is known."""
+        if "speedup" in verdict.values and "speedup" not in verdict.bad:
+            return False
+        return "acceptance" in verdict.bad
+
+    def _reduce(self, verdict: Verdict) -> bool:
+        """Draft less where speculation loses time; only note it where the engine chooses K."""
+        drafting, policy = self.seen.drafting, self.policy
+        if not policy.engine.has_switch or drafting is None or not drafting.enabled:
+            return False
+        if drafting.length is None:
+            self._note(drafting.in_use, verdict)
+            return False
+        if not self._weak(verdict):
+            return False
+        shorter = self.state.drafting.level == Level.OWN and drafting.in_use > 1
+        self._draft_less(Level.REDUCED if shorter else Level.PLAIN, "acceptance", verdict)
+        return True
+
+    def _note(self, in_use: int, verdict: Verdict) -> None:
+        """Put on record, once, what the engine's own controller is there to handle."""
+        stopped = in_use == 0
+        noted = stopped or self._weak(verdict)
+        if noted and not self.state.noted:
+            what = "it drafts nothing now" if stopped else verdict.reasons["acceptance"]
+            self._say("record", "acceptance", f"the engine chooses K itself: {what}")
+            self.state = replace(self.state, noted=True)
+        elif not noted and self._drafts_well(verdict):
+            self.state = replace(self.state, noted=False)
+
+    def _draft_less(self, level: Level, cause: str, verdict: Verdict) -> None:
+        drafting, track = self.seen.drafting, self.state.drafting
+        assert drafting is not None
+        if track.level == Level.OWN:
+            own = self.state.own_drafting or asdict(drafting)
+            reduced = max(1, drafting.in_use // 2)
+            self.state = replace(self.state, own_drafting=own, reduced_to=reduced)
+        wait = self._longer(track)
+        self._draft(level, cause, wait=wait)
+        action = "reduce" if level == Level.REDUCED else "plain"
+        what = f"K goes to {self.state.reduced_to}" if action == "reduce" else "it decodes plainly"
+        speedup = verdict.reasons.get("speedup", "") if "speedup" in verdict.values else ""
+        why = f"{verdict.reasons[cause]}{'; ' if speedup else ''}{speedup}"
+        self._say(action, cause, f"{why}: {what}")
+
+    def _relieve(self, verdict: Verdict) -> bool:
+        """Draft less and let fewer requests in while memory is short."""
+        if "memory" not in verdict.bad:
+            return False
+        changed, drafting = False, self.seen.drafting
+        if (
+            self.state.drafting.level == Level.OWN and drafting is not None
+            and drafting.enabled and drafting.in_use
+        ):  # fmt: skip
+            level = Level.REDUCED if drafting.in_use > 1 else Level.PLAIN
+            self._draft_less(level, "memory", verdict)
+            changed = True
+        if self.state.traffic.level == Place.OWN and self._standby_fits("memory", 0.0, verdict):
+            self._move(Place.RELIEVED, "memory", wait=self._longer(self.state.traffic))
+            share = self.policy.recovery.relief
+            self._say("relieve", "memory",
+                      f"{verdict.reasons['memory']}: the engine gets {share:.0%}")  # fmt: skip
+            changed = True
+        return changed
+
+    def _go_back(self, verdict: Verdict) -> None:
+        """Undo what is no longer needed, once the wait is over."""
+        traffic, drafting = self.state.traffic, self.state.drafting
+        if traffic.level == Place.RELIEVED and self._due(traffic) and self._memory_clear(verdict):
+            self._move(Place.OWN, "memory", wait=traffic.wait)
+            self._say("return", "memory", "memory is clear: the engine has its traffic")
+        if drafting.level == Level.OWN or not self._due(drafting) or self.seen.drafting is None:
+            return
+        if drafting.level == Level.PLAIN:
+            self._draft(Level.REDUCED, drafting.cause, wait=drafting.wait, trial=True)
+            text = f"drafting is tried again with K of {self.state.reduced_to}"
+            self._say("probe", drafting.cause, text)
+        elif self._drafts_well(verdict):
+            self._draft(Level.OWN, drafting.cause, wait=drafting.wait)
+            self._say("restore", drafting.cause, "the engine drafts as its operator set it")
+
+    def _drafts_well(self, verdict: Verdict) -> bool:
+        if self.state.drafting.cause == "memory":
+            return self._memory_clear(verdict)
+        return any(
+            name in verdict.values and self.policy.signals[name].is_clear(verdict.values[name])
+            for name in ("acceptance", "speedup")
+        )
+
+    # A person's word
+
+    def obey(self, mode: str) -> None:
+        """Go to the mode that a person holds the guard in, if that can be done."""
+        state = self.state
+        if mode == "standby":
+            if state.traffic.level != Place.STANDBY and self._standby_answers():
+                self._move(Place.STANDBY, "forced")
+                self._say("shift", "forced", "a person moved traffic to the standby")
+            return
+        if state.traffic.level != Place.OWN:
+            self._move(Place.OWN, "forced")
+            self._say("return", "forced", "a person moved traffic to the engine")
+        level = Level.OWN if mode == "normal" else Level(mode)
+        if state.drafting.level == level:
+            return
+        if self.seen.drafting is None and state.drafting.level == Level.OWN:
+            self.alerts["forced"] = f"{mode} was forced, but no switch of drafting answers."
+            return
+        drafting = self.seen.drafting
+        if state.drafting.level == Level.OWN and drafting is not None:
+            own = state.own_drafting or asdict(drafting)
+            reduced = max(1, drafting.in_use // 2)
+            self.state = replace(self.state, own_drafting=own, reduced_to=reduced)
+        self._draft(level, "forced")
+        actions = {Level.OWN: "restore", Level.REDUCED: "reduce", Level.PLAIN: "plain"}
+        self._say(actions[level], "forced", f"a person set drafting to {level}")
+
+    def _standby_answers(self) -> bool:
+        if self.policy.can_shift and self.seen.weights is not None and self.seen.warm:
+            return True
+        self.alerts["forced"] = (
+            "The standby was forced, but it has no switch, or its model does not answer."
+        )
+        return False
+
+    # Small parts
+
+    def _say(self, action: str, signal: str, text: str) -> None:
+        self.events.append(Event(action, signal, text))
+
+    def _due(self, track: Track) -> bool:
+        return self.now >= track.retry_at
+
+    def _memory_clear(self, verdict: Verdict) -> bool:
+        value = verdict.values.get("memory")
+        return value is None or self.policy.signals["memory"].is_clear(value)
+
+    def _longer(self, track: Track) -> float:
+        """Return the wait for the next try: the usual one, doubled if the last try failed soon."""
+        recovery = self.policy.recovery
+        soon = track.level == Level.OWN and self.now - track.since <= 2 * track.wait
+        tried = track.level == Place.PROBING or track.stage
+        if track.wait and (soon or tried):
+            return min(2 * track.wait, recovery.longest_wait)
+        return track.wait if track.level == Level.REDUCED else recovery.wait
+
+    def _move(
+        self, place: Place, cause: str, *, wait: float | None = None, stage: int = 0,
+        errors: float = 0.0,
+    ) -> None:  # fmt: skip
+        own = self.state.own_weights
+        if place != Place.OWN and own is None:
+            own = self.seen.weights
+        old = self.state.traffic.wait if wait is None else wait
+        track = Track(place, self.now, cause, old, self.now + old, stage, errors)
+        self.state = replace(self.state, traffic=track, own_weights=own)
+
+    def _draft(
+        self, level: Level, cause: str, wait: float | None = None, *, trial: bool = False
+    ) -> None:
+        old = self.state.drafting.wait if wait is None else wait
+        track = Track(level, self.now, cause, old, self.now + old, int(trial))
+        self.state = replace(self.state, drafting=track)

@@ -1,0 +1,79 @@
+"""What the figures say: which signals are bad, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .policy import Policy
+from .states import Observation, Place, Side, State
+
+DOWN = "down"
+"""The signal of an engine that neither its metrics nor its model answer for."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one evaluation makes of the signals.
+
+    Attributes:
+        bad: those that are bad for as long as the policy says.
+        pending: by signal, since when it is bad.
+        reasons: a sentence on each.
+        values: the figures that count.
+    """
+
+    bad: frozenset[str]
+    pending: Mapping[str, float]
+    reasons: Mapping[str, str]
+    values: Mapping[str, float]
+
+
+def judge(state: State, seen: Observation, policy: Policy, now: float) -> Verdict:
+    """Return the verdict on the engine; a figure without enough traffic behind it is no figure."""
+    values = figures(seen.engine, policy, _least(state, policy))
+    if seen.engine.up is False and seen.answers is False:
+        values = {DOWN: 1.0}
+    pending: dict[str, float] = {}
+    bad: set[str] = set()
+    reasons: dict[str, str] = {}
+    if DOWN in values:
+        bad.add(DOWN)
+        reasons[DOWN] = "neither the engine's metrics nor its model answer"
+    # What was bad before a long silence may have been good in between.
+    before = {} if now - state.seen > max(3 * policy.interval, policy.window) else state.pending
+    for name, signal in policy.signals.items():
+        if name not in values:
+            reasons[name] = "no figure, or too little traffic for one"
+            continue
+        side = "below" if signal.falls else "above"
+        text = f"{name} is {values[name]:.3g}"
+        if not signal.is_bad(values[name], name in before):
+            reasons[name] = f"{text}; bad {side} {signal.bad:g}"
+            continue
+        since = min(before.get(name, now), now)
+        pending[name] = since
+        if now - since >= signal.seconds:
+            bad.add(name)
+        of = f" of {signal.seconds:.0f}" if name not in bad else ""
+        limit = signal.clear if name in before else signal.bad
+        reasons[name] = f"{text}, {side} {limit:g} for {now - since:.0f}{of} s"
+    return Verdict(frozenset(bad), pending, reasons, values)
+
+
+def figures(side: Side, policy: Policy, requests: float) -> dict[str, float]:
+    """Return the figures of a server that have enough traffic behind them."""
+    values: dict[str, float | None] = {"memory": side.memory, "memory_critical": side.memory}
+    if side.requests is not None and side.requests >= requests:
+        values |= {"errors": side.errors, "p99": side.p99}
+    elif side.p99 == float("inf"):  # requests run, and nothing ends
+        values["p99"] = side.p99
+    if (side.drafted or 0.0) >= policy.minimum.drafted and side.draft_length != 0:
+        values |= {"acceptance": side.acceptance, "speedup": side.speedup}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _least(state: State, policy: Policy) -> float:
+    """Return the requests that a figure needs: a probation has few, and must be judged by them."""
+    probing = state.traffic.level == Place.PROBING
+    return policy.recovery.requests if probing else policy.minimum.requests

@@ -1,0 +1,330 @@
+"""The policy of a guard: a TOML file, checked whole before anything is watched."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, no_option, shown
+from .checks import check
+
+WITH_SWITCH = ("outrider",)
+"""Engines whose drafting can be changed while they run."""
+FIGURES = (
+    "up", "done", "failed", "running", "tokens", "p99", "memory", "drafted", "accepted", "speedup",
+    "draft_length",
+)  # fmt: skip
+"""What a source is asked for, by the names of ``[source.queries]``."""
+LONGEST = 7 * 86400.0
+
+
+@dataclass(frozen=True)
+class Signal:
+    """When a figure is bad, when it is good again, and for how long it must be bad.
+
+    Of a figure that must not fall, ``bad`` lies below ``clear``; of one that must not rise, above.
+    """
+
+    bad: float
+    clear: float
+    seconds: float = 0.0
+
+    @property
+    def falls(self) -> bool:
+        """Whether low values are the bad ones."""
+        return self.bad < self.clear
+
+    def is_bad(self, value: float, before: bool) -> bool:
+        """Whether a value is bad, given whether the last one was."""
+        limit = self.clear if before else self.bad
+        return value < limit if self.falls else value > limit
+
+    def is_clear(self, value: float) -> bool:
+        """Whether a value is good enough to go back."""
+        return value >= self.clear if self.falls else value <= self.clear
+
+
+SIGNALS = {
+    "acceptance": Signal(0.55, 0.60, 20.0),
+    "speedup": Signal(1.0, 1.05),
+    "p99": Signal(5.0, 3.0, 20.0),
+    "errors": Signal(0.05, 0.02),
+    "memory": Signal(0.92, 0.85, 20.0),
+    "memory_critical": Signal(0.97, 0.92),
+}
+"""Defaults; acceptance and speedup are bad when low, the others when high."""
+SHARES = ("acceptance", "errors", "memory", "memory_critical")
+
+
+@dataclass(frozen=True)
+class Server:
+    """The engine, or its standby. ``key_env`` names a variable that holds its API key."""
+
+    url: str
+    kind: str = "outrider"
+    key_env: str | None = None
+
+    @property
+    def key(self) -> str | None:
+        """The API key; None for none."""
+        return os.environ.get(self.key_env) if self.key_env else None
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether its drafting can be changed while it runs."""
+        return self.kind in WITH_SWITCH
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where figures come from.
+
+    ``engine`` and ``standby`` are label matchers of their series, as ``instance="host:8000"``;
+    ``queries`` are expressions in place of the usual ones, where $MATCHER and $WINDOW are filled
+    in.
+    """
+
+    kind: str = "scrape"
+    url: str | None = None
+    engine: str | None = None
+    standby: str | None = None
+    key_env: str | None = None
+    queries: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What divides traffic between the two, and their names there."""
+
+    kind: str = "none"
+    address: str | None = None
+    backend: str | None = None
+    engine: str | None = None
+    standby: str | None = None
+    url: str | None = None
+    namespace: str | None = None
+    route: str | None = None
+    key_env: str | None = None
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Below this much in a window a figure says nothing: requests, and drafted tokens."""
+
+    requests: float = 20.0
+    drafted: float = 500.0
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How things go back.
+
+    Args:
+        cooldown: least seconds between two changes that are not urgent.
+        wait: seconds until the first try; it doubles up to ``longest_wait`` where tries fail.
+        stages: the engine's shares of traffic in a probation.
+        hold: seconds of a stage.
+        requests: that a stage must have seen.
+        relief: the engine's share of traffic while memory is short.
+    """
+
+    cooldown: float = 60.0
+    wait: float = 120.0
+    longest_wait: float = 3600.0
+    stages: tuple[float, ...] = (0.05, 0.25, 0.5)
+    hold: float = 60.0
+    requests: float = 5.0
+    relief: float = 0.5
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What keeps two guards from acting at once: a lock in the folder, or a Kubernetes Lease."""
+
+    kind: str = "file"
+    url: str | None = None
+    namespace: str | None = None
+    name: str = "outrider-guard"
+    key_env: str | None = None
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A whole policy.
+
+    Args:
+        folder: of state, audit and lease.
+        interval: seconds between evaluations.
+        window: seconds that figures cover.
+        probe_timeout: seconds in which a model must answer one token.
+        listen: host:port of the guard's own metrics; None for none.
+        webhook: an address that gets each event; None for none.
+    """
+
+    engine: Server
+    standby: Server | None = None
+    source: Source = Source()
+    traffic: Traffic = Traffic()
+    signals: Mapping[str, Signal] = field(default_factory=lambda: dict(SIGNALS))
+    minimum: Minimum = Minimum()
+    recovery: Recovery = Recovery()
+    lease: Lease = Lease()
+    folder: str = "guard"
+    interval: float = 10.0
+    window: float = 60.0
+    probe_timeout: float = 5.0
+    listen: str | None = None
+    webhook: str | None = None
+    dry_run: bool = False
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether traffic can be moved at all."""
+        return self.traffic.kind != "none" and self.standby is not None
+
+
+def read(file: Path) -> Policy:
+    """Return the policy in a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no policy.
+    """
+    where = f"The policy {file}"
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{where} is no TOML: {' '.join(str(error).split())}.") from None
+    return parse(document, where)
+
+
+def parse(document: Mapping[str, Any], where: str = "The policy") -> Policy:
+    """Return the policy that a document describes.
+
+    Raises:
+        ConfigError: something in it is wrong; the message says what and where.
+    """
+    _known(Policy, document, where)
+    parts: dict[str, Any] = {}
+    for name, value in document.items():
+        kind = PARTS.get(name)
+        if name == "signals":
+            parts[name] = _signals(value, where)
+        elif kind is not None:
+            parts[name] = _part(kind, value, f"{where}, [{name}]")
+        else:
+            parts[name] = _value(_field(Policy, name), value, where)
+    if "engine" not in parts:
+        raise ConfigError(f"{where} names no engine; add [engine] with its url.")
+    policy = Policy(**parts)
+    check(policy, where)
+    return policy
+
+
+PARTS: dict[str, type[Any]] = {
+    "engine": Server, "standby": Server, "source": Source, "traffic": Traffic, "minimum": Minimum,
+    "recovery": Recovery, "lease": Lease,
+}  # fmt: skip
+
+
+def _field(kind: type[Any], name: str) -> Field[Any]:
+    return next(f for f in fields(kind) if f.name == name)
+
+
+def _known(kind: type[Any], document: Any, where: str) -> None:
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{where} is {shown(document)}; give a table of options.")
+    names = [f.name for f in fields(kind)]
+    for name in document:
+        if name not in names:
+            raise no_option(where, name, names)
+
+
+def _part(kind: type[Any], document: Any, where: str) -> Any:
+    _known(kind, document, where)
+    for one in fields(kind):
+        required = one.default is MISSING and one.default_factory is MISSING
+        if required and one.name not in document:
+            raise ConfigError(f"{where} has no {one.name}; add it.")
+    return kind(**{name: _value(_field(kind, name), v, where) for name, v in document.items()})
+
+
+def _value(one: Field[Any], value: Any, where: str) -> Any:
+    """Return a value of an option, checked for its type."""
+    wanted = str(one.type)
+    if wanted == "float":
+        return _number(value, f"{where}: {one.name}")
+    if wanted == "bool" and isinstance(value, bool):
+        return value
+    if wanted.startswith("str") and isinstance(value, str) and value and value.isprintable():
+        return value
+    if wanted.startswith("tuple") and isinstance(value, list) and value:
+        return tuple(_number(each, f"{where}: {one.name}") for each in value)
+    if wanted.startswith("Mapping") and isinstance(value, dict):
+        return _queries(value, where)
+    kinds = {"bool": "true or false", "str": "a text", "tuple": "numbers", "Mapping": "a table"}
+    kind = next(text for start, text in kinds.items() if wanted.startswith(start))
+    raise ConfigError(f"{where}: {one.name} is {shown(value)}; give {kind}.")
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ConfigError(f"{where} is {shown(value)}; give a number.")
+    if not 0 <= value <= LONGEST:
+        raise ConfigError(f"{where} is {shown(value)}; give 0 to {LONGEST:.0f}.")
+    return float(value)
+
+
+def _queries(document: dict[str, Any], where: str) -> dict[str, str]:
+    for name, text in document.items():
+        if name not in FIGURES:
+            raise no_option(f"{where}, queries", name, FIGURES)
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(f"{where}: the query {name} is {shown(text)}; give an expression.")
+    return document
+
+
+def _signals(document: Any, where: str) -> dict[str, Signal]:
+    where = f"{where}, [signals]"
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{where} is {shown(document)}; give a table of signals.")
+    found = dict(SIGNALS)
+    for name, values in document.items():
+        if name not in SIGNALS:
+            raise no_option(where, name, list(SIGNALS))
+        found[name] = _signal(name, values, f"{where}: {name}")
+    if found["memory"].bad >= found["memory_critical"].bad:
+        raise ConfigError(f"{where}: memory must act below memory_critical; correct one.")
+    return found
+
+
+def _signal(name: str, values: Any, where: str) -> Signal:
+    usual = SIGNALS[name]
+    side = "below" if usual.falls else "above"
+    names = (side, "clear", "for")
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} is {shown(values)}; give {{{side} = ..., clear = ...}}.")
+    for each in values:
+        if each not in names:
+            raise no_option(where, each, names)
+    bad = _number(values.get(side, usual.bad), f"{where}.{side}")
+    # Where only the threshold is given, the way back keeps its usual distance to it.
+    scaled = min(bad * usual.clear / usual.bad, 1.0 if name in SHARES else LONGEST)
+    clear = _number(values.get("clear", scaled), f"{where}.clear")
+    seconds = _number(values.get("for", usual.seconds), f"{where}.for")
+    if bad == clear or (bad < clear) is not usual.falls:
+        order = "above" if usual.falls else "below"
+        raise ConfigError(
+            f"{where}: clear is {clear:g} and {side} {bad:g}; clear must lie {order} it, "
+            "or the guard flaps."
+        )
+    if name in SHARES and max(bad, clear) > 1:
+        raise ConfigError(f"{where} is a share from 0 to 1, not {max(bad, clear):g}.")
+    return Signal(bad, clear, seconds)

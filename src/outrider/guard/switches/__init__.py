@@ -1,0 +1,47 @@
+"""What the guard changes things with."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ...errors import OutriderError
+from ..policy import Policy
+from ..states import Weights
+
+
+class SwitchError(OutriderError):
+    """A switch does not answer, or refuses; nothing is known of what it did."""
+
+
+class TrafficSwitch(Protocol):
+    """Divides traffic between engine and standby by weights."""
+
+    def read(self) -> Weights:
+        """Return the weights in force.
+
+        Raises:
+            SwitchError: it does not answer.
+        """
+        ...
+
+    def set(self, weights: Weights) -> None:
+        """Put weights into force.
+
+        Raises:
+            SwitchError: it does not answer, or refuses.
+        """
+        ...
+
+
+def traffic_switch(policy: Policy) -> TrafficSwitch | None:
+    """Return the switch that a policy names; None for none."""
+    from .haproxy import HAProxy
+    from .httproute import HTTPRoute
+    from .webhook import Webhook
+
+    traffic = policy.traffic
+    if traffic.kind == "haproxy":
+        return HAProxy(traffic)
+    if traffic.kind == "httproute":
+        return HTTPRoute(traffic)
+    return Webhook(traffic) if traffic.kind == "webhook" else None

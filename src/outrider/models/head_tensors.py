@@ -1,0 +1,163 @@
+"""The tensors of a head's checkpoint: their names, shapes and types, and the ids that it drafts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ..errors import ModelError
+from .files import TYPES
+from .formats.shared import PLAIN, Checkpoint
+from .heads import MEDUSA, PARTS, PEAGLE, SAFEAILAB, Head
+from .quantize import Matrix
+
+
+class HeadTensors:
+    """The tensors of an EAGLE-3 checkpoint by the names of Hugging Face's models.
+
+    Args:
+        folder: the checkpoint's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._own = Checkpoint(folder)
+        self._first = "midlayer." if SAFEAILAB in self._own else "layers.0."
+
+    def __contains__(self, name: str) -> bool:
+        return self._name(name) in self._own
+
+    def _name(self, name: str) -> str:
+        name = name.removeprefix("model.")
+        return name.replace("layers.0.", self._first, 1) if name.startswith("layers.0.") else name
+
+    def raw(self, name: str) -> torch.Tensor:
+        """See ``Checkpoint.raw``."""
+        return self._own.raw(self._name(name))
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor, None where there is none."""
+        entry = self._own.entries.get(self._name(name))
+        return None if entry is None else entry.shape
+
+    def odd_type(self, name: str) -> str | None:
+        """Return the type of a tensor that holds no plain floating-point numbers, else None."""
+        type = self._own.entries[self._name(name)].type
+        return None if TYPES.get(type) in PLAIN else type
+
+    def get(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """See ``Checkpoint.get``."""
+        return self._own.get(self._name(name), shape, dtype)
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        """See ``Checkpoint.matrix``."""
+        return self._own.matrix(self._name(name), shape, dtype)
+
+
+def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that a head must have, as ``HeadTensors`` names them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if head.kind == MEDUSA:
+        for place in range(head.longest or 1):
+            for block in range(head.blocks):
+                shapes[f"{place}.{block}.linear.weight"] = (head.hidden_size, head.hidden_size)
+            shapes[f"{place}.{head.blocks}.weight"] = (head.vocab_size, head.hidden_size)
+        return shapes
+    a = head.architecture
+    assert a is not None
+    wide = (PARTS if head.layers is None else len(head.layers)) * head.hidden_size
+    width, queries, keys = a.hidden_size, a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    shapes |= {"fc.weight": (width, wide), "lm_head.weight": (a.vocab_size, width)}
+    shapes |= {"model.norm.weight": (width,), "model.layers.0.hidden_norm.weight": (width,)}
+    for index in range(a.num_layers):
+        base, inputs = f"model.layers.{index}.", width if index else 2 * width
+        shapes |= {f"{base}self_attn.{n}_proj.weight": (keys, inputs) for n in "kv"}
+        shapes[f"{base}self_attn.q_proj.weight"] = queries, inputs
+        shapes[f"{base}self_attn.o_proj.weight"] = width, queries
+        shapes |= {
+            f"{base}mlp.{n}_proj.weight": (a.intermediate_size, width) for n in ("gate", "up")
+        }
+        shapes[f"{base}mlp.down_proj.weight"] = width, a.intermediate_size
+        shapes |= {f"{base}{n}_layernorm.weight": (width,) for n in ("input", "post_attention")}
+    if a.vocab_size != head.vocab_size:
+        shapes["d2t"] = (a.vocab_size,)
+    shapes |= {name: (wide // len(head.fused_norms),) for name in head.fused_norms}
+    if head.kind == PEAGLE:
+        shapes["mask_hidden"] = (1, 1, wide)
+    return shapes
+
+
+def optional_tensors(head: Head) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors that a head may have."""
+    if head.kind != MEDUSA:
+        return {"model.embed_tokens.weight": (head.vocab_size, head.hidden_size)}
+    places = itertools.product(range(head.longest or 1), range(head.blocks))
+    return {f"{place}.{block}.linear.bias": (head.hidden_size,) for place, block in places}
+
+
+class Misfit(NamedTuple):
+    """A tensor that is not what its head's config says: what it is, and what is needed."""
+
+    name: str
+    found: str
+    needed: str
+
+
+def misfits(head: Head) -> Iterator[Misfit]:
+    """Yield the tensors of a head's checkpoint that are missing, or of another shape or type."""
+    tensors, needed = HeadTensors(head.folder), expected_tensors(head)
+    for name, shape in {**needed, **optional_tensors(head)}.items():
+        found = tensors.shape(name)
+        if found != shape and (found is not None or name in needed):
+            said = "missing" if found is None else f"{[*found]}"
+            yield Misfit(name, said, f"its config.json says {[*shape]}")
+        elif found is not None and name != "d2t" and (type := tensors.odd_type(name)):
+            yield Misfit(name, f"of type {type}", "F32, BF16 or F16 is needed")
+
+
+def check_tensors(head: Head) -> None:
+    """Refuse a head whose tensors are not what its config says, before anything is allocated.
+
+    Raises:
+        ModelError: they are not.
+    """
+    for name, found, needed in misfits(head):
+        raise ModelError(f"{head.folder}: tensor {name!r} is {found}, but {needed}.")
+
+
+def drafted_ids(tensors: HeadTensors, head: Head) -> list[int] | None:
+    """Return the target's id of each id that a head drafts; None where they are the same.
+
+    Raises:
+        ModelError: there are no such ids, or they contradict each other.
+    """
+    assert head.architecture is not None
+    size, vocabulary = head.architecture.vocab_size, head.vocab_size
+    if "d2t" not in tensors:
+        if size != vocabulary:
+            raise ModelError(
+                f"{head.folder}: this head drafts {size} of {vocabulary} ids, but has no tensor "
+                "'d2t' that says which; convert the checkpoint again."
+            )
+        return None
+    offsets = tensors.raw("d2t")
+    if offsets.shape != (size,) or offsets.is_floating_point() or offsets.dtype == torch.bool:
+        raise ModelError(f"{head.folder}: tensor 'd2t' is no list of {size} whole numbers.")
+    ids = torch.arange(size) + offsets.to(torch.int64)
+    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or len(ids.unique()) != size:
+        raise ModelError(
+            f"{head.folder}: tensor 'd2t' names ids twice, or outside the vocabulary of "
+            f"{vocabulary}; it holds offsets, target id = draft id + d2t[draft id]."
+        )
+    if "t2d" in tensors:
+        known = tensors.raw("t2d").to(torch.bool)
+        if known.shape != (vocabulary,) or not bool(known[ids].all()) or int(known.sum()) != size:
+            raise ModelError(f"{head.folder}: tensors 'd2t' and 't2d' name different ids.")
+    found: list[int] = ids.tolist()
+    return found

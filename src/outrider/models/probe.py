@@ -1,0 +1,89 @@
+"""``python -m outrider.models.probe [MODEL [DRAFTER]]``: what torch and checkpoints say, as JSON.
+
+``outrider doctor`` runs it as a process of its own: a torch that cannot be imported, or kernels
+that this CPU does not run, must not end the doctor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from ..errors import OutriderError
+from ..gguf import is_gguf
+from ..native.choice import available, library
+from ..native.threads import allowed_threads
+from ..text.codec import TextCodec, has_tokenizer
+from .families import find_folder, read_architecture, read_config, read_shape
+from .files import weight_files
+from .native import covers, native_dtype
+
+
+def machine() -> dict[str, Any]:
+    """Return torch's version, threads, the native step's instruction sets, and GPUs."""
+    try:
+        chosen = library()
+        isa, trouble = (None if chosen is None else chosen.isa), ""
+    except OutriderError as error:
+        isa, trouble = None, str(error)
+    return {
+        "torch": torch.__version__,
+        "threads": allowed_threads(),
+        "isas": list(available()),
+        "isa": isa,
+        "isa_error": trouble,
+        "cuda_build": torch.version.cuda,
+        "cuda": [_gpu(number) for number in range(torch.cuda.device_count())],
+    }
+
+
+def _gpu(number: int) -> dict[str, Any]:
+    found = torch.cuda.get_device_properties(number)
+    return {
+        "name": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "bf16": found.major >= 8,
+        "memory": found.total_memory,
+    }
+
+
+def checkpoint(model: str) -> dict[str, Any]:
+    """Return a checkpoint's family, dtype, sizes and bytes; ``error`` where it cannot be used."""
+    try:
+        folder = find_folder(model)
+        config = read_config(folder)
+        shape = read_shape(config, folder)
+        architecture = read_architecture(config, folder)
+        native = architecture is not None and covers(
+            config, architecture, native_dtype("auto", architecture.dtype)
+        )
+        files = [folder] if is_gguf(folder) else weight_files(folder)
+        largest = (
+            max(TextCodec(folder).backend.get_vocab().values()) if has_tokenizer(folder) else None
+        )
+    except OutriderError as error:
+        return {"error": str(error)}
+    return {
+        "folder": str(folder.absolute()),
+        "family": shape.family,
+        "native": native,
+        "dtype": str(shape.dtype).removeprefix("torch."),
+        "context": shape.context,
+        "vocabulary": shape.vocab_size,
+        "largest_id": largest,
+        "bytes": sum(file.stat().st_size for file in files),
+    }
+
+
+def main() -> None:
+    """Print what was found."""
+    names = ("model", "drafter")
+    found = {name: checkpoint(path) for name, path in zip(names, sys.argv[1:], strict=False)}
+    print(json.dumps({**machine(), **found}))
+
+
+if __name__ == "__main__":
+    main()

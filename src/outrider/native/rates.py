@@ -1,0 +1,36 @@
+"""What is expected of drafted nodes before any is seen, as C++ reads it. It needs no torch."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+
+DEPTHS, RANKS, BINS = 8, 4, 4
+"""Depths, ranks and bins of the margin that rates tell apart; the last stands for all beyond."""
+
+
+class Rates:
+    """P(accepted | parent accepted) of drafted nodes by depth, rank and bin of the margin.
+
+    Args:
+        table: fp32 [``DEPTHS``, ``RANKS``, ``BINS``].
+
+    Raises:
+        ModelError: it has another shape.
+    """
+
+    def __init__(self, table: NDArray[np.float32]) -> None:
+        if table.shape != (DEPTHS, RANKS, BINS):
+            raise ModelError(f"rates of drafts have the shape {table.shape}.")
+        self.table = np.ascontiguousarray(table, np.float32)
+        self.pointer = self.table.ctypes.data
+
+
+# P(accepted | parent accepted), with a margin of at least 0, 0.5, 1.5 and 3 to the next candidate.
+_TABLE = np.empty((DEPTHS, RANKS, BINS), np.float32)
+_TABLE[:, 0] = (0.45, 0.7, 0.85, 0.95)
+_TABLE[:, 1] = (0.3, 0.15, 0.1, 0.05)
+_TABLE[:, 2] = (0.12, 0.06, 0.04, 0.03)
+_TABLE[:, 3] = (0.06, 0.04, 0.03, 0.02)
+GUESSED = Rates(_TABLE)
+"""The rates of a model drafter's nodes until they are counted."""

@@ -1,0 +1,1 @@
+"""Watching engines: one schema for the metrics of all, rules that alert, a dashboard."""

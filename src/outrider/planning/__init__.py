@@ -1,0 +1,16 @@
+"""Planning: what speculation would bring before it is served. Nothing here imports torch."""
+
+from .acceptance import Acceptance, of_positions, of_rate, read_acceptance
+from .advice import Advice
+from .advise import advise
+from .checklist import checklist
+from .diagnose import Problem, diagnose
+from .doctor import Finding, doctor
+from .figure import Figure
+from .roi import Plan, Roi, roi
+from .situation import Situation
+
+__all__ = [
+    "Acceptance", "Advice", "Figure", "Finding", "Plan", "Problem", "Roi", "Situation", "advise",
+    "checklist", "diagnose", "doctor", "of_positions", "of_rate", "read_acceptance", "roi",
+]  # fmt: skip

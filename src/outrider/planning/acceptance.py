@@ -1,0 +1,251 @@
+"""What is known of acceptance: measured, sampled or assumed.
+
+Published acceptance is accepted / drafted at a draft length K: the mean of survival at positions
+1 to K, since a draft's tokens behind the first refused one count as drafted. It is no chance per
+token: with a chance p at each token it is (p + p^2 + ... + p^K) / K, which ``per_token`` inverts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import exp, isfinite, log
+from operator import mul
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..errors import ConfigError, shown
+from .catalogue import data
+from .checks import number
+from .figure import ASSUMED, MEASURED
+
+P90 = 1.2816
+"""Standard deviations from the median to P90 of a normal distribution."""
+LEAST, MOST = 1e-3, 0.999
+"""Chances are held between these, so that their odds are finite."""
+GIVEN_SPREAD = 0.25
+"""Standard deviation of log-odds where a figure comes without counts: assumed."""
+DRIFT = 0.1
+"""The same between the text that was measured and that to come: assumed."""
+LONGEST = 1024
+"""Tokens of a draft of which acceptance may be given, at most."""
+
+
+def rate_at(chance: float, k: int) -> float:
+    """Return accepted / drafted at draft length ``k`` where each token has the same chance."""
+    return fmean(chance**i for i in range(1, k + 1))
+
+
+def per_token(rate: float, k: int) -> float:
+    """Return the chance per token at which accepted / drafted at draft length ``k`` is ``rate``."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rate_at(middle, k) < rate else (low, middle)
+    return (low + high) / 2
+
+
+def _odds(chance: float) -> float:
+    held = min(max(chance, LEAST), MOST)
+    return log(held / (1 - held))
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The chance that a drafted token is accepted, where all before it were.
+
+    ``chances`` are those at positions 1, 2, ...; the last stands for all beyond. ``spread`` is the
+    standard deviation of their log-odds, for what is not known. ``evidence`` is measured or
+    assumed, ``source`` says whence.
+    """
+
+    chances: tuple[float, ...]
+    spread: float
+    evidence: str
+    source: str
+
+    def survival(self, k: int, deviations: float = 0.0) -> list[float]:
+        """Return P(accepted with all before) at positions 1 to ``k``.
+
+        ``deviations`` shifts the chances by as many standard deviations.
+        """
+        chances = [*self.chances[:k], *self.chances[-1:] * (k - len(self.chances))]
+        if deviations:
+            shift = deviations * self.spread
+            chances = [1 / (1 + exp(-_odds(each) - shift)) for each in chances]
+        return [*accumulate(chances, mul)]
+
+    def rate(self, k: int, deviations: float = 0.0) -> float:
+        """Return accepted / drafted at draft length ``k``."""
+        return fmean(self.survival(k, deviations))
+
+    def tokens(self, k: int, deviations: float = 0.0) -> float:
+        """Return the expected tokens of a step with a draft of ``k`` tokens."""
+        return 1 + sum(self.survival(k, deviations))
+
+    def improved(self, gain: float) -> Acceptance:
+        """Return it with accepted / drafted at 5 tokens ``gain`` times as high, below 1."""
+        rate = min(self.rate(5) * gain, 0.97)
+        source = f"{self.source}, times {gain:g} by fine-tuning, as claimed"
+        return replace(of_rate(rate, 5, source), spread=self.spread)
+
+
+def _checked(rate: Any, what: str) -> float:
+    number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if not number or not isfinite(rate) or not 0 <= rate <= 1:
+        raise ConfigError(f"{what} is {shown(rate)}; give a share from 0 to 1.")
+    return float(rate)
+
+
+def of_rate(rate: float, k: int, source: str = "as given", evidence: str = ASSUMED) -> Acceptance:
+    """Return the acceptance whose accepted / drafted at draft length ``k`` is ``rate``.
+
+    Raises:
+        ConfigError: the rate is no share, or K no length.
+    """
+    rate = _checked(rate, "acceptance")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= LONGEST:
+        raise ConfigError(f"acceptance at K = {shown(k)}; give a draft length from 1 to {LONGEST}.")
+    return Acceptance(
+        (per_token(rate, k),), GIVEN_SPREAD, evidence, f"{source}: {rate:.2f} at K = {k}"
+    )
+
+
+def of_positions(
+    survival: Sequence[float], source: str = "as given", evidence: str = ASSUMED, drafts: float = 0
+) -> Acceptance:
+    """Return the acceptance with this survival by position, counted over ``drafts`` drafts.
+
+    Raises:
+        ConfigError: it is empty, no share, or rises.
+    """
+    if not survival or len(survival) > LONGEST:
+        raise ConfigError(
+            f"acceptance by position has {len(survival)} places; give 1 to {LONGEST}."
+        )
+    shares = [_checked(each, f"acceptance at position {i}") for i, each in enumerate(survival, 1)]
+    before = [1.0, *shares]
+    if evidence == MEASURED:  # of ragged drafts, so that a later share may be a little higher
+        shares = [*accumulate(shares, min)]
+        before = [1.0, *shares]
+    if any(later > earlier + 1e-9 for earlier, later in zip(before, shares, strict=False)):
+        raise ConfigError(
+            "acceptance by position rises; give shares of drafts accepted up to each."
+        )
+    pairs = zip(before, shares, strict=False)
+    chances = tuple(share / above if above else 0.0 for above, share in pairs)
+    rate = min(max(fmean(shares), LEAST), MOST)
+    spread = GIVEN_SPREAD
+    if drafts:
+        spread = (DRIFT**2 + 1 / (drafts * len(shares) * rate * (1 - rate))) ** 0.5
+    return Acceptance(chances, spread, evidence, source)
+
+
+def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> Acceptance:
+    """Return what is assumed of a method where nothing was measured.
+
+    Args:
+        method: model, eagle3, medusa, layerskip or lookup.
+        tasks: shares of the traffic by task.
+        temperature: of sampling; drafts are accepted less often above 0.
+
+    Raises:
+        ConfigError: a task is unknown, or a share negative.
+    """
+    found = data("acceptance")
+    table, k = found["method"][method], found["k"]
+    known = [name for name in table if name != "evidence"]
+    for name, share in tasks.items():
+        if name not in known:
+            raise ConfigError(f"there is no task {shown(name)}; known are {', '.join(known)}.")
+        number(f"the share of task {name}", share)
+    whole = sum(tasks.values())
+    if whole <= 0:
+        raise ConfigError("no task has a share above 0; give one.")
+    low, high = (
+        per_token(sum(share * table[name][end] for name, share in tasks.items()) / whole, k)
+        for end in (0, 1)
+    )
+    middle = (_odds(low) + _odds(high)) / 2
+    chance = (1 - found["temperature_loss"] * min(temperature, 1.0)) / (1 + exp(-middle))
+    mix = ", ".join(f"{name} {share / whole:.0%}" for name, share in tasks.items())
+    source = f"prior of {method} drafters for {mix}: {table['evidence']}"
+    return Acceptance((chance,), (_odds(high) - _odds(low)) / (2 * P90), ASSUMED, source)
+
+
+def read_acceptance(file: Path, drafter: str | None = None) -> Acceptance:
+    """Return the acceptance that was measured in a file; of ``drafter`` where it has several.
+
+    It may be a report of ``outrider bench``, a result of ``vllm bench serve``, or an object with
+    ``acceptance_by_position``, or ``acceptance_rate`` and ``num_speculative_tokens``.
+
+    Raises:
+        ConfigError: it cannot be read, has no acceptance, or that of several other drafters.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = type(error).__name__
+        raise ConfigError(f"{file} is no JSON that can be read ({reason}).") from None
+    runs = found.get("runs", [found]) if isinstance(found, dict) else []
+    runs = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+    source = f"measured: {file.name}"
+    names = {str(run.get("drafter")) for run in runs if _positions(run)}
+    if len(names) > 1:
+        runs = [run for run in runs if run.get("drafter") == drafter]
+        if not runs:
+            raise ConfigError(
+                f"{file} has the acceptance of {', '.join(sorted(names))}; name one as drafter."
+            )
+    positions = [run for run in runs if _positions(run)]
+    if positions:
+        run = max(positions, key=lambda run: len(_positions(run)))
+        drafts = run.get("drafts") or run.get("spec_decode_num_drafts") or 0
+        drafts = drafts if isinstance(drafts, int | float) and drafts > 0 else 0
+        return of_positions(_positions(run), source, MEASURED, drafts)
+    for run in runs:
+        rate, k = run.get("acceptance_rate"), run.get("num_speculative_tokens")
+        if rate is not None and k:
+            return of_rate(rate, k, source, MEASURED)
+    raise ConfigError(
+        f"{file} has no acceptance: neither acceptance_by_position nor acceptance_rate with "
+        "num_speculative_tokens."
+    )
+
+
+def _positions(run: Mapping[str, Any]) -> list[float]:
+    found = run.get("acceptance_by_position")
+    if found is None:
+        found = run.get("spec_decode_per_position_acceptance_rates")
+    return found if isinstance(found, list) else []
+
+
+def parse_acceptance(text: str, drafter: str | None = None) -> Acceptance:
+    """Return the acceptance that a text gives: ``0.73@5``, ``0.92,0.81,0.71``, or a file's name.
+
+    ``drafter`` is whose, where a file has that of several.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if Path(text).is_file():
+        return read_acceptance(Path(text), drafter)
+    rate, at, k = text.partition("@")
+    try:
+        if at:
+            return of_rate(float(rate), int(k))
+        positions = [float(part) for part in text.split(",")]
+    except ConfigError:
+        raise
+    except ValueError:
+        raise ConfigError(
+            f"acceptance is {shown(text)}; give a file, a rate at its K such as 0.73@5, or shares "
+            "by position such as 0.92,0.81,0.71."
+        ) from None
+    if len(positions) == 1:
+        _checked(positions[0], "acceptance")
+        raise ConfigError(f"acceptance {text} has no K; give the draft length too: {text}@5.")
+    return of_positions(positions)

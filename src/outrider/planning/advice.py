@@ -1,0 +1,103 @@
+"""What ``advise`` answers: a verdict, and the figures that it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .figure import Figure, to_json
+from .rules import Rule
+
+
+@dataclass(frozen=True)
+class At:
+    """The figures at one batch size of the traffic; ``k`` = 0 is plain decoding."""
+
+    batch: int
+    share: Figure
+    k: int
+    speedup: Figure
+    tpot: Figure
+    plain_tpot: Figure
+    tokens_per_second: Figure
+    plain_tokens_per_second: Figure
+    break_even: Figure | None
+    """Acceptance at which the best draft length neither wins nor loses; None where none would."""
+    meets: dict[str, bool]
+    """Service levels, with speculation and without, as far as they were given."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Batch sizes with one draft length, and the least speedup among them."""
+
+    first: int
+    last: int
+    k: int
+    speedup: Figure
+
+
+@dataclass(frozen=True)
+class Line:
+    """The speedup at one batch size, by acceptance."""
+
+    batch: int
+    k: int
+    acceptance: list[Figure]
+    speedup: list[Figure]
+
+
+@dataclass(frozen=True)
+class Trip:
+    """An alert: where ``metric`` is ``when`` the value for some minutes, do what it says."""
+
+    metric: str
+    when: str
+    value: Figure
+    action: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What ``advise`` found; without costs, only what rules of thumb say.
+
+    ``verdict`` is use, do not, or only at some batch sizes; ``decided_by`` the model or rules of
+    thumb. ``acceptance`` is accepted / drafted at ``k``, the draft length at the traffic's median
+    batch size.
+    """
+
+    verdict: str
+    reason: str
+    decided_by: str
+    target: str
+    drafter: str
+    acceptance: dict[str, Figure]
+    acceptance_source: str
+    k: int
+    rules: list[Rule]
+    stack: dict[str, Any]
+    notes: list[str]
+    limiting: str = ""
+    halved: dict[str, Figure] = field(default_factory=dict)
+    """The speedup if half of each cost, or half of the refused tokens, were gone."""
+    speedup: dict[str, Figure] = field(default_factory=dict)
+    """P10, P50, P90 over the traffic: tokens per second with and without, prompts included."""
+    ranges: list[Range] = field(default_factory=list)
+    schedule: list[tuple[int, int, int]] = field(default_factory=list)
+    """First and last batch size and K: vLLM's num_speculative_tokens_per_batch_size."""
+    at: list[At] = field(default_factory=list)
+    ttft: dict[str, Figure] = field(default_factory=dict)
+    memory: dict[str, Figure] = field(default_factory=dict)
+    cost: dict[str, Figure] = field(default_factory=dict)
+    """Dollars for a million tokens, where a price was given."""
+    break_even: Figure | None = None
+    """Acceptance at ``k`` at which speculation neither wins nor loses; None where none would."""
+    trips: list[Trip] = field(default_factory=list)
+    sensitivity: list[Line] = field(default_factory=list)
+    tuned: dict[str, Figure] = field(default_factory=dict)
+    """The speedup with a drafter tuned on the traffic, where that was asked."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain objects; each figure has its unit and evidence."""
+        found: dict[str, Any] = to_json(self)
+        return found

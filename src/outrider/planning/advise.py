@@ -1,0 +1,287 @@
+"""Should I speculate, and how? A verdict, with the figures that it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate
+
+from .acceptance import P90, rate_at
+from .advice import Advice, At, Line, Range, Trip
+from .catalogue import Shape, data
+from .figure import ASSUMED, MODELLED, Figure, modelled
+from .forecast import Forecast, forecast
+from .rules import LEAVE, USE, decide, facts, judge, stack
+from .situation import Drafter, Situation
+
+SENSITIVITY = tuple(i / 20 for i in range(21))
+"""Chances per token of the sensitivity's points."""
+ALERT_MINUTES = 5
+USUAL_K = 5
+"""Draft length of which acceptance is shown where nothing chooses one."""
+
+
+def verdict_of(found: Forecast, batches: list[int]) -> str:
+    """Return the verdict over the batch sizes of some traffic."""
+    wins = {batch: found.chosen(batch) > 0 for batch in batches}
+    if all(wins.values()):
+        return USE
+    if not any(wins.values()):
+        return LEAVE
+    spans = [(first, last) for first, last, k, _ in found.ranges(batches) if k]
+    joined: list[tuple[int, int]] = []
+    for first, last in spans:
+        if joined and joined[-1][1] == first - 1:
+            first = joined.pop()[0]
+        joined.append((first, last))
+    if len(joined) == 1 and joined[0][0] == 1:
+        return f"only below batch {joined[0][1] + 1}"
+    most = max(found.limit, *batches)
+    words = [f"from {a} on" if b >= most else f"{a} to {b}" for a, b in joined]
+    return f"only at batch {', '.join(words)}"
+
+
+def _median(shares: Mapping[int, float]) -> int:
+    """Return the batch size at half of the time."""
+    sizes = sorted(shares)
+    sums = accumulate(shares[size] for size in sizes)
+    half = sum(shares.values()) / 2
+    return next(size for size, below in zip(sizes, sums, strict=True) if below >= half)
+
+
+def advise(situation: Situation) -> Advice:
+    """Return whether speculation is worth it, with what, how far, and why.
+
+    With priority throughput, the batch that fills the machine is judged, not the traffic's.
+
+    Raises:
+        ConfigError: the situation does not fit together.
+        ModelError: a config.json cannot be used.
+    """
+    target = situation.target_shape()
+    drafter = situation.find_drafter(target)
+    found = forecast(situation, target, drafter)
+    known = facts(situation, target, drafter)
+    if found is None:
+        return _by_rules(situation, target, drafter, known)
+    shares = {size: share for size, share in situation.concurrency.items() if share > 0}
+    if situation.priority == "throughput":
+        shares = {max(found.limit, *shares): 1.0}
+    batch = _median(shares)
+    k = found.chosen(batch) or found.best(batch)[0]
+    verdict = verdict_of(found, sorted(shares))
+    halved = found.halved(batch, k)
+    limiting = max(halved, key=halved.__getitem__)
+    reason = _reason(found, batch, k, limiting, halved[limiting])
+    if found.memory is not None and found.memory.speculative < 1:
+        limiting, gigabytes = "memory", found.memory.drafter / 1e9
+        reason = f"the drafter takes {gigabytes:.1f} GB (modelled) and does not fit with the target"
+    if situation.priority == "memory" and (extra := _extra(found, batch)):
+        verdict, limiting = LEAVE, "memory"
+        reason = (
+            f"memory comes first, and speculation takes {extra / 1e9:.2f} GB more; else {reason}"
+        )
+    ranges = found.ranges(sorted(shares))
+    even = found.break_even(batch, k)
+    return Advice(
+        verdict, reason, "the model", target.name, _name(situation, drafter),
+        _acceptance(found, k), found.acceptance.source, k,
+        judge(known, verdict, found, batch, max(shares)), stack(situation.priority),
+        _notes(found, situation, drafter.prior, shares), limiting,
+        halved={name: modelled(value, "times") for name, value in halved.items()},
+        speedup=_tenths(found.range_of(shares), "times"),
+        ranges=[Range(a, b, n, modelled(least, "times")) for a, b, n, least in ranges],
+        schedule=[(a, b, n) for a, b, n, _ in ranges],
+        at=[_at(found, situation, size, share) for size, share in shares.items()],
+        ttft=_ttft(found, k), memory=_memory(found, batch), cost=_cost(found, situation, shares),
+        break_even=_even(even, k), trips=_trips(found, batch, k, even),
+        sensitivity=_sensitivity(found, sorted({1, batch, *shares})),
+        tuned=_tuned(found, shares) if situation.fine_tune else {},
+    )  # fmt: skip
+
+
+def _by_rules(
+    situation: Situation, target: Shape, drafter: Drafter, known: dict[str, float]
+) -> Advice:
+    """Return what the rules of thumb say where nothing says what steps cost."""
+    rules = judge(known, None, None, 1, 1)
+    verdict, reason = decide(rules)
+    acceptance = situation.expected(drafter)
+    rate = Figure(acceptance.rate(USUAL_K), _unit(USUAL_K), acceptance.evidence)
+    return Advice(
+        verdict, reason, "rules of thumb", target.name, _name(situation, drafter), {"p50": rate},
+        acceptance.source, USUAL_K, rules, stack(situation.priority),
+        ["without hardware or a profile there are no figures: give one."],
+    )  # fmt: skip
+
+
+def _name(situation: Situation, drafter: Drafter) -> str:
+    return drafter.shape.name if drafter.shape else str(situation.drafter)
+
+
+def _unit(k: int) -> str:
+    return f"accepted / drafted at K = {k}"
+
+
+def _even(rate: float | None, k: int) -> Figure | None:
+    return None if rate is None else modelled(rate, _unit(k))
+
+
+def _tenths(
+    values: tuple[float, float, float], unit: str, evidence: str = MODELLED
+) -> dict[str, Figure]:
+    names = ("p10", "p50", "p90")
+    return {name: Figure(each, unit, evidence) for name, each in zip(names, values, strict=True)}
+
+
+def _reason(found: Forecast, batch: int, k: int, limiting: str, better: float) -> str:
+    less = "half as many tokens refused" if limiting == "acceptance" else "half of it gone"
+    return (
+        f"at batch {batch} the best draft has {k} {'token' if k == 1 else 'tokens'} and gives "
+        f"{found.speedup(batch, k):.2f} times as many tokens per second (modelled); {limiting} "
+        f"limits it most: with {less} they would be {better:.2f} times as many"
+    )
+
+
+def _extra(found: Forecast, batch: int) -> float:
+    """Return the bytes that speculation takes at a batch size."""
+    if found.memory is None:
+        return 0.0
+    return found.memory.drafter + batch * (found.memory.per_sequence + found.memory.buffers)
+
+
+def _acceptance(found: Forecast, k: int) -> dict[str, Figure]:
+    known = found.acceptance
+    low, middle, high = (known.rate(k, z) for z in (-P90, 0.0, P90))
+    return _tenths((low, middle, high), _unit(k), known.evidence)
+
+
+def _at(found: Forecast, situation: Situation, batch: int, share: float) -> At:
+    k, best = found.chosen(batch), found.best(batch)[0]
+    whole = sum(situation.concurrency.values())
+    times = {"plain": found.tpot(batch, 0), "speculative": found.tpot(batch, k)}
+    meets = {}
+    for name, length in (("plain", 0), ("speculative", k)):
+        if situation.max_tpot is not None:
+            meets[f"{name} tpot"] = times[name] <= situation.max_tpot
+        if situation.max_ttft is not None:
+            meets[f"{name} ttft"] = found.ttft(length) <= situation.max_ttft
+    return At(
+        batch, Figure(min(share / whole, 1.0), "share of time", ASSUMED), k,
+        modelled(found.speedup(batch, k) if k else 1.0, "times"),
+        modelled(times["speculative"], "s"), modelled(times["plain"], "s"),
+        modelled(found.speed(batch, k), "tokens/s"), modelled(found.speed(batch, 0), "tokens/s"),
+        _even(found.break_even(batch, best), best), meets,
+    )  # fmt: skip
+
+
+def _ttft(found: Forecast, k: int) -> dict[str, Figure]:
+    plain, speculative = found.ttft(0), found.ttft(k)
+    return {
+        "plain": modelled(plain, "s"),
+        "speculative": modelled(speculative, "s"),
+        "change": modelled(speculative / plain - 1, "share"),
+    }
+
+
+def _memory(found: Forecast, batch: int) -> dict[str, Figure]:
+    if found.memory is None:
+        return {}
+    drafter, cache, buffers, plain, speculative = found.memory
+    return {
+        "drafter": modelled(drafter, "bytes"),
+        "cache_per_sequence": modelled(cache, "bytes"),
+        "buffers": modelled(buffers * found.batch(batch, 1), "bytes"),
+        "plain_concurrency": modelled(int(plain), "sequences"),
+        "concurrency": modelled(int(speculative), "sequences"),
+        "lost_concurrency": modelled(int(plain) - int(speculative), "sequences"),
+    }
+
+
+def _cost(found: Forecast, situation: Situation, shares: dict[int, float]) -> dict[str, Figure]:
+    if situation.price is None:
+        return {}
+    devices = situation.tensor_parallel
+    both = {}
+    for name in ("plain", "speculative"):
+        speed = sum(
+            share * found.speed(batch, found.chosen(batch) if name == "speculative" else 0)
+            for batch, share in shares.items()
+        ) / sum(shares.values())
+        own = name == "speculative" and situation.placement == "own"
+        hour = (devices + own) * situation.price
+        both[name] = modelled(hour / (3600 * speed) * 1e6, "$ per 1M tokens")
+    return both
+
+
+def _trips(found: Forecast, batch: int, k: int, even: float | None) -> list[Trip]:
+    plain = found.tpot(batch, 0)
+    trips = [
+        Trip(
+            f"tpot at batch {batch}", "above", modelled(plain, "s"),
+            f"for {ALERT_MINUTES} minutes: go plain, which is as fast",
+        )
+    ]  # fmt: skip
+    if even is not None:
+        unit = _unit(k)
+        trips.insert(0, Trip(
+            "acceptance rate", "below", modelled(even, unit),
+            f"for {ALERT_MINUTES} minutes: go plain, speculation loses",
+        ))  # fmt: skip
+        expected = found.acceptance.rate(k, -P90)
+        if expected > even:
+            trips.insert(0, Trip(
+                "acceptance rate", "below", Figure(expected, unit, found.acceptance.evidence),
+                f"for {ALERT_MINUTES} minutes: look what changed, it is below the expected P10",
+            ))  # fmt: skip
+    return trips
+
+
+def _sensitivity(found: Forecast, batches: list[int]) -> list[Line]:
+    lines = []
+    for batch in batches:
+        k = found.chosen(batch) or found.best(batch)[0]
+        speedups = [_with(found, chance).speedup(batch, k) for chance in SENSITIVITY]
+        lines.append(Line(
+            batch, k,
+            [Figure(rate_at(p, k), _unit(k), ASSUMED) for p in SENSITIVITY],
+            [modelled(each, "times") for each in speedups],
+        ))  # fmt: skip
+    return lines
+
+
+def _with(found: Forecast, chance: float) -> Forecast:
+    return replace(found, acceptance=replace(found.acceptance, chances=(chance,)))
+
+
+def _tuned(found: Forecast, shares: dict[int, float]) -> dict[str, Figure]:
+    low, high = data("techniques")["fine_tuning"]["acceptance_gain"]
+    return {
+        name: modelled(
+            replace(found, acceptance=found.acceptance.improved(1 + gain)).range_of(shares)[1],
+            "times",
+        )
+        for name, gain in (("low", low), ("high", high))
+    }
+
+
+def _notes(
+    found: Forecast, situation: Situation, prior: str, shares: dict[int, float]
+) -> list[str]:
+    notes = []
+    if prior == "retokenize" and situation.acceptance is None:
+        notes.append(
+            "the vocabularies differ: the drafter needs another tokenizer's drafts translated "
+            "(retokenize), and fewer are accepted."
+        )
+    if found.steps.evidence == MODELLED:
+        notes.append("costs are modelled: measure on the machine before you rely on them.")
+    if found.acceptance.evidence == ASSUMED:
+        notes.append("acceptance is assumed: measure it on your own text (outrider bench).")
+    if found.range_of(shares)[0] < 1:
+        notes.append("P10 is below 1: keep a switch to plain decoding (the controller is one).")
+    if not situation.temperature and situation.acceptance is None:
+        notes.append("temperature 0 was assumed; above it fewer drafts are accepted.")
+    if situation.priority == "throughput":
+        notes.append(f"judged at batch {max(shares)}, which fills the machine.")
+    return notes

@@ -1,0 +1,78 @@
+"""What this machine says of itself: memory and GPUs."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+SMI = ("nvidia-smi", "--query-gpu=name,driver_version,memory.used,memory.total,utilization.gpu",
+       "--format=csv,noheader,nounits")  # fmt: skip
+SECONDS = 10.0
+MEMINFO = Path("/proc/meminfo")
+
+
+class Gpu(NamedTuple):
+    """A GPU as nvidia-smi tells it: memory in MiB, busy as a share of the last moment."""
+
+    name: str
+    driver: str
+    used: float
+    total: float
+    busy: float | None
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs of this machine, none where nvidia-smi is missing or fails."""
+    try:
+        done = subprocess.run(SMI, capture_output=True, text=True, timeout=SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_gpus(done.stdout)
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """Return the GPUs in nvidia-smi's table; lines that are none are passed over."""
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        try:
+            busy = float(cells[4]) / 100 if cells[4].isdecimal() else None
+            found.append(Gpu(cells[0], cells[1], float(cells[2]), float(cells[3]), busy))
+        except (ValueError, IndexError):
+            continue
+    return found
+
+
+def memory(file: Path = MEMINFO) -> tuple[int, int] | None:
+    """Return the bytes of memory that are available, and those there are; None if nobody knows."""
+    try:
+        kilobytes = dict(re.findall(r"^(\w+):\s+(\d+) kB", file.read_text(), re.M))
+        return 1024 * int(kilobytes["MemAvailable"]), 1024 * int(kilobytes["MemTotal"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def is_local(host: str) -> bool:
+    """True if a name means this machine's loopback."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError, UnicodeError):
+        return host == "::1"
+
+
+def load_facts(busy: bool) -> dict[str, float | str]:
+    """Return memory in use and utilisation of this machine; the latter while the server works."""
+    found: dict[str, float | str] = {}
+    devices = [gpu for gpu in gpus() if gpu.total > 0]
+    if devices:
+        found["memory_used"] = min(1.0, max(gpu.used / gpu.total for gpu in devices))
+        known = [gpu.busy for gpu in devices if gpu.busy is not None]
+        if busy and known:
+            found["utilisation"] = min(1.0, max(known))
+    elif (room := memory()) is not None:
+        found["memory_used"] = min(1.0, max(0.0, 1 - room[0] / max(1, room[1])))
+    return found

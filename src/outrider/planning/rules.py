@@ -1,0 +1,129 @@
+"""Rules of thumb and stacks of techniques, as they are told, beside what the model computes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .catalogue import Shape, data
+from .forecast import Forecast
+from .situation import Drafter, Situation
+
+USE, LEAVE = "use", "do not"
+RULES_K = 5
+"""Draft length of the acceptance that rules speak of: assumed."""
+
+
+class Rule(NamedTuple):
+    """A rule of thumb beside the model's verdict; ``reason`` is empty where they agree."""
+
+    name: str
+    fact: str
+    value: float
+    says: str
+    model: str
+    reason: str
+
+
+def facts(situation: Situation, target: Shape, drafter: Drafter) -> dict[str, float]:
+    """Return what the rules ask of a situation, as far as it was given; a prior is not."""
+    acceptance = situation.acceptance.rate(RULES_K) if situation.acceptance else None
+    billions = target.parameters / 1e9
+    found: dict[str, float | None] = {
+        "target_billions": billions,
+        "latency_sensitive_billions": billions if situation.priority == "latency" else None,
+        "batch": max(situation.concurrency),
+        "output_tokens": situation.output_tokens,
+        "utilisation": situation.utilisation,
+        "memory_used": situation.memory_used,
+        "acceptance": acceptance,
+    }
+    if drafter.shape is not None:
+        found["draft_ratio"] = drafter.shape.parameters / target.parameters
+        if drafter.method == "model":
+            found["drafter_billions"] = drafter.shape.parameters / 1e9
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _applies(rule: dict[str, Any], value: float) -> bool:
+    limit = rule["value"]
+    if rule["is"] == "within":
+        return bool(limit[0] <= value <= limit[1])
+    return bool({"<": value < limit, "<=": value <= limit, ">": value > limit}[rule["is"]])
+
+
+def _reason(fact: str, forecast: Forecast, batch: int) -> str:
+    """Return what decides instead of a rule's fact, in figures of the forecast."""
+    k, speedup = forecast.best(batch)
+    even = forecast.break_even(batch, k)
+    steps, running = forecast.steps, forecast.batch(batch, k)
+    if not running:
+        return "the drafter does not fit with the target"
+    plain = steps.seconds(running, 0)
+    drafting = steps.draft(running, k) / plain
+    verifying = steps.verify(running, k) / steps.verify(running, 0)
+    rate = forecast.acceptance.rate(k)
+    costs = (
+        f"at batch {batch} and K = {k} drafting takes {drafting:.2f} plain steps and verification "
+        f"{verifying:.2f}"
+    )
+    need = "no acceptance would do" if even is None else f"that breaks even at {even:.2f}"
+    if fact == "acceptance":
+        return f"{costs}; {need}, and {rate:.2f} is expected"
+    if fact == "output_tokens":
+        return (
+            f"the drafter adds {1000 * forecast.draft_prefill:.1f} ms to a prompt, and the whole "
+            f"request becomes {speedup:.2f} times as fast"
+        )
+    if fact == "memory_used" and forecast.memory is not None:
+        lost = int(forecast.memory.plain) - int(forecast.memory.speculative)
+        return (
+            f"{int(forecast.memory.speculative)} sequences fit, {lost} fewer than without; the "
+            f"traffic has {batch}"
+        )
+    if fact == "utilisation":
+        return f"utilisation tells neither bandwidth from compute nor the batch: {costs}"
+    return f"not size or batch decides but what they cost: {costs}; {need}, {rate:.2f} is expected"
+
+
+def judge(
+    known: dict[str, float], model: str | None, forecast: Forecast | None, batch: int, largest: int
+) -> list[Rule]:
+    """Return every rule that applies, beside the model's verdict on the traffic.
+
+    Args:
+        known: facts by name.
+        model: the verdict; None where the rules decide.
+        forecast: None where nothing says what steps cost.
+        batch, largest: the traffic's median and largest batch size, of which reasons speak.
+    """
+
+    def rule(name: str, fact: str, value: float, says: str) -> Rule:
+        agrees = model is None or forecast is None or model.startswith(says)
+        size = largest if fact == "batch" else batch
+        reason = "" if agrees else _reason(fact, forecast, size)  # type: ignore[arg-type]
+        return Rule(name, fact, value, says, model or "", reason)
+
+    table = data("rules")
+    found = [
+        rule(each["name"], each["fact"], known[each["fact"]], each["says"])
+        for each in table["rule"]
+        if each["fact"] in known and _applies(each, known[each["fact"]])
+    ]
+    return found or [rule(table["default_name"], "", 0.0, table["default"])]
+
+
+def decide(rules: list[Rule]) -> tuple[str, str]:
+    """Return the rules' own verdict and its reason: one rule against speculation decides."""
+    against = [rule for rule in rules if rule.says == LEAVE]
+    if against:
+        return LEAVE, "rules of thumb: " + "; ".join(rule.name for rule in against)
+    return USE, "rules of thumb: " + "; ".join(rule.name for rule in rules)
+
+
+def stack(priority: str) -> dict[str, Any]:
+    """Return the stack of techniques for a priority, with what is claimed of each."""
+    found = data("techniques")
+    entry = found["stack"][priority]
+    names = (*entry["take"], *entry["optional"], *entry["leave"])
+    claims = {name: found["technique"][name] for name in names}
+    return {"priority": priority, **entry, "claims": claims, "source": found["source"]}

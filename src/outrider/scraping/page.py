@@ -1,0 +1,152 @@
+"""A page of ``/metrics`` in Prometheus' text format: samples, sums, growth since another page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from math import inf, isfinite
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+COUNTED = re.compile(r"_(total|sum|count|bucket)$")
+UNUSED = re.compile(r"_(bucket|created)$")
+
+
+class Page:
+    """The samples of one page; what no engine means (NaN, infinities) is left out.
+
+    Attributes:
+        broken: lines that are not in Prometheus' format.
+    """
+
+    def __init__(self, samples: Iterable[Sample], broken: int = 0) -> None:
+        self.samples: dict[str, list[Sample]] = {}
+        self.broken = broken
+        for sample in samples:
+            if isfinite(sample.value):
+                name = sample.name.removesuffix("_total")
+                self.samples.setdefault(name, []).append(sample)
+
+    def since(self, before: Page) -> Page:
+        """Return what was counted since an earlier page; gauges as they are now.
+
+        A counter that went back, at a restart, counts from zero.
+        """
+        counted = {
+            _key(sample): sample.value for sample in before.all() if COUNTED.search(sample.name)
+        }
+        grown = []
+        for sample in self.all():
+            growth = sample.value - counted.get(_key(sample), 0.0)
+            grown.append(
+                sample._replace(value=growth) if growth >= 0 and _key(sample) in counted else sample
+            )
+        return Page(grown, self.broken)
+
+    def all(self) -> Iterator[Sample]:
+        """Yield every sample."""
+        for samples in self.samples.values():
+            yield from samples
+
+    def lines(self) -> list[str]:
+        """Return the samples that facts need, as lines of a page."""
+        return [_line(sample) for sample in self.all() if not UNUSED.search(sample.name)]
+
+    def restarted(self, before: Page) -> bool:
+        """Return whether a counter is lower than on an earlier page, as after a restart."""
+        counted = {_key(sample): sample.value for sample in self.all()}
+        return any(
+            counted.get(_key(sample), inf) < sample.value
+            for sample in before.all()
+            if COUNTED.search(sample.name)
+        )
+
+    def total(self, name: str) -> float | None:
+        """Return a metric's sum over its labels; None where there is none."""
+        found = self.samples.get(name)
+        return sum(sample.value for sample in found) if found else None
+
+    def mean(self, name: str) -> float | None:
+        """Return a metric's mean over its labels, a histogram's mean; None where there is none."""
+        count = self.total(f"{name}_count")
+        if count is not None:
+            total = self.total(f"{name}_sum")
+            return total / count if total is not None and count > 0 else None
+        found = self.samples.get(name)
+        return sum(sample.value for sample in found) / len(found) if found else None
+
+    def by_label(self, name: str, *labels: str) -> dict[str, float]:
+        """Return a metric's sums by the value of the first of ``labels`` that it has."""
+        sums: dict[str, float] = {}
+        for sample in self.samples.get(name, ()):
+            for label in labels:
+                if label in sample.labels:
+                    key = sample.labels[label]
+                    sums[key] = sums.get(key, 0.0) + sample.value
+                    break
+        return sums
+
+    def buckets(self, name: str) -> dict[float, float]:
+        """Return a histogram's cumulative counts by upper bound, summed over other labels."""
+        sums: dict[float, float] = {}
+        for sample in self.samples.get(f"{name}_bucket", ()):
+            try:
+                bound = float(sample.labels.get("le", ""))
+            except ValueError:
+                continue
+            sums[bound] = sums.get(bound, 0.0) + sample.value
+        return dict(sorted(sums.items()))
+
+    def quantile(self, name: str, share: float) -> float | None:
+        """Return a histogram's quantile as Prometheus' ``histogram_quantile`` does; None if empty.
+
+        Within a bucket observations count as spread evenly. Beyond the last finite bound that
+        bound is returned: the quantile is that much at least.
+        """
+        counts = self.buckets(name)
+        finite = [bound for bound in counts if isfinite(bound)]
+        total = max(counts.values(), default=0.0)
+        if not finite or total <= 0:
+            return None
+        lower, below = 0.0, 0.0
+        for bound in finite:
+            if counts[bound] >= share * total:
+                width = counts[bound] - below
+                within = (share * total - below) / width if width > 0 else 1.0
+                return lower + (bound - lower) * within
+            lower, below = bound, max(below, counts[bound])
+        return finite[-1]
+
+
+def _key(sample: Sample) -> tuple[object, ...]:
+    return sample.name, *sorted(sample.labels.items())
+
+
+def _line(sample: Sample) -> str:
+    escaped = {name: json.dumps(text, ensure_ascii=False) for name, text in sample.labels.items()}
+    labels = ",".join(f"{name}={text}" for name, text in escaped.items())
+    return f"{sample.name}{{{labels}}} {sample.value!r}"
+
+
+def parse(text: str) -> Page:
+    """Return the samples of a text in Prometheus' format; broken lines are counted, no more."""
+    samples: list[Sample] = []
+    broken = 0
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            for family in text_string_to_metric_families(line + "\n"):
+                samples.extend(family.samples)
+        except (ValueError, IndexError, KeyError, TypeError):
+            broken += 1
+    return Page(samples, broken)
+
+
+def of_mapping(values: Mapping[str, Any]) -> Page:
+    """Return a page of metrics given by name; the name may carry labels, as on a page."""
+    lines = [f"{name} {value}" for name, value in values.items() if not isinstance(value, bool)]
+    return parse("\n".join(lines))

@@ -1,0 +1,96 @@
+"""``outrider diagnose``, ``doctor`` and ``checklist`` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from benchmarks.served import Served
+from outrider.cli import app
+
+CASES = Path(__file__).parents[1] / "data" / "cases"
+
+
+def outrider(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def test_a_live_server_is_seen_saved_and_seen_again(server: Served, tmp_path: Path) -> None:
+    kept, report = tmp_path / "kept.json", tmp_path / "report.json"
+    done = outrider("diagnose", server.url, "--plain", server.url, "--save", kept, "--json", report)
+    assert done.exit_code in (0, 1), done.output
+    [seen] = json.loads(report.read_text())["seen"]
+    assert seen["facts"]["engine"] == "outrider"
+    assert seen["facts"]["speculation_counters"] == "yes"
+    assert seen["facts"]["output_differs"] == 0.0
+    again = outrider("diagnose", kept, "--json", "-")
+    facts = json.loads(again.stdout)["seen"][0]["facts"]
+    assert facts == seen["facts"]
+
+
+def test_problems_are_told_with_remedies_and_exit_code_1() -> None:
+    done = outrider("diagnose", CASES / "wrong-family.json")
+    assert done.exit_code == 1
+    assert "## Acceptance is low" in done.stdout
+    assert done.stdout.index("Likely: The drafter is of another family") < done.stdout.index("Poss")
+    healthy = outrider("diagnose", CASES / "healthy-vllm.json")
+    assert healthy.exit_code == 0
+    assert "Nothing is wrong" in healthy.stdout
+
+
+def test_thresholds_come_from_a_file_and_flags_win(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text("high_memory = 0.94\n")
+    case = CASES / "memory-93.json"
+    assert outrider("diagnose", case, "--thresholds", file).exit_code == 0
+    flag = outrider("diagnose", case, "--thresholds", file, "--threshold", "high_memory=0.9")
+    assert flag.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("diagnose", "http://127.0.0.1:9"), "cannot be reached"),
+        (("diagnose", "none.json"), "is no file"),
+        (("diagnose", CASES / "healthy.json", "--fact", "speedup"), "give NAME=VALUE"),
+        (("diagnose", CASES / "healthy.json", "--thresholds", CASES / "healthy.json"), "not TOML"),
+        (("doctor", "--port", "70000"), "port is 70000"),
+        (("checklist", "--yes", "nonsense"), "there is no point"),
+        (("checklist", "--state", CASES / "healthy.json"), "is not a checklist's state"),
+        (("checklist", "--plain", "http://x"), "give --source"),
+        (("checklist", "--model", "x"), "give both --model and --drafter"),
+    ],
+)
+def test_bad_input_gets_one_sentence(args: tuple[object, ...], words: str) -> None:
+    done = outrider(*args)
+    assert done.exit_code in (1, 2)
+    assert words in done.output.replace("\n", " ")
+    assert "Traceback" not in done.output
+
+
+def test_doctor_reports_and_fails(tiny_llama: Path, tmp_path: Path) -> None:
+    good = outrider("doctor", "--model", tiny_llama, "--port", "0", "--json")
+    report = json.loads(good.stdout)
+    assert report["fit"] is (good.exit_code == 0) is True
+    bad = outrider("doctor", "--model", tmp_path, "--port", "0")
+    assert bad.exit_code == 1
+    assert "fail  model" in bad.stdout
+    assert "->" in bad.stdout
+
+
+def test_the_checklist_is_ticked_kept_and_done(tmp_path: Path) -> None:
+    from outrider.planning.checklist import points
+
+    state = tmp_path / "state.json"
+    first = outrider("checklist", "--state", state, "--source", CASES / "healthy-vllm.json",
+                     "--no", "rehearsal-rollback")  # fmt: skip
+    assert first.exit_code == 1
+    assert "- [x] monitoring-acceptance: " in first.stdout
+    assert "- [!] rehearsal-rollback: " in first.stdout
+    ids = ",".join(point.id for point in points())
+    last = outrider("checklist", "--state", state, "--yes", ids, "--json", "-")
+    assert last.exit_code == 0
+    assert {each["status"] for each in json.loads(last.stdout)} == {"yes"}

@@ -1,0 +1,154 @@
+"""``outrider drafters check``: what fits and what does not, with both values."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heads import Eagle, make_head, save_head
+from retokenizing import other_tokenizer
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, PreTrainedTokenizerFast
+from typer.testing import CliRunner, Result
+
+from outrider import pocket
+from outrider.cli import app
+from outrider.drafters.check import DRAFT, losses
+from outrider.text.intersection import Intersection
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(app, ["drafters", "check", *map(str, args)])
+
+
+def facts(*args: object) -> dict[str, dict[str, Any]]:
+    done = run(*args, "--json")
+    assert done.exit_code in (0, 1), done.output
+    report = json.loads(done.stdout)
+    assert (done.exit_code == 0) == report["fits"] == all(f["fits"] for f in report["facts"])
+    return {fact["what"]: fact for fact in report["facts"]}
+
+
+def changed(folder: Path, out: Path, **values: Any) -> Path:
+    """A copy of a checkpoint with other values in its config."""
+    shutil.copytree(folder, out)
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, **values}))
+    return out
+
+
+@pytest.fixture(scope="module")
+def head(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checked") / "head"
+    return save_head(make_head(Eagle(), AutoConfig.from_pretrained(tiny_llama)), folder)
+
+
+def test_each_mismatch_of_a_head_is_told_with_both_values(
+    head: Path, tiny_llama: Path, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    own = AutoConfig.from_pretrained(tiny_llama)
+    other = make_checkpoint(
+        tmp_path / "other", "llama", hidden_size=2 * own.hidden_size,
+        vocab_size=own.vocab_size + 8, num_hidden_layers=1,
+    )  # fmt: skip
+    found = facts(head, "--target", other)
+    for what, mine, theirs in (
+        ("vocabulary", own.vocab_size, own.vocab_size + 8),
+        ("width", own.hidden_size, 2 * own.hidden_size),
+        ("layers", "outputs of [0, 1, 1]", "1 layers"),
+    ):
+        assert (found[what]["drafter"], found[what]["target"]) == (str(mine), str(theirs))
+        assert not found[what]["fits"]
+    assert found["target"]["drafter"] == "some/target"
+    assert found["tensors"]["fits"]
+    assert all(fact["fits"] for fact in facts(head, "--target", tiny_llama).values())
+
+
+def test_a_target_without_a_native_step_does_not_fit_a_head(
+    head: Path, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    found = facts(head, "--target", make_checkpoint(tmp_path / "gemma", "gemma2"))
+    assert not found["family"]["fits"]
+    assert found["family"]["target"] == "gemma2"
+
+
+def test_a_heads_own_tokenizer_is_compared(head: Path, tmp_path: Path) -> None:
+    target, mine = tmp_path / "target", tmp_path / "head"
+    shutil.copytree(pocket.PATH, target, ignore=shutil.ignore_patterns("drafter"))
+    shutil.copytree(head, mine)
+    PreTrainedTokenizerFast(tokenizer_object=other_tokenizer()).save_pretrained(mine)
+    found = facts(mine, "--target", target)
+    assert not found["tokenizer"]["fits"]
+    assert "'<|endoftext|>' is missing, not 0" in found["tokenizer"]["drafter"]
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pocket drafter with another tokenizer."""
+    folder = tmp_path_factory.mktemp("other") / "other"
+    return shutil.copytree(
+        Path(pocket.PATH) / "drafter", folder, ignore=shutil.ignore_patterns("tokenizer*")
+    )
+
+
+def with_tokenizer(folder: Path, out: Path, tokenizer: Tokenizer) -> Path:
+    shutil.copytree(folder, out)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(out)
+    return out
+
+
+def test_what_another_tokenizer_shares_and_loses_is_told(other: Path, tmp_path: Path) -> None:
+    same = f"retokenize:{Path(pocket.PATH) / 'drafter'}"
+    found = facts(same, "--target", pocket.PATH)
+    assert found["tokens it can say"]["value"] == 1
+    assert found["expected loss"]["value"] == 0
+    mine = with_tokenizer(other, tmp_path / "mine", other_tokenizer())
+    found = facts(f"retokenize:{mine}", "--target", pocket.PATH)
+    count = int(found["shared vocabulary"]["drafter"].split()[0])
+    assert found["shared vocabulary"]["target"].startswith(f"{count} tokens")
+    assert 0 < found["tokens it can say"]["value"] < 1
+    said, lost = found["tokens it can say"]["value"], found["expected loss"]["value"]
+    assert 1 - said < lost < 1
+    assert found["expected loss"]["fits"]
+    text = " ".join(run(f"retokenize:{mine}", "--target", pocket.PATH).stdout.split())
+    assert "expected loss" in text
+    assert f"drafts of {DRAFT} tokens" in text
+    # As a plain folder it does not fit, and the way out is named.
+    found = facts(mine, "--target", pocket.PATH)
+    assert "retokenize:PATH" in found["tokenizer"]["target"]
+
+
+def test_another_tokenizer_that_does_not_serve_is_told(
+    other: Path, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    found = facts(f"retokenize:{other}", "--target", pocket.PATH)
+    assert (found["tokenizer"]["drafter"], found["tokenizer"]["target"]) == ("none", "there")
+    words = with_tokenizer(other, tmp_path / "words", Tokenizer(models.WordLevel({"a": 0}, "a")))
+    found = facts(f"retokenize:{words}", "--target", pocket.PATH)
+    assert "neither byte-level nor SentencePiece" in found["tokenizer"]["drafter"]
+    assert not found["tokenizer"]["fits"]
+    found = facts(
+        f"retokenize:{make_checkpoint(tmp_path / 'g', 'gemma2')}", "--target", pocket.PATH
+    )
+    assert found["family"]["drafter"] == "gemma2, no native step"
+    assert not found["family"]["fits"]
+
+
+def test_losses_are_those_of_drafts_that_end_at_what_is_not_shared() -> None:
+    shared = Intersection([5, -1, 7], [-1] * 9, (0.2, 0.5))
+    said, lost = losses(shared, [[5, 7, 1, 5, 5], [1]])
+    assert said == 4 / 6
+    # From each token on: 2, 1, 0, 2, 1 and 0 tokens, where 4, 4, 3, 2, 1 and 1 might follow.
+    assert lost == pytest.approx(1 - 6 / 15)
+
+
+@pytest.mark.parametrize("path", ["retokenize:", "retokenize:/nowhere/at/all", "/nowhere/at/all"])
+def test_what_is_not_there_is_told_in_a_sentence(path: str) -> None:
+    done = run(path, "--target", pocket.PATH)
+    assert done.exit_code in (1, 2)
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,35 @@
+"""The controller on the costs and acceptance that it met in the cells of the portfolio.
+
+``python -m benchmarks recording --rounds 2 --out benchmarks/results/recording.json`` wrote them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.portfolio.cells import CELLS
+from benchmarks.portfolio.recording import read
+from outrider.engine.controller import Controller
+from outrider.engine.costs import CostModel
+from outrider.engine.simulate import simulate
+from outrider.engine.survival import Survival
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "results" / "recording.json"
+CELLS_OF_FILE = read(FILE)
+
+
+def test_every_cell_of_the_portfolio_was_recorded() -> None:
+    assert set(CELLS_OF_FILE) == {cell.name for cell in CELLS}
+
+
+@pytest.mark.parametrize("cell", sorted(CELLS_OF_FILE))
+def test_no_cell_is_slower_than_plain(cell: str) -> None:
+    concurrency, costs, methods, rates = CELLS_OF_FILE[cell]
+    controller = Controller(CostModel(costs), Survival(), methods)
+    found = simulate(
+        controller, costs, lambda step, name, depth: rates[name][depth - 1], concurrency, 400, 1
+    )
+    tokens = sum(step.tokens for step in found)
+    assert tokens >= 0.98 * sum(step.plain * step.seconds for step in found)

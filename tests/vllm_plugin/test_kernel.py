@@ -1,0 +1,28 @@
+"""The Triton kernel, where there is Triton: interpreted on a CPU, or on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.vllm import draws
+
+SOURCE = Path(draws.__file__).parents[2]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernel_draws_what_torch_draws() -> None:
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    if not torch.cuda.is_available():
+        environment["TRITON_INTERPRET"] = "1"
+    script = Path(__file__).with_name("kernel_product.py")
+    ended = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "equal\n", ended.stderr

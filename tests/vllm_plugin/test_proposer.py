@@ -1,0 +1,130 @@
+"""Outrider's lookups behind the interface of vLLM's custom proposers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import outrider.vllm
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.types import DraftBudget
+from outrider.vllm import v1
+
+LOOP = [5, 6, 7, 8] * 4
+
+
+class Runner:
+    def __init__(self, names: list[str]) -> None:
+        self.input_batch = SimpleNamespace(req_ids=names)
+        self.requests = dict.fromkeys(names)
+
+
+@pytest.fixture(autouse=True)
+def plugin_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_VLLM", "1")
+
+
+def make(name: str, length: int = 6, limit: int = 100, **options: Any) -> Any:
+    speculative = SimpleNamespace(num_speculative_tokens=length, **options)
+    model = SimpleNamespace(max_model_len=limit)
+    config = SimpleNamespace(speculative_config=speculative, model_config=model)
+    return getattr(outrider.vllm, name)(config)
+
+
+def propose(proposer: Any, texts: dict[str, list[int]], runner: Runner) -> list[list[int]]:
+    tokens = np.zeros((len(texts), 200), np.int32)
+    for row, text in enumerate(texts.values()):
+        tokens[row, : len(text)] = text
+    counts = np.array([len(text) for text in texts.values()], np.int32)
+    v1.last_runner = weakref.ref(runner)
+    sampled = [text[-1:] for text in texts.values()]
+    drafts: list[list[int]] = proposer.propose(sampled, counts, tokens, slot_mappings=None)
+    return drafts
+
+
+@pytest.mark.parametrize("name", ["NgramProposer", "SuffixProposer", "Proposer"])
+def test_drafts_are_those_of_outriders_drafters(name: str) -> None:
+    texts = {"a": [1, 2, *LOOP, 9], "b": [3, *LOOP], "c": [1, 2, 3]}
+    runner = Runner(list(texts))
+    proposer = make(name)
+    for _ in range(5):  # as each text grows
+        own: Any
+        expected = []
+        for text in texts.values():
+            sequence: Any = SimpleNamespace(
+                id="s", tokens=text, request=SimpleNamespace(cache_salt="")
+            )
+            drafted = SuffixDrafter(6).draft(sequence, DraftBudget(6, 6)).tokens
+            own = NgramDrafter(6).draft(sequence, 6)
+            if name == "NgramProposer" or (name == "Proposer" and not drafted):
+                drafted = own
+            expected.append(list(drafted))
+        assert propose(proposer, texts, runner) == expected
+        assert any(expected)
+        texts["a"] = [*texts["a"], 5]
+        texts["b"] = [*texts["b"], *LOOP[:3]]
+
+
+def test_a_request_that_ended_is_forgotten() -> None:
+    proposer, runner = make("Proposer"), Runner(["a", "b"])
+    propose(proposer, {"a": LOOP, "b": LOOP}, runner)
+    del runner.requests["a"]
+    runner.input_batch.req_ids.remove("a")
+    propose(proposer, {"b": LOOP}, runner)
+    assert list(proposer._texts) == ["b"]
+    # A name that comes again with another text is another request.
+    assert propose(proposer, {"b": [1, 2, 3]}, runner) == [[]]
+
+
+def test_drafts_end_at_the_model_s_length_and_wait_for_the_prompt() -> None:
+    runner = Runner(["a"])
+    for left in range(4):
+        proposer = make("NgramProposer", limit=len(LOOP) + left)
+        assert len(propose(proposer, {"a": LOOP}, runner)[0]) == max(0, left - 1)
+    tokens = np.array([LOOP], np.int32)
+    counts = np.array([len(LOOP)], np.int32)
+    assert make("Proposer").propose([[]], counts, tokens) == [[]]
+
+
+def test_a_proposer_without_the_rule_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OUTRIDER_VLLM")
+    with pytest.raises(SystemExit):
+        make("Proposer")
+    assert "set OUTRIDER_VLLM=1" in capsys.readouterr().err
+
+
+ABOVE = ("outrider.server", "outrider.engine", "outrider.models", "transformers", "fastapi", "gguf")
+
+
+def imported(code: str, names: tuple[str, ...]) -> str:
+    """The modules among these that a fresh process has after ``code``."""
+    code += f"\nimport sys; print([name for name in sys.modules if name.startswith({names})])"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return said.stdout
+
+
+def test_neither_the_native_step_nor_the_server_is_imported() -> None:
+    rule = "import outrider.vllm.v1, outrider.vllm.v2, outrider.vllm.hooks"
+    assert imported(rule, (*ABOVE, "outrider.native")) == "[]\n"
+    assert imported("import outrider.vllm.proposer", ABOVE) == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["SuffixProposer", "Proposer"])
+def test_drafts_are_the_same_without_the_native_step(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {"a": [1, 2, *LOOP, 9, 5], "b": [3, *LOOP]}
+    runner = Runner(list(texts))
+    expected = propose(make(name), texts, runner)
+    monkeypatch.setenv("OUTRIDER_NATIVE_ISA", "off")
+    assert propose(make(name), texts, runner) == expected
+    assert all(expected)
