@@ -20,12 +20,10 @@ from hypothesis import strategies as st
 from benchmarks.stub import Schedule, port_of
 from benchmarks.stub import serve as serve_stub
 from outrider.bench.load import measure, paired
-from outrider.bench.load.acceptance import acceptance
 from outrider.bench.load.arrivals import Closed, Open, Trace, check, load_trace
 from outrider.bench.load.datasets import load_prompts
 from outrider.bench.load.drive import Load
 from outrider.bench.load.figures import LATENCIES, figures, parse_slos, percentile
-from outrider.bench.load.http import Answer, Client
 from outrider.bench.load.measure import Options, report_of
 from outrider.bench.load.page import page
 from outrider.bench.load.stream import Record, events, read
@@ -33,6 +31,8 @@ from outrider.bench.load.watch import bottleneck
 from outrider.bench.workload import Workload
 from outrider.errors import ConfigError, EndpointError
 from outrider.scraping import parse
+from outrider.scraping.acceptance import acceptance
+from outrider.scraping.client import Answer, Client
 
 PROMPTS = Workload.of_prompts("three", ["one", "two", "three"])
 RESULTS = {

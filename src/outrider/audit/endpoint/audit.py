@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...bench.load.scrape import acceptance, scrape
 from ...errors import ConfigError, EndpointError
 from ...sampling.seeds import fresh_seed
+from ...scraping.acceptance import acceptance, scrape
 from . import behaviour
 from .answers import Completion
 from .greedy import greedy, told

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from ...bench.load.http import Client
 from ...errors import EndpointError, RequestError, shown
+from ...scraping.client import Client
 from .answers import Completion, Token, completions, law_of, message, parsed
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ...errors import EndpointError
+from ...scraping.client import Client
 from .arrivals import Closed, Shape
-from .http import Client
 from .stream import Record, read
 
 Progress = Callable[[int, int], None]

@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...errors import ConfigError, EndpointError
+from ...scraping.acceptance import acceptance, scrape
+from ...scraping.client import Client
 from ..workload import Workload
-from .acceptance import acceptance, scrape
 from .arrivals import Closed, Open, Shape, check
 from .datasets import SYNTHETIC, WARNING, body_of, shuffled
 from .drive import Driver, Limits, Load, warm_up
 from .figures import DEFINITIONS, figures
-from .http import Client
 from .stream import Record, message, read
 from .watch import Watch, bottleneck
 

@@ -19,7 +19,7 @@ from statistics import mean, pstdev
 from types import TracebackType
 from typing import Any, Self
 
-from .http import Client
+from ...scraping.client import Client
 
 EVERY = 0.5
 """Seconds between two samples."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import EndpointError
-from ...scraping import Page, counts_drafts, engine_of, names_of, parse, positions_of, source_of
-from .http import Client
+from ..errors import EndpointError
+from .client import Client
+from .engines import counts_drafts, engine_of, names_of, positions_of, source_of
+from .page import Page, parse
 
 
 async def scrape(client: Client) -> Page | None:

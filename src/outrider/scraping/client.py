@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from ...errors import ConfigError, EndpointError
+from ..errors import ConfigError, EndpointError
 
 BROKEN = "the connection ended before the answer did"
 Piece = tuple[float, bytes]
