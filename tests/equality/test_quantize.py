@@ -24,6 +24,7 @@ from outrider.models.families import read_architecture, read_config
 from outrider.models.formats.shared import unpack
 from outrider.models.quantize import Quantized, quantize
 from outrider.models.weights import load_weights
+from outrider.native.choice import library
 
 pytestmark = pytest.mark.engine
 
@@ -351,4 +352,5 @@ def test_a_quantised_target_differs_from_the_plain_one(pair: Path) -> None:
         assert found is not None
         return tuple(value.logprob for step in found for value in step.values())
 
-    assert len(set(map(logprobs, (None, "int4", "int4-g32", "int4-a8")))) == 4
+    different = set(map(logprobs, (None, "int4", "int4-g32", "int4-a8")))
+    assert len(different) == (3 if library() is None else 4)  # -a8 is the native step's

@@ -17,8 +17,9 @@ from outrider import LLM, SamplingParams
 from outrider.config import EngineConfig
 from outrider.drafters.base import DrafterContext
 from outrider.drafters.registry import find_drafter
-from outrider.drafters.suffix import Index, SuffixDrafter, SuffixSpec, new_index
+from outrider.drafters.suffix import SuffixDrafter, SuffixSpec
 from outrider.drafters.suffix_index import LEAST, SuffixIndex
+from outrider.drafters.suffix_indices import Index, new_index
 from outrider.errors import ModelError
 from outrider.native.choice import library
 from outrider.native.interface import SUFFIX_DEPTH, Followed

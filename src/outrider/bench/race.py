@@ -147,7 +147,10 @@ class Race:
         return fmean([log(run.speed) for run in self.runs[setting]])
 
     def margin(self) -> float:
-        """Return how far two contenders' levels may lie apart by chance, with 95 % confidence.
+        """Return how far the winner's and a rival's level may lie apart by chance.
+
+        The confidence is 95 % for all rivals together (Bonferroni), since the winner is whoever
+        chance favoured most.
 
         All contenders run in each round, so what slows a round slows all of it: the variance is
         that of the residuals once settings and rounds have their own means.
@@ -161,7 +164,8 @@ class Race:
             for r, value in enumerate(row)
         )
         freedom = (len(rows) - 1) * (rounds - 1)
-        return student(freedom) * sqrt(2 * square / freedom / rounds) if freedom else inf
+        rivals = max(1, len(self.runs) - 1)
+        return student(freedom, rivals) * sqrt(2 * square / freedom / rounds) if freedom else inf
 
     def drop(self) -> None:
         """Take those out of the race that are surely slower than the winner."""

@@ -51,6 +51,11 @@ class Law:
     tokens: tuple[Token, ...]
     p: tuple[float, ...]
 
+    def tells(self, token: Token) -> bool:
+        """Return whether the token would be known here: by its id, or by a text of its own."""
+        by_id = token.id is not None and all(own.id is not None for own in self.tokens)
+        return by_id or UNCLEAR not in token.text
+
     def rank(self, token: Token) -> int | None:
         """Return the token's index; None if it is not among the named that can be told apart."""
         same = (i for i, own in enumerate(self.tokens) if own.clear and own.same(token))
@@ -102,7 +107,7 @@ def parsed(body: bytes) -> Any:
         ValueError: it is none.
     """
     try:
-        return json.loads(body)
+        return json.loads(body, strict=False)  # errors quote lines as they are
     except (ValueError, RecursionError):
         raise ValueError(f"{shown(body[:80])} is not JSON") from None
 

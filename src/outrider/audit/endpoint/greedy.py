@@ -46,7 +46,7 @@ def _result(judged: list[tuple[Context, Token, Law]]) -> Result:
     wrong, ties, trials, largest = [], 0, 0, 0.0
     for context, token, law in judged:
         best = law.tokens[0]
-        if not token.clear and not best.clear:
+        if not law.tells(token) or not (token.clear or best.clear):
             continue  # which of those that cannot be told apart it was is not known
         trials += 1
         if best.same(token):
