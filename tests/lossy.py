@@ -206,6 +206,8 @@ class Toy:
                     f"HTTP/1.1 {status} OK\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
                 )
         except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
             writer.close()
 
 
@@ -222,6 +224,11 @@ def toy(faults: Faults | None = None) -> Iterator[str]:
         up.set()
         await stop.wait()
         serving.close()
+        connections = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the loop's next turn
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
     thread.start()
