@@ -64,7 +64,10 @@ class Breakdown(EndpointError):
 class Source(Protocol):
     """Completes prompts, of which nothing is drafted where it is a reference."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Return who that is, for people."""
+        ...
 
     async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
         """Return the answer; ``fields`` are those of ``/v1/completions``."""
@@ -221,9 +224,13 @@ class WithoutSpeculation:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.name = "the server, with speculation off"
-        if not server.has_switch:
-            self.name = "the server, one token a request, so that nothing is drafted"
+
+    @property
+    def name(self) -> str:
+        """Return how nothing is drafted, which is known once the server is open."""
+        if self.server.has_switch:
+            return "the server, with speculation off"
+        return "the server, one token a request, so that nothing is drafted"
 
     async def complete(self, prompt: Given, tokens: int, **fields: Any) -> Completion:
         """Return the answer of ``/v1/completions``."""
