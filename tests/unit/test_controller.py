@@ -9,7 +9,7 @@ import pytest
 
 from outrider.engine.controller import Controller
 from outrider.engine.costs import CostModel, Costs, Curve, DraftCosts
-from outrider.engine.outlook import PLAIN, Choice, Method, Stream
+from outrider.engine.outlook import PLAIN, Choice, Method, Stream, least_chance
 from outrider.engine.simulate import Step, simulate
 from outrider.engine.survival import PRIORS, Survival
 
@@ -231,9 +231,43 @@ def test_a_row_must_bring_what_it_costs() -> None:
         controller.decide(streams)
         worth = controller.worth(chances, 8, 8, 0.0)
         kept.append(sum(chance >= worth for chance in chances))
-        assert controller.least("model", 8) > 0  # a pass is never free
+        assert controller.least(Choice("model", 4), "", 8) > 0  # a pass is never free
     assert kept[0] == 6
     assert 6 > kept[1] > kept[2] == 0
+
+
+def test_a_pass_pays_from_the_chance_at_which_its_child_brings_its_price() -> None:
+    """The child is verified only behind margins at which that is worth a row."""
+    children = [(0.2, 0.4), (0.3, 0.6), (0.5, 0.9)]
+    for passed, row in ((0.05, 0.0), (0.1, 0.2), (0.02, 0.5)):
+        least = least_chance(children, passed, row)
+        gains = [
+            sum(share * max(0.0, chance * rate - row) for share, rate in children)
+            for chance in (least, least * 0.99)
+        ]
+        assert gains[0] == pytest.approx(passed)
+        assert gains[1] < passed
+
+
+def test_drafts_end_sooner_where_rows_are_dear() -> None:
+    streams = [Stream("a", "", 100, tuple(METHODS))]
+    least = []
+    for slope in (0.0, 1e-4):
+        controller = Controller(CostModel(costs(slope)), Survival(), METHODS)
+        controller.decide(streams)
+        least.append(controller.least(Choice("model", 4), "", 1))
+    assert least[1] > 1.2 * least[0]
+
+
+def test_children_are_told_by_how_often_they_have_a_margin() -> None:
+    survival = Survival()
+    for _ in range(200):
+        survival.observe_node("model", "", 1, 0, 3, True)
+        survival.observe_node("model", "", 1, 1, 0, False)  # no first child
+    survival.count()
+    (*_, (share, rate)) = survival.children("model", "")
+    assert share > 0.8 and rate > 0.9
+    assert sum(share for share, _ in survival.children("model", "")) == pytest.approx(1)
 
 
 def test_a_row_has_the_price_of_the_tokens_that_its_time_would_bring() -> None:

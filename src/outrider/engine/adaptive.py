@@ -195,7 +195,7 @@ class Adaptive:
             nodes = method.nodes(choice.depth)
             budget = DraftBudget(choice.depth, nodes)
             if self._peeks and stream.fixed is None:
-                least = self.controller.least(choice.method, sequences)
+                least = self.controller.least(choice, stream.workload, sequences)
                 rates = survival.rates(choice.method, stream.workload)
                 budget = DraftBudget(choice.depth, nodes, least, rates=rates)
             self._budgets[key] = budget

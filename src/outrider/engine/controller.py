@@ -19,7 +19,7 @@ from math import log2
 from typing import NamedTuple
 
 from .costs import CostModel
-from .outlook import PLAIN, Choice, Group, Method, Outlook, Stream, draft_cost
+from .outlook import PLAIN, Choice, Group, Method, Outlook, Stream, draft_cost, least_chance
 from .survival import Survival
 
 REVIEW_STEPS = 16
@@ -242,15 +242,20 @@ class Controller:
         names = {name for method in stream.methods for name in self.methods[method].drafters}
         return {name: self.unread(stream.id, name) for name in names if self.costs.reads(name)}
 
-    def least(self, name: str, sequences: int) -> float:
+    def least(self, choice: Choice, workload: str, sequences: int) -> float:
         """Return the chance of acceptance from which a node is worth a drafter's pass behind it.
 
-        The node that follows must bring what the batch emits while the pass runs.
+        The pass must bring what the batch emits while it runs, see ``least_chance``.
         """
-        method = self.methods[name]
+        method, context = self.methods[choice.method], self._context
         two = draft_cost(self.costs, method, [sequences] * 2)
-        passed = (two - draft_cost(self.costs, method, [sequences])) / sequences
-        return min(WORST, passed * self.tokens_per_second)
+        passed = (two - draft_cost(self.costs, method, [sequences])) / method.width
+        nodes = method.nodes(choice.depth) * self.survival.fill(choice.method, workload)
+        rows = round(sequences * (1 + nodes))
+        row = self.costs.verify(rows + sequences, context) - self.costs.verify(rows, context)
+        children = self.survival.children(choice.method, workload)
+        price = self.tokens_per_second / sequences
+        return min(WORST, least_chance(children, passed * price, row * price))
 
     def worth(self, survivals: Sequence[float], rows: int, sequences: int, spent: float) -> float:
         """Return the chance of acceptance from which a node is worth its row in the target.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from ..drafters.combine import TOGETHER
@@ -120,6 +121,26 @@ def parts_of(method: Method) -> tuple[str, ...]:
     """Return what a method's time is spent on: its drafters, and merging if they are several."""
     drafters = method.drafters
     return drafters if len(drafters) == 1 else (*drafters, method.drafter)
+
+
+def least_chance(children: Sequence[tuple[float, float]], passed: float, row: float) -> float:
+    """Return the chance of a node from which a pass that drafts its child pays.
+
+    The child is verified where its margin makes it worth a row. Chances only fall from node to
+    node, so that looking one pass ahead is enough (optimal stopping in the monotone case: Chow,
+    Robbins and Siegmund, "Great expectations", 1971, chapter 3).
+
+    Args:
+        children: how often a child has a margin, and how likely it is accepted then.
+        passed, row: the price of a pass and of a row, in tokens.
+    """
+    often = accepted = 0.0
+    least = inf
+    for share, rate in sorted(children, key=lambda child: -child[1]):
+        often += share
+        accepted += share * rate
+        least = min(least, (passed + row * often) / accepted)  # those so far are verified
+    return least
 
 
 class Outlook:

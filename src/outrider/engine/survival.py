@@ -43,6 +43,8 @@ PRIORS = {
 FIRST_RATES = {(r, b): float(GUESSED.table[0, r, b]) for r in range(RANKS) for b in range(BINS)}
 """The guessed rates by rank and bin, which are alike at all depths."""
 DEFAULT_PRIOR = 0.5
+SHARES = (0.2, 0.25, 0.2, 0.35)
+"""How often the first child of a node has a margin of each bin, before any is seen."""
 
 
 @dataclass(slots=True)
@@ -67,14 +69,16 @@ class _Beliefs:
     """The tallies of one method in one workload.
 
     ``depths`` count tokens as refused that were never drafted though they might have been;
-    ``nodes``, by (depth, rank, bin), only those that were. At depth 0 they are of all depths. What
-    is new waits in ``outcomes``, by (accepted, judged) tokens of a draft, in ``seen``, by (depth,
-    rank, bin, accepted) of a node, and in ``drafted`` of ``asked`` nodes until it is counted.
+    ``nodes``, by (depth, rank, bin), only those that were. At depth 0 they are of all depths.
+    ``margins`` are first children by bin, older ones weighing less. What is new waits in
+    ``outcomes``, by (accepted, judged) tokens of a draft, in ``seen``, by (depth, rank, bin,
+    accepted) of a node, and in ``drafted`` of ``asked`` nodes until it is counted.
     """
 
     overall: _Tally = field(default_factory=_Tally)
     depths: list[_Tally] = field(default_factory=lambda: [_Tally() for _ in range(DEPTHS)])
     nodes: dict[tuple[int, int, int], _Tally] = field(default_factory=dict)
+    margins: list[float] = field(default_factory=lambda: [0.0] * BINS)
     filled: _Tally = field(default_factory=_Tally)
     outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
     seen: dict[tuple[int, int, int, bool], int] = field(default_factory=dict)
@@ -92,7 +96,10 @@ class _Beliefs:
             tally.observe(right, all, judged[0])
         self.overall.observe(sum(hits), sum(judged))
         nodes: dict[tuple[int, int, int], list[int]] = {}
+        first = sum([times for (_, rank, _, _), times in self.seen.items() if not rank])
+        self.margins = [DECAY**first * weight for weight in self.margins]
         for (depth, rank, bin, accepted), times in self.seen.items():
+            self.margins[bin] += times * (not rank)
             for place in ((depth, rank, bin), (0, rank, bin)):
                 new = nodes.setdefault(place, [0, 0])
                 new[0] += times * accepted
@@ -186,16 +193,20 @@ class Survival:
         beliefs = self._workloads.get((method, workload))
         if beliefs is None:
             return GUESSED
-        together = dict(FIRST_RATES)
-        for (depth, rank, bin), tally in beliefs.nodes.items():
-            if not depth:
-                together[rank, bin] = tally.shrunk(together[rank, bin], PRIOR_WEIGHT)
+        together = _all_depths(beliefs)
         whole = [*together.values()] * DEPTHS
         for (depth, rank, bin), tally in beliefs.nodes.items():
             if depth:
                 place = ((depth - 1) * RANKS + rank) * BINS + bin
                 whole[place] = tally.shrunk(whole[place], SHRINKAGE)
         return Rates(np.array(whole, np.float32).reshape(DEPTHS, RANKS, BINS))
+
+    def children(self, method: str, workload: str) -> list[tuple[float, float]]:
+        """Return how often a node's first child has a margin, and P(accepted) then, by bin."""
+        beliefs = self._workloads.get((method, workload)) or _Beliefs()
+        weights = [PRIOR_WEIGHT * s + w for s, w in zip(SHARES, beliefs.margins, strict=True)]
+        rates = _all_depths(beliefs)
+        return [(weight / sum(weights), rates[0, bin]) for bin, weight in enumerate(weights)]
 
     def odds(self, method: str, workload: str, sequence: str) -> float:
         """Return the factor on odds by which a sequence differs from its workload."""
@@ -293,6 +304,15 @@ class Survival:
             }
             for method, (judged, workload) in most.items()
         }
+
+
+def _all_depths(beliefs: _Beliefs) -> dict[tuple[int, int], float]:
+    """Return P(accepted | parent accepted) of drafted nodes by rank and bin of the margin."""
+    rates = dict(FIRST_RATES)
+    for (depth, rank, bin), tally in beliefs.nodes.items():
+        if not depth:
+            rates[rank, bin] = tally.shrunk(rates[rank, bin], PRIOR_WEIGHT)
+    return rates
 
 
 def _entry(table: OrderedDict[K, V], key: K, make: type[V], most: int) -> V:
