@@ -1,5 +1,6 @@
 """Trees of drafted nodes, as lists of parents: -1 for the root, parents before their children."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 CHAINS = [list(range(-1, length - 1)) for length in range(64)]
@@ -12,6 +13,14 @@ def depths(parents: Iterable[int]) -> list[int]:
     for parent in parents:
         found.append(1 if parent < 0 else found[parent] + 1)
     return found
+
+
+def sizes(parents: Sequence[int]) -> list[int]:
+    """Return the number of nodes at each depth."""
+    if is_chain(parents):
+        return [1] * len(parents)
+    counts = Counter(depths(parents))
+    return [counts[depth] for depth in range(1, len(counts) + 1)]
 
 
 def is_chain(parents: Sequence[int]) -> bool:

@@ -13,6 +13,7 @@ from ..drafters.base import Drafter, NoSpec
 from ..drafters.model import num_alike
 from ..native.interface import MARGINS
 from ..native.rates import DEPTHS, RANKS
+from ..trees import sizes
 from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
 from .controller import Controller
 from .costs import SPIKE, smoothed
@@ -289,7 +290,7 @@ class Adaptive:
         if self._looking:
             self._looks += 1
             if self._whole is not None:
-                self._score(plan.batch, draft)
+                self._score(plan.batch)
             if self._shadows:
                 self._follow_shadows()
             self._own_look = smoothed(self._own_look or None, time.perf_counter() - begin)
@@ -315,9 +316,10 @@ class Adaptive:
         longest = SPIKE * seconds.step
         self._longest = min(self._longest, 2 * longest) * 0.8 + 0.2 * longest
         expected += costs.host(plan.decoding)
+        whole = self._whole or draft
         drafting = [
-            (self._chosen[item.sequence.id][0].method, item.budget.depth)
-            for item in plan.batch
+            (self._chosen[item.sequence.id][0].method, max(1, len(sizes(parents))))
+            for item, parents in zip(plan.batch, whole.parents, strict=True)
             if item.budget.depth
         ]
         methods = [(controller.methods[name], depth) for name, depth in drafting]
@@ -340,7 +342,7 @@ class Adaptive:
         drafter = self._drafters.get(name)
         return drafter is not None and drafter.catching_up
 
-    def _score(self, batch: Sequence[Scheduled], draft: Draft) -> None:
+    def _score(self, batch: Sequence[Scheduled]) -> None:
         """Score drafts; single nodes also where they were not verified."""
         items = range(len(batch))
         if len(batch) > OBSERVED:
@@ -353,12 +355,12 @@ class Adaptive:
             if stream is None:
                 continue
             if item.budget.depth:
-                self._score_one(item, stream, index, len(draft.tokens[index]))
+                self._score_one(item, stream, index)
             if i == items[0] and (self._turn < FIRST or self._looks % SHADOWED == 0):
                 self._cast_shadow(item.sequence, stream)
 
-    def _score_one(self, item: Scheduled, stream: Stream, index: int, verified: int) -> None:
-        """Score the draft of one sequence, of which so many nodes were verified."""
+    def _score_one(self, item: Scheduled, stream: Stream, index: int) -> None:
+        """Score the draft of one sequence."""
         draft = self._whole
         assert draft is not None
         choice = self._chosen[stream.id][0]
@@ -381,7 +383,7 @@ class Adaptive:
         asked, accepted = item.budget.depth, len(emitted) - 1
         survival.observe(choice.method, workload, stream.id, asked, accepted)
         method = self.controller.methods[choice.method]
-        survival.observe_size(choice.method, workload, verified, method.nodes(asked))
+        survival.observe_size(choice.method, workload, sizes(parents), asked, method.nodes(1))
         narrow = method.drafters[0]
         if narrow != choice.method:  # whose chain is what the first children are
             judged = min(asked, len(emitted), straight + 1)
@@ -413,7 +415,7 @@ class Adaptive:
             survival, judged = self.controller.survival, min(len(emitted), accepted + 1)
             key = shadow.method, shadow.stream.workload
             survival.observe(*key, shadow.stream.id, asked, accepted, judged)
-            survival.observe_size(*key, len(tokens), asked)
+            survival.observe_size(*key, [1] * len(tokens), asked, 1)
             margins = shadow.draft.margins[0] if shadow.draft.margins else ()
             for depth, margin in enumerate(margins[:judged]):
                 bin = bisect_right(MARGINS, margin)

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,16 @@ MANY = 8
 """Sequences whose drafts in one pass tell what each of them costs."""
 BYTES_PER_SECOND = 1e10
 """Speed at which attention reads the cache, about."""
-VERSION = 1
+VERSION = 2
 
 
-def measure(model: Model, page_size: int, most_rows: int, seconds: float) -> tuple[Curve, float]:
+def measure(
+    model: Model,
+    page_size: int,
+    most_rows: int,
+    seconds: float,
+    forward: Callable[[Model, Store, int], float],
+) -> tuple[Curve, float]:
     """Return the seconds of a model's forward by rows, and what a token of context adds.
 
     Args:
@@ -42,18 +48,19 @@ def measure(model: Model, page_size: int, most_rows: int, seconds: float) -> tup
         page_size: tokens of a page.
         most_rows: of a step.
         seconds: that measuring may take, in all.
+        forward: runs as many rows, and returns the seconds.
     """
     rows = [n for n in ROWS if n <= max(2, most_rows)]
     store = model.new_store(rows[-1] + 1, page_size)
     begin = time.perf_counter()
     took: list[float] = []
-    _forward(model, store, rows[0])  # which no measurement should pay the first touch for
+    forward(model, store, rows[0])  # which no measurement should pay the first touch for
     # Round after round, since others may use the machine for a while.
     for number in range(ROUNDS * len(rows)):
         if number >= FEWEST and time.perf_counter() - begin > seconds:
             break
         place = number % len(rows)
-        second = _forward(model, store, rows[place])
+        second = forward(model, store, rows[place])
         if place == len(took):
             took.append(second)
         took[place] = min(took[place], second)
@@ -72,11 +79,36 @@ def plausible(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...
     return tuple(likely)
 
 
+def measure_cold(model: Model, target: Model, page_size: int, warm: float) -> float:
+    """Return what a drafter's first pass of a step takes beyond the ``warm`` seconds of another.
+
+    The target's forward before it has driven the drafter's weights out of the caches.
+    """
+    stores = target.new_store(2, page_size), model.new_store(2, page_size)
+    took = []
+    for _ in range(FEWEST):
+        _forward(target, stores[0], 1)
+        took.append(_pass(model, stores[1], 1))
+    return max(0.0, min(took) - warm)
+
+
 def _forward(model: Model, store: Store, rows: int) -> float:
     """Return the seconds of a forward of as many sequences of one row each."""
     begin = time.perf_counter()
     model.try_rows(rows, store)
     return time.perf_counter() - begin
+
+
+def _pass(model: Model, store: Store, rows: int) -> float:
+    """Return the seconds of a drafter's pass: of a forward, without Python's part of the call.
+
+    All passes of a draft run in one call.
+    """
+    clock = library()
+    before = clock.nanoseconds if clock else 0
+    seconds = _forward(model, store, rows)
+    native = (clock.nanoseconds - before) / 1e9 if clock else 0.0
+    return native or seconds  # a model that is not native has no such time
 
 
 def find_costs(
@@ -106,16 +138,17 @@ def find_costs(
     seconds = THOROUGH if thorough else QUICK
     if thorough:
         logger.info("measuring what steps cost, for a few seconds")
-    target, per_context = measure(model, page_size, most_rows, seconds)
+    target, per_context = measure(model, page_size, most_rows, seconds, _forward)
     found = {name: DraftCosts(None, CALL, PER_SEQUENCE) for name in merging}
     for name, drafter in drafters.items():
-        found[name] = DraftCosts(None, CALL, PER_SEQUENCE)
+        found[name], call = DraftCosts(None, CALL, PER_SEQUENCE), CALL
         if drafter.model is not None:
             if drafter.model is model:
                 passes = Curve(target.rows, tuple(drafter.share * s for s in target.seconds))
             else:
-                passes, _ = measure(drafter.model, page_size, most_rows, seconds)
-            found[name] = DraftCosts(passes, CALL, PER_SEQUENCE)
+                passes, _ = measure(drafter.model, page_size, most_rows, seconds, _pass)
+                call += measure_cold(drafter.model, model, page_size, passes.at(1))
+            found[name] = DraftCosts(passes, call, PER_SEQUENCE)
             if rows := drafter.rows_at_once:
                 one, more = passes.at(rows), (passes.at(MANY * rows) - passes.at(rows)) / (MANY - 1)
                 found[name] = DraftCosts(None, CALL + max(one - more, 0.0), PER_SEQUENCE + more)

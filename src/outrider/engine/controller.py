@@ -245,17 +245,18 @@ class Controller:
     def least(self, choice: Choice, workload: str, sequences: int) -> float:
         """Return the chance of acceptance from which a node is worth a drafter's pass behind it.
 
-        The pass must bring what the batch emits while it runs, see ``least_chance``.
+        The pass must bring what the batch emits while it runs, see ``least_chance``. A row has the
+        mean price of those that whole drafts have, since which of them it will be is not known.
         """
         method, context = self.methods[choice.method], self._context
-        two = draft_cost(self.costs, method, [sequences] * 2)
-        passed = (two - draft_cost(self.costs, method, [sequences])) / method.width
-        nodes = method.nodes(choice.depth) * self.survival.fill(choice.method, workload)
-        rows = round(sequences * (1 + nodes))
-        row = self.costs.verify(rows + sequences, context) - self.costs.verify(rows, context)
+        passed = draft_cost(self.costs, method, [sequences] * 2)
+        passed -= draft_cost(self.costs, method, [sequences])
+        rows = sequences * method.nodes(choice.depth)
+        row = self.costs.verify(sequences + rows, context) - self.costs.verify(sequences, context)
         children = self.survival.children(choice.method, workload)
-        price = self.tokens_per_second / sequences
-        return min(WORST, least_chance(children, passed * price, row * price))
+        value = self.tokens_per_second
+        price = value * passed / (sequences * method.width)
+        return min(WORST, least_chance(children, price, value * row / rows))
 
     def worth(self, survivals: Sequence[float], rows: int, sequences: int, spent: float) -> float:
         """Return the chance of acceptance from which a node is worth its row in the target.

@@ -7,7 +7,6 @@ None of it changes the output: a row's bits do not depend on its chunk.
 """
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -127,7 +126,7 @@ class Curve(NamedTuple):
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def at(self, rows: int) -> float:
+    def at(self, rows: float) -> float:
         """Return the seconds of ``rows`` rows, 0 for none."""
         if rows <= 0:
             return 0.0
@@ -151,14 +150,19 @@ class DraftCosts:
     call: float = 0.0
     per_sequence: float = 0.0
 
-    def at(self, counts: Sequence[int]) -> float:
-        """Return the seconds where ``counts[i]`` sequences draft a token at depth i + 1."""
+    def at(self, counts: Sequence[float]) -> float:
+        """Return the seconds where ``counts[i]`` sequences draft a token at depth i + 1.
+
+        Of less than one, expected, a pass happens as seldom.
+        """
         if not counts or not counts[0]:
             return 0.0
-        seconds = self.call + self.per_sequence * counts[0]
-        if self.passes is not None:
-            seconds += sum([self.passes.at(n) * times for n, times in Counter(counts).items()])
-        return seconds
+        seconds, passes = self.call + self.per_sequence * counts[0], self.passes
+        if passes is None:
+            return seconds
+        if counts[-1] == counts[0]:
+            return seconds + passes.at(counts[0]) * min(counts[0], 1) * len(counts)
+        return seconds + sum([passes.at(n) * min(n, 1) for n in counts])
 
 
 @dataclass(frozen=True)
@@ -226,11 +230,11 @@ class _Correction:
 
     overall: _Ratio = field(default_factory=lambda: _Ratio(MACHINE_SMOOTHING))
     sizes: dict[int, _Ratio] = field(default_factory=dict)
-    _known: dict[int, float] = field(default_factory=dict)
+    _known: dict[float, float] = field(default_factory=dict)
     _level: float = 1.0
     _turn: int = 0
 
-    def at(self, size: int) -> float:
+    def at(self, size: float) -> float:
         """Return the ratio at a size: straight between powers of two, so that it makes no steps."""
         value = self._known.get(size)
         if value is None:
@@ -286,7 +290,7 @@ class CostModel:
         self._steps: dict[str, _Ratio] = {}
         self._turn = 0
         self._rows: dict[int, tuple[float, float]] = {}
-        self._drafts: dict[tuple[str, int, int], float] = {}
+        self._drafts: dict[tuple[str, float, int], float] = {}
 
     def count(self) -> None:
         """Let what was observed since the last time count."""
@@ -335,7 +339,7 @@ class CostModel:
         prior = self.prior.host_at(sequences)
         self._host.observe(sequences, max(seconds, 0.0) / prior, self._turn)
 
-    def draft(self, name: str, counts: Sequence[int]) -> float:
+    def draft(self, name: str, counts: Sequence[float]) -> float:
         """Return the seconds of a drafter, see ``DraftCosts.at``."""
         if not counts or not counts[0]:
             return 0.0
@@ -347,7 +351,7 @@ class CostModel:
             seconds = self._drafts[key] = self._draft(name, counts)
         return seconds
 
-    def _draft(self, name: str, counts: Sequence[int]) -> float:
+    def _draft(self, name: str, counts: Sequence[float]) -> float:
         own = self._drafters[name].at(counts[0])
         return self.prior.drafters[name].at(counts) * own * self._target.overall.value
 

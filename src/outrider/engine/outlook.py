@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, zip_longest
 from math import inf
 from typing import NamedTuple
 
@@ -82,13 +83,15 @@ class Group(NamedTuple):
 class Option(NamedTuple):
     """A choice, and what a sequence expects of it.
 
-    A step of it emits ``tokens`` by ``rows``. ``reading`` are the seconds, for each token to come,
-    in which drafters read what they have missed.
+    A step of it emits ``tokens`` by ``rows``. A pass at each depth happens with the chance in
+    ``passes``. ``reading`` are the seconds, for each token to come, in which drafters read what
+    they have missed.
     """
 
     choice: Choice
     tokens: float = 1.0
     rows: float = 1.0
+    passes: Sequence[float] = ()
     reading: float = 0.0
 
 
@@ -111,7 +114,7 @@ def counts_by_depth(drafts: Iterable[tuple[str, int, int]]) -> dict[str, list[in
     return drafting
 
 
-def draft_cost(costs: CostModel, method: Method, by_depth: Sequence[int]) -> float:
+def draft_cost(costs: CostModel, method: Method, by_depth: Sequence[float]) -> float:
     """Return the seconds of a method where ``by_depth[i]`` sequences draft at depth i + 1."""
     rows = by_depth if method.width == 1 else [count * method.width for count in by_depth]
     return sum([costs.draft(name, rows) for name in parts_of(method)])
@@ -183,12 +186,13 @@ class Outlook:
             method, odds = self._methods[name], 2.0 ** levels.get(name, 0)
             most = group.fixed.depth if group.fixed else min(group.bound, method.longest)
             curve = self._survival.curve(name, group.workload, most, odds)
-            fill = self._survival.fill(name, group.workload) * method.nodes(1)
-            depths = (most,) if group.fixed else (*(d for d in DEPTHS if d < most), most)
+            fill = self._survival.fill(name, group.workload, most)
+            nodes = [*accumulate(share * method.nodes(1) for share in fill)]
+            passes = [min(1.0, share) for share in fill]
             reading = self._reading(group, method)
-            options += [
-                Option(Choice(name, d), 1 + sum(curve[:d]), 1 + d * fill, reading) for d in depths
-            ]
+            for d in (most,) if group.fixed else (*(d for d in DEPTHS if d < most), most):
+                tokens, rows = 1 + sum(curve[:d]), 1 + min(nodes[d - 1], method.nodes(d))
+                options.append(Option(Choice(name, d), tokens, rows, passes[:d], reading))
         return options
 
     def _reading(self, group: Group, method: Method) -> float:
@@ -199,26 +203,23 @@ class Outlook:
     def speed(self, choices: Mapping[Group, Option]) -> float:
         """Return the expected tokens per second."""
         tokens = rows = longer = reading = 0.0
-        drafting: dict[Choice, int] = {}
+        drafting: dict[str, list[float]] = {}
         for group, count in self.counts.items():
-            choice, each, width, missed = choices[group]
+            choice, each, width, passes, missed = choices[group]
             tokens += count * each
             reading += count * each * missed
             rows += count * width
             longer += count * self._costs.step(choice.method)
             if choice.depth:
-                drafting[choice] = drafting.get(choice, 0) + count
+                mine = [count * share for share in passes]
+                others = drafting.get(choice.method)
+                if others is not None:
+                    mine = [a + b for a, b in zip_longest(mine, others, fillvalue=0.0)]
+                drafting[choice.method] = mine
         seconds = self._host + self._costs.verify(round(rows), self._context)
-        seconds += self._drafting(drafting)
+        for name, counts in drafting.items():
+            seconds += draft_cost(self._costs, self._methods[name], counts)
         return tokens / (seconds * longer / self._sequences + reading)
-
-    def _drafting(self, sequences: Mapping[Choice, int]) -> float:
-        """Return the seconds of drafting where so many sequences draft by each choice."""
-        if len(sequences) == 1:  # the usual case needs no sums by depth
-            (((name, depth), count),) = sequences.items()
-            return draft_cost(self._costs, self._methods[name], [count] * depth)
-        by_depth = counts_by_depth((*choice, count) for choice, count in sequences.items())
-        return sum([draft_cost(self._costs, self._methods[n], c) for n, c in by_depth.items()])
 
     def plain(self) -> dict[Group, Option]:
         """Return the choices of plain decoding, as far as requests leave them open."""

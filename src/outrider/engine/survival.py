@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -70,20 +70,21 @@ class _Beliefs:
 
     ``depths`` count tokens as refused that were never drafted though they might have been;
     ``nodes``, by (depth, rank, bin), only those that were. At depth 0 they are of all depths.
-    ``margins`` are first children by bin, older ones weighing less. What is new waits in
-    ``outcomes``, by (accepted, judged) tokens of a draft, in ``seen``, by (depth, rank, bin,
-    accepted) of a node, and in ``drafted`` of ``asked`` nodes until it is counted.
+    ``margins`` are first children by bin, older ones weighing less; ``filled`` counts nodes that
+    were drafted, and that might have been, by depth. What is new waits in ``outcomes``, by
+    (accepted, judged) tokens of a draft, in ``seen``, by (depth, rank, bin, accepted) of a node,
+    and in ``drafted`` of ``asked`` nodes by depth until it is counted.
     """
 
     overall: _Tally = field(default_factory=_Tally)
     depths: list[_Tally] = field(default_factory=lambda: [_Tally() for _ in range(DEPTHS)])
     nodes: dict[tuple[int, int, int], _Tally] = field(default_factory=dict)
     margins: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    filled: _Tally = field(default_factory=_Tally)
+    filled: list[_Tally] = field(default_factory=lambda: [_Tally() for _ in range(DEPTHS)])
     outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
     seen: dict[tuple[int, int, int, bool], int] = field(default_factory=dict)
-    drafted: int = 0
-    asked: int = 0
+    drafted: list[int] = field(default_factory=lambda: [0] * DEPTHS)
+    asked: list[int] = field(default_factory=lambda: [0] * DEPTHS)
 
     def count(self) -> tuple[int, int]:
         """Count what is new; return how many tokens were accepted and judged."""
@@ -106,10 +107,11 @@ class _Beliefs:
                 new[1] += times
         for place, new in nodes.items():
             self.nodes.setdefault(place, _Tally()).observe(*new)
-        self.filled.observe(self.drafted, self.asked)
+        for tally, drafted, asked in zip(self.filled, self.drafted, self.asked, strict=True):
+            tally.observe(drafted, asked)
         self.outcomes.clear()
         self.seen.clear()
-        self.drafted = self.asked = 0
+        self.drafted, self.asked = [0] * DEPTHS, [0] * DEPTHS
         return sum(hits), sum(judged)
 
 
@@ -151,6 +153,8 @@ class Survival:
         self._own: OrderedDict[tuple[str, str], _Own] = OrderedDict()
         self._known: dict[tuple[str, str], list[float]] = {}
         """Rates as of the last time that observations were counted."""
+        self._by_margin: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+        """The same of nodes at all depths, by rank and bin."""
 
     def _general(self, method: str) -> float:
         if method in self._wider:
@@ -165,8 +169,9 @@ class Survival:
     def count(self) -> None:
         """Count what was observed since the last time; estimates rest on what is counted."""
         self._known.clear()
+        self._by_margin.clear()
         for (method, _), beliefs in self._workloads.items():
-            if beliefs.outcomes or beliefs.seen or beliefs.asked:
+            if beliefs.outcomes or beliefs.seen or any(beliefs.asked):
                 self._methods.setdefault(method, _Tally()).observe(*beliefs.count())
 
     def curve(self, method: str, workload: str, depth: int, odds: float = 1.0) -> list[float]:
@@ -180,10 +185,18 @@ class Survival:
             rates = [rate * odds / (rate * odds + 1 - rate) for rate in rates]
         return [*accumulate(rates, mul)]
 
-    def fill(self, method: str, workload: str) -> float:
-        """Return the expected share of the nodes drafted of those that might have been."""
+    def fill(self, method: str, workload: str, depth: int) -> list[float]:
+        """Return the expected share of the nodes at depths 1 to ``depth`` that are drafted.
+
+        Drafts end early where nothing is known to follow, or where it would not pay.
+        """
         beliefs = self._workloads.get((method, workload))
-        return 1.0 if beliefs is None else beliefs.filled.shrunk(1.0, PRIOR_WEIGHT)
+        shares: list[float] = []
+        share = 1.0
+        for tally in beliefs.filled[:depth] if beliefs else ():
+            share = tally.shrunk(share, PRIOR_WEIGHT)  # of the depth before
+            shares.append(share)
+        return shares + [share] * (depth - len(shares))
 
     def rates(self, method: str, workload: str) -> Rates:
         """Return P(accepted | parent accepted) of drafted nodes by depth, rank, bin of the margin.
@@ -193,7 +206,7 @@ class Survival:
         beliefs = self._workloads.get((method, workload))
         if beliefs is None:
             return GUESSED
-        together = _all_depths(beliefs)
+        together = self._all_depths(method, workload, beliefs)
         whole = [*together.values()] * DEPTHS
         for (depth, rank, bin), tally in beliefs.nodes.items():
             if depth:
@@ -203,10 +216,25 @@ class Survival:
 
     def children(self, method: str, workload: str) -> list[tuple[float, float]]:
         """Return how often a node's first child has a margin, and P(accepted) then, by bin."""
-        beliefs = self._workloads.get((method, workload)) or _Beliefs()
+        beliefs = self._workloads.get((method, workload))
+        if beliefs is None:
+            return [(share, FIRST_RATES[0, bin]) for bin, share in enumerate(SHARES)]
+        rates = self._all_depths(method, workload, beliefs)
         weights = [PRIOR_WEIGHT * s + w for s, w in zip(SHARES, beliefs.margins, strict=True)]
-        rates = _all_depths(beliefs)
-        return [(weight / sum(weights), rates[0, bin]) for bin, weight in enumerate(weights)]
+        total = sum(weights)
+        return [(weight / total, rates[0, bin]) for bin, weight in enumerate(weights)]
+
+    def _all_depths(
+        self, method: str, workload: str, beliefs: _Beliefs
+    ) -> dict[tuple[int, int], float]:
+        """Return P(accepted | parent accepted) of drafted nodes by rank and bin of the margin."""
+        rates = self._by_margin.get((method, workload))
+        if rates is None:
+            rates = self._by_margin[method, workload] = dict(FIRST_RATES)
+            for (depth, rank, bin), tally in beliefs.nodes.items():
+                if not depth:
+                    rates[rank, bin] = tally.shrunk(rates[rank, bin], PRIOR_WEIGHT)
+        return rates
 
     def odds(self, method: str, workload: str, sequence: str) -> float:
         """Return the factor on odds by which a sequence differs from its workload."""
@@ -272,11 +300,18 @@ class Survival:
         own.expected += self._expected(method, workload, judged)
         own.judged += judged
 
-    def observe_size(self, method: str, workload: str, drafted: int, asked: int) -> None:
-        """Take in how many nodes were drafted of those that might have been."""
+    def observe_size(
+        self, method: str, workload: str, sizes: Sequence[int], asked: int, width: int
+    ) -> None:
+        """Take in a draft that had ``sizes`` nodes by depth.
+
+        It might have had ``width`` at each of ``asked`` depths.
+        """
         beliefs = _entry(self._workloads, (method, workload), _Beliefs, MOST_WORKLOADS)
-        beliefs.drafted += drafted
-        beliefs.asked += asked
+        for depth in range(min(asked, DEPTHS)):
+            beliefs.asked[depth] += width
+        for depth, size in enumerate(sizes[:DEPTHS]):
+            beliefs.drafted[depth] += size
 
     def observe_node(
         self, method: str, workload: str, depth: int, rank: int, bin: int, accepted: bool
@@ -299,20 +334,11 @@ class Survival:
         return {
             method: {
                 "survival": [round(p, 3) for p in self.curve(method, workload, DEPTHS)],
-                "filled": round(self.fill(method, workload), 3),
+                "filled": round(sum(self.fill(method, workload, DEPTHS)) / DEPTHS, 3),
                 "judged": round(judged, 1),
             }
             for method, (judged, workload) in most.items()
         }
-
-
-def _all_depths(beliefs: _Beliefs) -> dict[tuple[int, int], float]:
-    """Return P(accepted | parent accepted) of drafted nodes by rank and bin of the margin."""
-    rates = dict(FIRST_RATES)
-    for (depth, rank, bin), tally in beliefs.nodes.items():
-        if not depth:
-            rates[rank, bin] = tally.shrunk(rates[rank, bin], PRIOR_WEIGHT)
-    return rates
 
 
 def _entry(table: OrderedDict[K, V], key: K, make: type[V], most: int) -> V:
