@@ -27,8 +27,9 @@ pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="the native step is off"),
 ]
 DRAFTERS = (
-    "eagle3", "eagle3 tree", "peagle", "peagle tree", "medusa", "medusa tree", "eagle3+ngram",
-    "choices", "medusa+suffix", "auto+eagle3", "auto+medusa",
+    "eagle3", "eagle3 tree", "peagle", "peagle tree", "medusa", "medusa tree", "choices",
+    "eagle3+ngram", "peagle+ngram", "medusa+ngram", "medusa+suffix", "auto+eagle3", "auto+peagle",
+    "auto+medusa",
 )  # fmt: skip
 CHOICES = {"medusa_choices": [[0], [2], [1], [0, 0], [0, 1], [2, 0], [0, 1, 0], [0, 1, 1]]}
 KINDS = {
