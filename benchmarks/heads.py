@@ -98,7 +98,7 @@ def first_token(head: Path, rounds: int = 15) -> dict[str, Any]:
         llm = LLM(TARGET, drafter, max_num_seqs=1, enable_prefix_caching=False)
         assert llm.inputs.backend is not None
         prompt = (llm.inputs.backend.encode(texts).ids * 8)[:PROMPT]
-        cells[name] = partial(lambda llm, _: run_all(llm, [prompt], [params]).ttft, llm)
+        cells[name] = partial(lambda llm, ids, _: run_all(llm, [ids], [params]).ttft, llm, prompt)
     found = measured(cells, rounds)
     milliseconds = {name: 1e3 * median(each) for name, each in found.items()}
     return {"prompt": PROMPT, "ms": milliseconds, **ratio(found["head"], found["none"])}

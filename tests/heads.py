@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
-
 MASK = 7
 """The token of rows that stand for later positions."""
 

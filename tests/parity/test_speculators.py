@@ -86,9 +86,7 @@ def test_a_head_computes_what_the_package_does(kind: str, tiny_llama: Path, tmp_
     there = torch.stack(wanted).isfinite().all(0).all(-1)[: count - len(wanted)]
     anchors = there.nonzero().flatten().tolist()
     for last in (anchors[2], anchors[-1]):
-        rows = Segment(
-            tokens[1 : last + 2], 1, pages, 1, count, first=1, states=states[: last + 1]
-        )
+        rows = Segment(tokens[1 : last + 2], 1, pages, 1, count, first=1, states=states[: last + 1])
         own = model.new_store(8, PAGE)
         if FLAGS[kind].get("parallel"):
             found = model.run([begun(rows, len(wanted), model)], own).logits

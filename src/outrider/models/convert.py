@@ -27,8 +27,8 @@ PREFIX = "medusa_head."
 def convert(folder: Path, out: Path) -> int:
     """Write the checkpoint in ``folder`` with safetensors to the new folder ``out``.
 
-    A file of weights stands for the folder that it is in. Other files are copied. Pickled weights are read in a process of its own, as tensors alone and
-    within a limit of memory.
+    A file of weights stands for the folder that it is in. Other files are copied. Pickled weights
+    are read in a process of its own, as tensors alone and within a limit of memory.
 
     Returns:
         The number of tensors.
