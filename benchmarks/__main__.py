@@ -14,6 +14,7 @@ BENCHMARKS = {
     "rules": ("rules", "acceptance of each rule, beside the bounds of theory"),
     "context": ("context", "speed by the length of the context, with and without windows"),
     "heads": ("heads", "an EAGLE-3 head distilled for the pocket target: what it brings"),
+    "layerskip": ("skipping", "what layerskip finds and brings on a target planted for it"),
     "trees": ("trees", "trees beside chains: what their rows cost, and what they bring"),
     "builds": ("builds", "two builds of Outrider beside each other"),
     "answers": ("answers", "two builds of Outrider asked the same, on every instruction set"),

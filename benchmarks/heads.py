@@ -7,6 +7,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,9 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider import LLM, SamplingParams
+from outrider.bench.intervals import shown
 from outrider.bench.machine import machine
+from outrider.bench.record import run_all
 from outrider.cli.common import JsonFile, write_json
 from outrider.drafters.states import StateRing
 from outrider.models.decide import DraftInput
@@ -40,10 +43,12 @@ from outrider.training.corpus import encode, standard_library, windows
 from outrider.training.eagle import EagleHead, EaglePlan, distil
 from outrider.types import Request, SequenceState
 
+from .common import measured, ratio
+
 PAGE = 16
 POCKET = Path(__file__).parents[1] / "src/outrider/pocket"
 TARGET = POCKET / "model"
-TOKENS = 128
+TOKENS, PROMPT = 128, 1024
 
 
 def batches(plan: EaglePlan) -> Iterator[torch.Tensor]:
@@ -82,6 +87,21 @@ def acceptance_length(head: Path, length: int, temperature: float) -> float:
     found = llm.engine.counts.acceptance_length
     assert found is not None
     return found
+
+
+def first_token(head: Path, rounds: int = 15) -> dict[str, Any]:
+    """Return the time to the first token with a head over that without, of a long prompt."""
+    texts = " ".join(json.loads((POCKET / "prompts.json").read_text()))
+    params = SamplingParams(temperature=0, max_tokens=8, seed=1, ignore_eos=True)
+    cells = {}
+    for name, drafter in (("head", str(head)), ("none", "none")):
+        llm = LLM(TARGET, drafter, max_num_seqs=1, enable_prefix_caching=False)
+        assert llm.inputs.backend is not None
+        prompt = (llm.inputs.backend.encode(texts).ids * 8)[:PROMPT]
+        cells[name] = partial(lambda llm, ids, _: run_all(llm, [ids], [params]).ttft, llm, prompt)
+    found = measured(cells, rounds)
+    milliseconds = {name: 1e3 * median(each) for name, each in found.items()}
+    return {"prompt": PROMPT, "ms": milliseconds, **ratio(found["head"], found["none"])}
 
 
 def shifted(ring: StateRing, sequence: str, start: int, count: int) -> array[int]:
@@ -205,6 +225,11 @@ def main(
     for name, value in found.items():
         typer.echo(f"{name}: {value:.2f} tokens a step")
     report["acceptance_length"] = found
+    first = report["ttft"] = first_token(out)
+    typer.echo(
+        f"time to the first token of a prompt of {PROMPT} tokens: {first['ratio']:.3f} "
+        f"{shown(first['interval'], '.3f')} of that without the head"
+    )
     report["costs"] = {}
     for quantization in ("none", "int8", "int8-a8"):
         with tempfile.TemporaryDirectory() as folder:

@@ -13,6 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
+MASK = 7
+"""The token of rows that stand for later positions."""
+
 
 @dataclass(frozen=True)
 class Eagle:
@@ -32,6 +35,7 @@ class Eagle:
     theta: float = 10000.0
     eps: float = 1e-5
     parallel: bool = False
+    window: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -165,6 +169,9 @@ def save_head(
     }  # fmt: skip
     if not embeds:
         del tensors["embed_tokens.weight"]
+    if a.window is not None:
+        kinds = {"layer_types": ["sliding_attention"] * a.depth, "use_sliding_window": True}
+        layer |= {"sliding_window": a.window, **kinds}
     if layout == "speculators":
         kind = "peagle" if a.parallel else "eagle3"
         config = {
@@ -179,7 +186,7 @@ def save_head(
             },
         }  # fmt: skip
         if a.parallel:
-            config["mask_token_id"] = 7
+            config["mask_token_id"] = MASK
     else:
         tensors = {n.replace("layers.0.", "midlayer."): t for n, t in tensors.items()}
         config = {"architectures": ["LlamaForCausalLMEagle3"], **layer}

@@ -41,11 +41,16 @@ def prompts(first: int = 4, repeated: Iterable[int] = (11, 12, 13, 14, 15)) -> l
 
 
 def dealt(drafters: Iterable[str]) -> list[tuple[Any, ...]]:
-    """Every drafter under every option, with the other dimensions dealt out over them."""
+    """Every drafter under every option, with the other dimensions dealt out over them.
+
+    Over six drafters an option meets both batches in all kinds of numbers, and over four both
+    batches with both caches.
+    """
     found, numbers = [], [*NUMBERS]
-    for i, each in enumerate(itertools.product(drafters, OPTIONS)):
-        batch, length, chunk = BATCHES[i % 2], LENGTHS[i % 3], CHUNKS[i // 2 % 3]
-        found.append((*each, batch, length, chunk, POOLS[i // 3 % 2], numbers[i % 3]))
+    for (d, drafter), (o, option) in itertools.product(enumerate(drafters), enumerate(OPTIONS)):
+        batch, pool = BATCHES[(o + o // 3 + d) % 2], POOLS[(o // 2 + d // 2) % 2]
+        length, chunk = LENGTHS[(o // 2 + d) % 3], CHUNKS[(o + 2 * d) % 3]
+        found.append((drafter, option, batch, length, chunk, pool, numbers[(o + d) % 3]))
     return found
 
 
@@ -105,4 +110,7 @@ class Product:
         check_engine(engine)
         if option in UNBOUND and length > 1 and pool == "ample":
             assert 0 < engine.counts.accepted < engine.counts.nodes
+        if option == "n":
+            assert engine.scheduler.hit > 0
+            assert engine.scheduler.preemptions or (pool, batch) != ("tight", 4)
         return engine

@@ -370,6 +370,7 @@ def test_pickled_weights_are_converted_once(target: Path, tmp_path: Path) -> Non
     torch.save({f"medusa_head.{n}": t for n, t in tensors.items()}, legacy / "medusa_lm_head.pt")
     torch.save({"lr": 1.0}, legacy / "training_args.bin")
     shutil.copy(medusa / "config.json", legacy)
+    assert convert(legacy / "medusa_lm_head.pt", tmp_path / "by its file") == len(tensors)
     assert convert(legacy, tmp_path / "new") == len(tensors)
     found = load_file(tmp_path / "new" / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
@@ -424,3 +425,5 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
         convert(tmp_path, tmp_path / "out")
     with pytest.raises(ModelError, match="not a folder"):
         convert(tmp_path / "none", tmp_path / "out")
+    with pytest.raises(ConfigError, match="needs no conversion"):
+        convert(tmp_path / "model.gguf", tmp_path / "out")

@@ -77,11 +77,8 @@ def holds(
     numbers: str,
 ) -> None:  # fmt: skip
     engine = PRODUCT.holds(target, drafter, option, batch, length, chunk, pool, numbers)
-    if (option, batch, length, chunk, pool) == ("n", 4, 4, 16, "tight"):
-        assert engine.scheduler.preemptions
     if option in UNBOUND and pool == "ample" and drafter.startswith("search"):
         assert drafter_of(engine).evaluations > 10
-        assert engine.scheduler.hit > 0
 
 
 @pytest.mark.equality
@@ -136,6 +133,20 @@ def committed(engine: Engine, page: int) -> dict[str, list[int]]:
     return found
 
 
+def shadow(engine: Engine) -> dict[str, list[int]]:
+    """What ``committed`` returns where the target alone has computed all in one forward."""
+    found = {}
+    size, model = engine.config.page_size, engine.model
+    for sequence in engine.scheduler.running:
+        for count in range(size, sequence.num_computed + 1, size):
+            pages = range(1 + count // size)
+            whole = Segment([*sequence.tokens[:count], 7], 0, pages, 1, 1)
+            logits = model.run([whole], model.new_store(len(pages), size)).logits
+            assert logits is not None
+            found[f"{sequence.id} {count}"] = logits.view(torch.int32).flatten().tolist()
+    return found
+
+
 @pytest.mark.engine
 @pytest.mark.usefixtures("_eager")
 @pytest.mark.parametrize("case", ["search", "exit", "search tree"])
@@ -150,6 +161,7 @@ def test_drafts_and_searches_write_no_committed_slot(
     def watched(plan: Any) -> Any:
         nonlocal checked
         before = committed(engine, page)
+        assert before == shadow(engine)
         draft = propose(plan)
         assert committed(engine, page) == before
         checked += len(before) * any(draft.tokens)
@@ -238,7 +250,7 @@ def test_the_search_finds_what_matters_little(tmp_path: Path, seed: int, heat: f
         return requests(texts, params)
 
     run(engine, some(6))
-    (search,) = drafter._searches.values()
+    (search,) = drafter.searches.values()
     assert search.wants is None
     assert drafter._window is None  # since the pages that it read have been given back
     assert search.evaluations < 80
@@ -329,7 +341,7 @@ def test_searches_belong_to_workloads_and_take_their_share(target: Path) -> None
     for heat in (0.0, 0.8):
         params = SamplingParams(max_tokens=150, temperature=heat, ignore_eos=True)
         run(engine, requests(prompts()[2:4], params))
-    assert len(drafter._searches) == 2
+    assert len(drafter.searches) == 2
     assert (
         drafter.evaluations * layerskip.EVERY <= 2 * drafter._turn
     )  # a window's first counts twice

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from heads import Eagle, Reference, make_head, make_medusa, save_head
+from heads import MASK, Eagle, Reference, make_head, make_medusa, save_head
 from loading import native_model
 from native_steps import sequence_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from outrider.drafters.eagle import begun
 from outrider.drafters.model import draft_limits
 from outrider.errors import ModelError
 from outrider.models.decide import DraftInput
@@ -35,13 +36,30 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(native.library() is None, reason="the native step is off"),
 ]
-PAGE, LENGTH = 4, 13
+PAGE, LENGTH, MORE = 4, 13, 3
 KINDS = {
     "safeailab": (Eagle(), "safeailab"),
     "speculators": (Eagle(state_normed=True, drafted=97), "speculators"),
     "norm before fc": (Eagle(norm_before_fc=True, output_normed=True, kv_heads=4), "speculators"),
     "a norm for each": (Eagle(fc_norm=True, layers=(-1, 0), depth=2), "speculators"),
+    "a window": (Eagle(window=4, depth=2), "speculators"),
+    "one pass": (Eagle(parallel=True, norm_before_fc=True), "speculators"),
+    "one pass and a window": (Eagle(parallel=True, window=6, depth=2), "speculators"),
 }
+
+
+def seen_by(head: Reference, count: int) -> torch.Tensor:
+    """Which rows each of ``count`` rows sees: itself and those before, within its window."""
+    seen = torch.ones(count, count).tril()
+    window = head.about.window
+    return (seen if window is None else seen.triu(1 - window)).bool()
+
+
+def widened(head: Reference, logits: torch.Tensor) -> torch.Tensor:
+    """Logits over the target's vocabulary."""
+    wide = torch.full((head.vocabulary,), -torch.inf)
+    wide[head.d2t + torch.arange(head.about.drafted)] = logits
+    return wide
 
 
 def rows_of(
@@ -49,19 +67,26 @@ def rows_of(
 ) -> list[torch.Tensor]:
     """Logits over the target's vocabulary behind ``tokens``, and ``more`` of own drafts."""
     count, cache, found = len(tokens) - 1, [], []
-    kept = head.d2t + torch.arange(head.about.drafted)
+    if head.mask_hidden is not None:
+        read = torch.cat([tokens[1:], torch.tensor([MASK] * more)])
+        masked = head.fused(head.mask_hidden[0]).expand(more, -1)
+        states, places = torch.cat([head.fused(hidden[:count]), masked]), torch.arange(len(read))
+        logits, _ = head.rows(read, states, places, cache, seen_by(head, len(read)))
+        return [widened(head, row) for row in logits[count - 1 :]]
     logits, ended = head.rows(
-        tokens[1:], head.fused(hidden[:count]), torch.arange(count), cache,
-        torch.ones(count, count).tril().bool(),
-    )  # fmt: skip
+        tokens[1:], head.fused(hidden[:count]), torch.arange(count), cache, seen_by(head, count)
+    )
     for step in range(more + 1):
-        wide = torch.full((head.vocabulary,), -torch.inf)
-        wide[kept] = logits[-1]
-        found.append(wide)
-        token = wide.argmax()[None]
-        seen = torch.ones(1, count + step + 1).bool()
+        found.append(widened(head, logits[-1]))
+        token, seen = found[-1].argmax()[None], seen_by(head, count + step + 1)[-1:]
         logits, ended = head.rows(token, ended[-1:], torch.tensor([count + step]), cache, seen)
     return found
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    kept = expected.isfinite()
+    assert (found.isfinite() == kept).all()
+    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-3, atol=1e-4)
 
 
 @torch.inference_mode()
@@ -78,7 +103,7 @@ def agrees(reference: Reference, checkpoint: Path, target_folder: Path) -> None:
     store = target.new_store(8, PAGE)
     output = target.run([Segment(tokens.tolist(), 0, pages, 0, LENGTH)], store, (-1, 0, 1))
     hidden = torch.cat([output.hidden[layer] for layer in about.layers], -1)
-    wanted = rows_of(reference, tokens, hidden, 3)
+    wanted = rows_of(reference, tokens, hidden, MORE)
 
     states = torch.empty(LENGTH, model.hidden_size)
     parts = [output.hidden[layer] for layer in model.target_layers]
@@ -91,12 +116,16 @@ def agrees(reference: Reference, checkpoint: Path, target_folder: Path) -> None:
     first = Segment(tokens[1:6].tolist(), 1, pages, 0, LENGTH, first=1, states=states[:5])
     model.run([first], own)
     rest = Segment(tokens[6:].tolist(), 6, pages, 1, LENGTH, first=1, states=states[5 : LENGTH - 1])
+    if model.mask_state is not None:
+        found = model.run([begun(rest, 1 + MORE, model)], own)
+        assert found.logits is not None
+        for logits, expected in zip(found.logits, wanted, strict=True):
+            same(logits, expected)
+        return
     for step, expected in enumerate(wanted):
         found = model.run([rest], own, (ended,))
         assert found.logits is not None
-        kept = expected.isfinite()
-        assert (found.logits[0].isfinite() == kept).all()
-        torch.testing.assert_close(found.logits[0][kept], expected[kept], rtol=1e-3, atol=1e-4)
+        same(found.logits[0], expected)
         token = int(found.logits[0].argmax())
         state = found.hidden[ended][-1:].clone()
         rest = Segment([token], LENGTH + step, pages, 1, LENGTH, first=1, states=state)

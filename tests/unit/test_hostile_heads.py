@@ -48,7 +48,8 @@ class Bench:
         head = make_head(Eagle(drafted=97), config)
         save_head(head, root / "eagle")
         save_head(head, root / "safeailab", "safeailab", embeds=False)
-        save_head(make_head(Eagle(drafted=97, parallel=True), config), root / "peagle")
+        windowed = Eagle(drafted=97, parallel=True, window=5)
+        save_head(make_head(windowed, config), root / "peagle")
         make_medusa(root / "medusa", config.hidden_size, config.vocab_size)
         about = root / "medusa" / "config.json"
         tree = {"medusa_choices": [[0], [1], [0, 0], [0, 1]]}

@@ -83,6 +83,22 @@ class _State:
     noted: int = 0
 
 
+def begun(segment: Segment, depth: int, model: NativeHead) -> Segment:
+    """Return a segment behind which a draft begins; heads of one pass need rows for it."""
+    later, mask = depth - 1, model.mask_state
+    if mask is None or not later:
+        return segment._replace(logits=1)
+    token = model.head.mask_token
+    assert segment.states is not None
+    assert token is not None
+    return segment._replace(
+        logits=1 + later,
+        nodes=[token] * later,
+        parents=range(-1, later - 1),
+        states=torch.cat([segment.states, mask.expand(later, -1)]),
+    )
+
+
 class EagleDrafter(Drafter):
     """Drafts with a head that reads each token beside the target's state of the token before it.
 
@@ -156,7 +172,7 @@ class EagleDrafter(Drafter):
             draws = end == stop
             if draws:
                 drafting.append(i)
-                segment = self._begun(segment, budget)
+                segment = begun(segment, budget.depth, self._model)
             segments.append(segment)
             inputs.append(DraftInput(sequence, draft_limits(budget)) if draws else None)
         if segments:
@@ -185,21 +201,6 @@ class EagleDrafter(Drafter):
             key=sequence.id,
             first=min(first, start),
             states=states,
-        )
-
-    def _begun(self, segment: Segment, budget: DraftBudget) -> Segment:
-        """Return a segment behind which a draft begins; heads of one pass need rows for it."""
-        later, mask = budget.depth - 1, self._model.mask_state
-        if mask is None or not later:
-            return segment._replace(logits=1)
-        token = self._model.head.mask_token
-        assert segment.states is not None
-        assert token is not None
-        return segment._replace(
-            logits=1 + later,
-            nodes=[token] * later,
-            parents=range(-1, later - 1),
-            states=torch.cat([segment.states, mask.expand(later, -1)]),
         )
 
     def _state(self, sequence: SequenceState, stop: int) -> _State:

@@ -193,7 +193,8 @@ class LayerskipDrafter(Drafter):
         self.share = space.cost(space.spread() if skips is None else skips)
         self._fixed = None if skips is None else space.kept(skips)
         self._sure = sure_rates(threshold)
-        self._searches: OrderedDict[str, Search] = OrderedDict()
+        self.searches: OrderedDict[str, Search] = OrderedDict()
+        """By workload."""
         self._window: Window | None = None
         self._turn, self._last = 0, time.perf_counter()
         self._seconds = self.searched = 0.0
@@ -248,12 +249,12 @@ class LayerskipDrafter(Drafter):
 
     def _search_of(self, workload: str) -> Search:
         """Return the search of a workload; a new one begins where the last one has come to."""
-        search = self._searches.get(workload)
+        search = self.searches.get(workload)
         if search is None:
-            like = next((s for s in reversed(self._searches.values()) if s.rank), None)
-            search = self._searches[workload] = Search(self._space, like)
-            if len(self._searches) > WORKLOADS:
-                self._searches.popitem(last=False)
+            like = next((s for s in reversed(self.searches.values()) if s.rank), None)
+            search = self.searches[workload] = Search(self._space, like)
+            if len(self.searches) > WORKLOADS:
+                self.searches.popitem(last=False)
         return search
 
     def _searched(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:

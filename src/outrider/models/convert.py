@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from ..errors import ConfigError, ModelError
 from ..fields import read_object
+from ..gguf import is_gguf
 from .files import INDEX, find_tensors, weight_files
 
 PICKLED = (".bin", ".pt", ".pth")
@@ -26,16 +27,20 @@ PREFIX = "medusa_head."
 def convert(folder: Path, out: Path) -> int:
     """Write the checkpoint in ``folder`` with safetensors to the new folder ``out``.
 
-    Other files are copied. Pickled weights are read in a process of its own, as tensors alone and
-    within a limit of memory.
+    A file of weights stands for the folder that it is in. Other files are copied. Pickled weights
+    are read in a process of its own, as tensors alone and within a limit of memory.
 
     Returns:
         The number of tensors.
 
     Raises:
-        ConfigError: ``out`` is not empty.
+        ConfigError: ``out`` is not empty, or a GGUF file is given, which serving reads.
         ModelError: there are no weights, or they are more than tensors.
     """
+    if is_gguf(folder):
+        raise ConfigError(f"{folder} needs no conversion; give it as it is, as model or drafter.")
+    if folder.suffix in PICKLED and folder.is_file():
+        folder = folder.parent
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give a checkpoint's.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

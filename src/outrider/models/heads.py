@@ -158,10 +158,10 @@ def _architecture(
     except Exception as error:  # of whatever kind transformers' checks raise
         raise ModelError(f"{values.where} cannot be used: {one_line(error)}.") from None
     found = read_architecture(config, folder)
-    if found is None or found.activation != "silu" or any(found.windows):
+    if found is None or found.activation != "silu":
         raise ModelError(
-            f"{values.where}: layers with these options are not supported in a head; silu, rope "
-            "and full attention are needed."
+            f"{values.where}: layers with these options are not supported in a head; silu and a "
+            "rope of all elements are needed."
         )
     return found, config
 
