@@ -165,6 +165,29 @@ def test_our_own_server_passes(server: Served, only: Any) -> None:
     assert report.speculation["spec_decode_draft_tokens"] > 0
 
 
+@pytest.mark.parametrize(
+    ("switch", "found"),
+    [
+        ((200, b'{"enabled": true}'), "the server, with speculation off"),
+        ((200, b"<html>a page for every path"), "one token a request"),
+        ((200, b"[]"), "one token a request"),
+        ((403, b"no"), "one token a request"),
+        ((501, b"no"), "one token a request"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_the_switch_is_looked_for(only: Any, switch: tuple[int, bytes], found: str) -> None:
+    only("top_k 2")
+    assert found in audit(Faults(switch=switch), 64).reference
+
+
+def test_a_switch_that_nobody_can_tell_is_an_error() -> None:
+    with toy(Faults(switch=(500, b"it broke"))) as url:
+        code, out, err = verify("--endpoint", url, "--samples", "64")
+    assert (code, out) == (1, "")
+    assert err == f"error: {url}/v1/speculation says HTTP 500: 'it broke'\n"
+
+
 def test_a_model_on_this_machine_is_the_reference(
     server: Served, tiny_llama: Path, tiny_qwen3: Path, only: Any
 ) -> None:

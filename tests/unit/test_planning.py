@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.engine.controller import ENTER
 from outrider.engine.costs import Costs, Curve, DraftCosts
@@ -18,12 +20,13 @@ from outrider.engine.kept_costs import read_costs, write_costs
 from outrider.engine.outlook import Choice, Method
 from outrider.engine.simulate import expected
 from outrider.errors import ConfigError, ModelError
-from outrider.planning import Situation, of_positions, of_rate, read_acceptance
+from outrider.planning import Situation, of_counts, of_positions, of_rate, read_acceptance
 from outrider.planning.acceptance import parse_acceptance, per_token, prior, rate_at
 from outrider.planning.catalogue import data, eagle_head, find_device, find_shape, shape_of
 from outrider.planning.forecast import EXPECTED, Forecast, forecast
 from outrider.planning.published import entries, reference
 from outrider.planning.roofline import ACTIVATION, Machine, roofline
+from outrider.types import Counts
 
 DOCS = Path(__file__).parents[2] / "docs" / "planning.md"
 BLOCKED = """
@@ -93,10 +96,51 @@ def test_survival_by_position_is_kept_and_goes_on_as_it_ended() -> None:
 
 
 def test_a_constant_chance_gives_the_closed_form_of_tokens() -> None:
-    known = replace(of_rate(0.5, 1), chances=(0.8,))
+    known = of_rate(0.5, 1).with_chances(lambda _: 0.8)
     assert known.tokens(5) == pytest.approx((1 - 0.8**6) / (1 - 0.8))
     low, high = known.tokens(5, -1.0), known.tokens(5, 1.0)
     assert low < known.tokens(5) < high < 6
+
+
+def decoded(text: str, k: int) -> Counts:
+    """Return the counts of decoding tokens that a drafter has right (1), wrong (0), or not (-)."""
+    counts, at = Counts(), 0
+    while at < len(text):
+        draft = text[at : at + k][: len(text) - at - 1].partition("-")[0]
+        accepted = (draft + "0").index("0")
+        counts.record(len(draft), len(draft), accepted, accepted + 1)
+        at += accepted + 1
+    return counts
+
+
+@given(st.text("01-", max_size=40), st.integers(1, 6))
+def test_counts_of_long_drafts_tell_what_short_ones_bring(text: str, k: int) -> None:
+    """Exactly so where no draft is cut off, so that nobody knows what would have followed."""
+    text, longest = "10-" + text, 44
+    known, short = of_counts(decoded(text, longest), longest), decoded(text, k)
+    assert known.tokens(k) == pytest.approx(short.emitted / short.steps)
+    assert known.drafted(k) == pytest.approx(short.drafted / short.steps)
+    assert known.rate(k) == pytest.approx(short.acceptance_rate)
+
+
+def test_runs_are_taken_in_more_steps_by_shorter_drafts() -> None:
+    # 20 tokens without a draft, and runs of 45 that are right: five steps of nine tokens each.
+    counts = Counts()
+    for _ in range(20):
+        counts.record(0, 0, 0, 1)
+    for _ in range(5):
+        counts.record(8, 8, 8, 9)
+    known = of_counts(counts, 8)
+    assert known.tokens(8) == pytest.approx(65 / 25)
+    assert known.tokens(1) == pytest.approx(65 / (20 + 45 / 2))
+    assert known.drafted(1) == pytest.approx(22.5 / 42.5)
+    assert known.rate(1) == known.rate(8) == 1
+    assert known.survival(10)[8:] == pytest.approx([known.survival(8)[-1]] * 2)
+    assert known.tokens(8, -2.0) < known.tokens(8)
+    none = Counts()
+    none.record(0, 0, 0, 1)
+    with pytest.raises(ConfigError, match="nothing was drafted"):
+        of_counts(none, 8)
 
 
 def test_priors_are_the_published_ranges_at_p10_and_p90() -> None:
