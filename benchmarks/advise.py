@@ -2,10 +2,12 @@
 
 Costs are measured at batch sizes 1, 4 and 16, acceptance at K = 8 with one sequence, on one half of
 the prompts. On the other half, speedups of K = 1 to 8 at batch sizes 2, 8 and 32 are predicted, and
-then measured in interleaved rounds: tokens per second of steps in which the whole batch decodes.
+then measured in rounds, each with the cells in another order: tokens per second of steps in which
+the whole batch decodes.
 """
 
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,6 @@ from typing import Annotated, Any
 import typer
 
 from outrider.bench.machine import machine
-from outrider.bench.offline import turned
 from outrider.bench.steps import profile, timed, tokens_per_second
 from outrider.cli.common import JsonFile, numbers, write_json
 from outrider.llm import LLM
@@ -38,7 +39,7 @@ Cell = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Test:
+class Trial:
     """One drafter's engine, the prompts, and how often what is measured."""
 
     llm: LLM
@@ -54,12 +55,13 @@ class Test:
         listed = [(size, k) for size in self.sizes for k in range(LONGEST + 1)]
         speeds: dict[Cell, list[float]] = {cell: [] for cell in listed}
         drafts = {cell: Counts() for cell in listed}
-        for number in range(-1, self.rounds):
-            for size, k in turned(listed, number):
+        order = random.Random(0)
+        for _ in range(self.rounds):
+            order.shuffle(listed)  # what the host does for a while meets any cells
+            for size, k in listed:
                 steps, counts = timed(self.llm, unseen, size, k, self.tokens, self.temperature)
-                if number >= 0:  # the first round warms up
-                    speeds[size, k].append(tokens_per_second(steps))
-                    drafts[size, k].add(counts)
+                speeds[size, k].append(tokens_per_second(steps))
+                drafts[size, k].add(counts)
         return speeds, drafts
 
     def compared(self) -> list[dict[str, Any]]:
@@ -70,15 +72,11 @@ class Test:
         lengths = [len(self.llm.inputs.encode(text)) for text in unseen]
         context = sum(lengths) / len(lengths) + self.tokens / 2
         name = self.llm.engine.drafter.name
-        steps, acceptance = (
-            Steps(costs, name, context, evidence=MEASURED),
-            of_counts(counts, LONGEST),
-        )
+        steps = Steps(costs, name, context, evidence=MEASURED)
+        acceptance = of_counts(counts, LONGEST)
         speeds, drafts = self.cells()
         found = []
-        for size, k in drafts:
-            if not k:
-                continue
+        for size, k in sorted(cell for cell in drafts if cell[1]):
             rates = [a / b for a, b in zip(speeds[size, k], speeds[size, 0], strict=True)]
             speedup, drafted = median(rates), acceptance.drafted(k)
             slower = steps.seconds(size, k, drafted) / steps.seconds(size, 0)
@@ -155,7 +153,7 @@ def main(
     batch_size: Annotated[str, typer.Option(help="Not 1, 4 or 16; with commas.")] = "2,8,32",
     temperature: Annotated[str, typer.Option(help="Of sampling; with commas.")] = "0",
     rounds: Rounds = 3,
-    tokens: Tokens = 64,
+    tokens: Tokens = 128,
     join: Annotated[
         list[Path] | None,
         typer.Option(help="Run nothing; put reports of earlier runs together.", exists=True),
@@ -174,6 +172,6 @@ def main(
                 model, drafter=drafter, num_speculative_tokens=LONGEST, max_num_seqs=max(sizes)
             )
             for warmth in numbers(temperature, float, "--temperature"):
-                found += Test(llm, texts, sizes, rounds, tokens, warmth).compared()
+                found += Trial(llm, texts, sizes, rounds, tokens, warmth).compared()
     write_json({"machine": machine(), "summary": summary(found), "cells": found}, json_)
     print("\n".join(lines(found)))

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.steps import PASSES, Recorder, Timed, fitted, line, quick, timed
+from outrider.bench.steps import (
+    PASSES,
+    Recorder,
+    Timed,
+    fitted,
+    line,
+    quick,
+    timed,
+    tokens_per_second,
+)
 from outrider.engine.costs import Costs, Curve, DraftCosts
 from outrider.errors import ConfigError
 from outrider.llm import LLM
@@ -81,7 +90,7 @@ def test_sequences_of_all_ages_decode_together(tiny_llama: Path) -> None:
         tiny_llama, drafter="suffix", num_speculative_tokens=4, max_num_seqs=3,
         enable_prefix_caching=False,
     )  # fmt: skip
-    prompts = ["a b a b a b", "one two three", "x"]
+    prompts = ["a b a b a b", "one two three", "the lazy dog"]
     steps, counts = timed(llm, prompts, 3, 4, 12)
     assert counts.emitted == 12 * PASSES * 3 - PASSES * 3  # the first token is no step's
     assert all(each.emitted >= 3 and each.seconds > each.verify > 0 for each in steps)
@@ -90,6 +99,13 @@ def test_sequences_of_all_ages_decode_together(tiny_llama: Path) -> None:
     assert none.steps == none.emitted == counts.emitted
     assert {(each.emitted, each.drafted) for each in plain} == {(3, 0)}
     assert not llm.engine.has_work
+
+
+def test_a_stall_does_not_count() -> None:
+    plain, drafted = Timed(2, 2, 0, 0.1, 0.0, 0.1), Timed(2, 4, 8, 0.2, 0.0, 0.2)
+    stalled = plain._replace(seconds=9.0)
+    steps = [plain, stalled, drafted, plain, drafted, drafted]
+    assert tokens_per_second(steps) == pytest.approx((3 * 2 + 3 * 4) / (3 * 0.1 + 3 * 0.2))
 
 
 def test_the_quicker_steps_count_and_lines_do_not_fall() -> None:
