@@ -150,7 +150,8 @@ class Server:
         path = "/v1/speculation"
         answer = await self._patiently(path)
         if not answer.ok:
-            if answer.status < 500 or answer.status in REFUSALS:
+            failed = answer.status >= 500 and answer.status not in REFUSALS
+            if not failed and answer.status not in BUSY:
                 return False
             raise Breakdown(f"{self.name}{path} says HTTP {answer.status}: {_reason(answer.body)}")
         try:
