@@ -21,18 +21,16 @@ BATCHED = {"seed, among others"}
         ("llama.cpp-plain", {"json_schema"}),
         ("llama.cpp-draft", {"json_schema", "logprobs"}),
         ("llama.cpp-ngram", {"json_schema", "logprobs"}),
-        ("vllm-plain", set()),
         ("vllm-draft", {"law", "seed, alone"}),
-        ("outrider-draft", set()),
     ],
 )
 def test_what_is_published_of_a_server_is_found_again(name: str, wrong: set[str]) -> None:
     peer = SERVERS[name][0]
-    if peer and (why := install.missing(peer)):
+    if why := install.missing(peer):
         pytest.skip(why)
     report = audited(name, SAMPLES, SEED)
     failed = {result.name for result in report.having(Status.FAILED)}
-    assert wrong <= failed <= wrong | (BATCHED if peer else set())
+    assert wrong <= failed <= wrong | BATCHED
     greedy = next(result for result in report.results if result.name == "greedy")
     assert greedy.status is Status.PASSED
     drafted = report.speculation.get("spec_decode_draft_tokens", 0)
