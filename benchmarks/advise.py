@@ -2,76 +2,101 @@
 
 Costs are measured at batch sizes 1, 4 and 16, acceptance at K = 8 with one sequence, on one half of
 the prompts. On the other half, speedups of K = 1 to 8 at batch sizes 2, 8 and 32 are predicted, and
-then measured in interleaved rounds: tokens per second of steps in which the whole batch decodes.
+then measured in rounds, each with the cells in another order: tokens per second of steps in which
+the whole batch decodes.
 """
 
-from collections.abc import Iterator
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import typer
 
 from outrider.bench.machine import machine
-from outrider.bench.offline import turned
-from outrider.bench.steps import profile, survival_of, timed, tokens_per_second
+from outrider.bench.steps import profile, timed, tokens_per_second
 from outrider.cli.common import JsonFile, numbers, write_json
 from outrider.llm import LLM
-from outrider.planning import of_positions
+from outrider.planning import of_counts
 from outrider.planning.figure import MEASURED
 from outrider.planning.roofline import Steps
+from outrider.types import Counts
 
 from .common import POCKET, PROMPTS, Prompts, Rounds, Tokens, read_prompts, table
 
 CLEAR = 0.1
 """Distance of a speedup from 1 from which on its sign counts."""
 LONGEST = 8
+COLUMNS = (
+    "drafter", "T", "batch", "K", "predicted", "measured", "error", "tokens a step",
+    "drafted a step", "time of a step / plain",
+)  # fmt: skip
+Cell = tuple[int, int]
+"""A batch size and a draft length."""
 
 
-def cells(
-    llm: LLM, prompts: list[str], sizes: tuple[int, ...], rounds: int, tokens: int
-) -> dict[tuple[int, int], list[float]]:
-    """Return the tokens per second of each batch size and draft length, a value a round."""
-    listed = [(size, k) for size in sizes for k in range(LONGEST + 1)]
-    found: dict[tuple[int, int], list[float]] = {cell: [] for cell in listed}
-    for number in range(-1, rounds):
-        for size, k in turned(listed, number):
-            steps, _ = timed(llm, prompts, size, k, tokens)
-            if number >= 0:
-                found[size, k].append(tokens_per_second(steps))
-    return found
+@dataclass(frozen=True)
+class Trial:
+    """One drafter's engine, the prompts, and how often what is measured."""
 
+    llm: LLM
+    prompts: list[str]
+    sizes: tuple[int, ...]
+    rounds: int
+    tokens: int
+    temperature: float
 
-def compare(
-    llm: LLM, prompts: list[str], sizes: tuple[int, ...], rounds: int, tokens: int
-) -> list[dict[str, Any]]:
-    """Return the cells of one drafter: what was predicted, and what was measured."""
-    seen, unseen = prompts[::2], prompts[1::2]
-    costs = profile(llm, seen, LONGEST, tokens=tokens)
-    _, counts = timed(llm, seen, 1, LONGEST, tokens)
-    lengths = [len(llm.inputs.encode(text)) for text in unseen]
-    context = sum(lengths) / len(lengths) + tokens / 2
-    name = llm.engine.drafter.name
-    steps = Steps(costs, name, context, evidence=MEASURED)
-    survival = survival_of(llm.engine.drafter, counts)
-    acceptance = of_positions(survival, "measured", MEASURED, counts.drafts)
-    speeds = cells(llm, unseen, sizes, rounds, tokens)
-    found = []
-    for size in sizes:
-        for k in range(1, LONGEST + 1):
+    def cells(self) -> tuple[dict[Cell, list[float]], dict[Cell, Counts]]:
+        """Return the tokens per second of each cell, a value a round, and its counts."""
+        unseen = self.prompts[1::2]
+        listed = [(size, k) for size in self.sizes for k in range(LONGEST + 1)]
+        speeds: dict[Cell, list[float]] = {cell: [] for cell in listed}
+        drafts = {cell: Counts() for cell in listed}
+        order = random.Random(0)
+        for _ in range(self.rounds):
+            order.shuffle(listed)  # what the host does for a while meets any cells
+            for size, k in listed:
+                steps, counts = timed(self.llm, unseen, size, k, self.tokens, self.temperature)
+                speeds[size, k].append(tokens_per_second(steps))
+                drafts[size, k].add(counts)
+        return speeds, drafts
+
+    def compared(self) -> list[dict[str, Any]]:
+        """Return all cells: what was predicted, and what was measured."""
+        seen, unseen = self.prompts[::2], self.prompts[1::2]
+        costs = profile(self.llm, seen, LONGEST, tokens=self.tokens)
+        _, counts = timed(self.llm, seen, 1, LONGEST, self.tokens, self.temperature)
+        lengths = [len(self.llm.inputs.encode(text)) for text in unseen]
+        context = sum(lengths) / len(lengths) + self.tokens / 2
+        name = self.llm.engine.drafter.name
+        steps = Steps(costs, name, context, evidence=MEASURED)
+        acceptance = of_counts(counts, LONGEST)
+        speeds, drafts = self.cells()
+        found = []
+        for size, k in sorted(cell for cell in drafts if cell[1]):
             rates = [a / b for a, b in zip(speeds[size, k], speeds[size, 0], strict=True)]
-            speedup = median(rates)
-            predicted = steps.speedup(acceptance.tokens(k), size, k)
+            speedup, drafted = median(rates), acceptance.drafted(k)
+            slower = steps.seconds(size, k, drafted) / steps.seconds(size, 0)
+            counted, emitted = drafts[size, k], drafts[size, k].emitted / drafts[size, k].steps
+            predicted = acceptance.tokens(k) / slower
             found.append(
                 {
-                    "drafter": name, "batch_size": size, "num_speculative_tokens": k,
+                    "drafter": name, "temperature": self.temperature, "batch_size": size,
+                    "num_speculative_tokens": k,
                     "predicted": predicted, "speedup": speedup, "speedup_by_round": rates,
                     "error": predicted / speedup - 1,
+                    "emitted_per_step": [acceptance.tokens(k), emitted],
+                    "drafted_per_step": [drafted, counted.drafted / counted.steps],
+                    "step_over_plain": [slower, emitted / speedup],
                 }
             )  # fmt: skip
-    return found
+        return found
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return how far the predictions are off, and how often they are on the wrong side of 1."""
     clear = [each for each in found if abs(each["speedup"] - 1) > CLEAR]
     right = sum((each["speedup"] > 1) == (each["predicted"] > 1) for each in clear)
@@ -79,31 +104,46 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
         "cells": len(found),
         "losing": sum(each["speedup"] < 1 for each in found),
         "median_error": median(abs(each["error"]) for each in found),
+        "median_bias": median(each["error"] for each in found),
         "clear_cells": len(clear),
-        "right_side": right / len(clear) if clear else None,
+        "right_cells": right,
     }
 
 
-def markdown(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the report."""
-    names = ("drafter", "batch", "K", "predicted", "measured", "error")
+def said(name: str, found: Sequence[dict[str, Any]]) -> str:
+    """Return a summary as a sentence."""
+    total = summary(found)
+    return (
+        f"{name}: {total['cells']} cells, {total['losing']} of them slower than plain decoding: "
+        f"median error {total['median_error']:.1%} (with its sign {total['median_bias']:+.1%}); on "
+        f"the right side of 1 in {total['right_cells']} of {total['clear_cells']} cells beyond 10 %"
+    )
+
+
+def lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the cells in Markdown, and what they sum up to."""
+
+    def both(each: dict[str, Any], key: str) -> str:
+        return f"{each[key][0]:.2f}, {each[key][1]:.2f}"
+
     yield from table(
-        names,
+        COLUMNS,
         (
             (
-                each["drafter"], each["batch_size"], each["num_speculative_tokens"],
-                f"{each['predicted']:.2f}", f"{each['speedup']:.2f}", f"{each['error']:+.0%}",
+                each["drafter"], f"{each['temperature']:g}", each["batch_size"],
+                each["num_speculative_tokens"], f"{each['predicted']:.2f}",
+                f"{each['speedup']:.2f}", f"{each['error']:+.0%}", both(each, "emitted_per_step"),
+                both(each, "drafted_per_step"), both(each, "step_over_plain"),
             )
-            for each in report["cells"]
+            for each in found
         ),
     )  # fmt: skip
     yield ""
-    total = report["summary"]
-    yield (
-        f"{total['cells']} cells, {total['losing']} of them slower than plain decoding: median "
-        f"error {total['median_error']:.1%}; on the right side of 1 in "
-        f"{total['right_side'] or 0:.0%} of the {total['clear_cells']} cells beyond 10 %"
-    )
+    pairs = sorted({(each["drafter"], each["temperature"]) for each in found})
+    for drafter, temperature in pairs:
+        own = [e for e in found if (e["drafter"], e["temperature"]) == (drafter, temperature)]
+        yield said(f"{drafter} at T = {temperature:g}", own)
+    yield said("all", found)
 
 
 def main(
@@ -111,19 +151,27 @@ def main(
     prompts: Prompts = PROMPTS,
     drafters: Annotated[str, typer.Option(help="With commas.")] = "model,suffix",
     batch_size: Annotated[str, typer.Option(help="Not 1, 4 or 16; with commas.")] = "2,8,32",
+    temperature: Annotated[str, typer.Option(help="Of sampling; with commas.")] = "0",
     rounds: Rounds = 3,
-    tokens: Tokens = 64,
+    tokens: Tokens = 128,
+    join: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run nothing; put reports of earlier runs together.", exists=True),
+    ] = None,
     json_: JsonFile = None,
 ) -> None:
     """Compare predicted speedups with measured ones, in cells that the profile has not seen."""
-    texts = read_prompts(prompts)
-    sizes = numbers(batch_size, int, "--batch-size")
     found: list[dict[str, Any]] = []
-    for drafter in drafters.split(","):
-        llm = LLM(
-            model, drafter=drafter, num_speculative_tokens=LONGEST, max_num_seqs=max(sizes)
-        )  # fmt: skip
-        found += compare(llm, texts, sizes, rounds, tokens)
-    report = {"machine": machine(), "summary": summary(found), "cells": found}
-    write_json(report, json_)
-    print("\n".join(markdown(report)))
+    if join:
+        for file in join:
+            found += json.loads(file.read_text(encoding="utf-8"))["cells"]
+    else:
+        texts, sizes = read_prompts(prompts), numbers(batch_size, int, "--batch-size")
+        for drafter in drafters.split(","):
+            llm = LLM(
+                model, drafter=drafter, num_speculative_tokens=LONGEST, max_num_seqs=max(sizes)
+            )
+            for warmth in numbers(temperature, float, "--temperature"):
+                found += Trial(llm, texts, sizes, rounds, tokens, warmth).compared()
+    write_json({"machine": machine(), "summary": summary(found), "cells": found}, json_)
+    print("\n".join(lines(found)))

@@ -57,6 +57,8 @@ class Faults:
     tells: set[str] = field(default_factory=lambda: {"logprobs", "token_ids", "usage"})
     models: Any = field(default_factory=lambda: {"data": [{"id": "toy"}]})
     seen: int = 0
+    switch: tuple[int, bytes] = (404, b"no such path")
+    """The answer at Outrider's switch of speculation."""
     running: int = 0
 
 
@@ -188,6 +190,8 @@ class Toy:
             return 200, self.faults.models
         if path == "/v1/completions":
             return self.completion(body)
+        if path == "/v1/speculation":
+            return self.faults.switch
         return 404, {"error": {"message": "no such path"}}
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,7 +12,7 @@ import pytest
 from lossy import Faults, toy
 from typer.testing import CliRunner
 
-from outrider.audit.endpoint import Report, Status, sampled, verify_endpoint
+from outrider.audit.endpoint import Report, Status, sampled, source, verify_endpoint
 from outrider.audit.endpoint import audit as module
 from outrider.audit.endpoint.answers import Law, Token, completions, law_of, message
 from outrider.audit.endpoint.martingale import compare, visible_alike, visible_apart
@@ -163,6 +163,33 @@ def test_our_own_server_passes(server: Served, only: Any) -> None:
     assert report.reference == "the server, with speculation off"
     assert not report.having(Status.NOT_OFFERED)
     assert report.speculation["spec_decode_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("switch", "found"),
+    [
+        ((200, b'{"enabled": true}'), "the server, with speculation off"),
+        ((200, b"<html>a page for every path"), "one token a request"),
+        ((200, b"[]"), "one token a request"),
+        ((403, b"no"), "one token a request"),
+        ((501, b"no"), "one token a request"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_the_switch_is_looked_for(only: Any, switch: tuple[int, bytes], found: str) -> None:
+    only("top_k 2")
+    assert found in audit(Faults(switch=switch), 64).reference
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_switch_that_nobody_can_tell_is_an_error(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "PAUSE", 0.0)
+    with toy(Faults(switch=(status, b"it broke"))) as url:
+        code, out, err = verify("--endpoint", url, "--samples", "64")
+    assert (code, out) == (1, "")
+    assert err == f"error: {url}/v1/speculation says HTTP {status}: 'it broke'\n"
 
 
 def test_a_model_on_this_machine_is_the_reference(

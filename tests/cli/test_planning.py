@@ -62,7 +62,7 @@ def test_acceptance_and_costs_are_measured_on_a_sample(
     assert found["acceptance"]["p50"]["evidence"] == "measured"
     assert found["acceptance"]["p50"]["value"] > 0.85  # the target as a drafter, of 8 bits
     assert "on 2 sample prompts" in found["acceptance_source"]
-    few = partial(steps.profile, sizes=(1, 2), rounds=1, tokens=8)
+    few = partial(steps.profile, sizes=(1, 2), rounds=1, tokens=32)
     monkeypatch.setattr(steps, "profile", few)
     here = outrider(
         "advise", tiny_llama, "--drafter", tiny_llama, "--sample", sample, "--longest", 1,

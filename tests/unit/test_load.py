@@ -32,7 +32,7 @@ from outrider.bench.workload import Workload
 from outrider.errors import ConfigError, EndpointError
 from outrider.scraping import parse
 from outrider.scraping.acceptance import acceptance
-from outrider.scraping.client import Answer, Client
+from outrider.scraping.client import Answer
 
 PROMPTS = Workload.of_prompts("three", ["one", "two", "three"])
 RESULTS = {
@@ -200,16 +200,6 @@ def test_nobody_there_is_one_sentence() -> None:
 
     with pytest.raises(EndpointError, match="cannot be reached"):
         measure.measure_load(Options(f"127.0.0.1:{asyncio.run(free())}", PROMPTS, (Closed(1),)))
-
-
-@pytest.mark.parametrize("url", ["", "http://", "ftp://host", "http://[", "http://host:70000"])
-def test_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="no address"):
-        Client(url)
-
-
-def test_an_address_may_end_in_v1() -> None:
-    assert Client("https://host/api/v1/").url == "https://host/api"
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])

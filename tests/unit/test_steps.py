@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from outrider.bench.steps import Recorder, Timed, fitted, line, quick
+from outrider.bench.steps import (
+    PASSES,
+    Recorder,
+    Timed,
+    fitted,
+    line,
+    quick,
+    timed,
+    tokens_per_second,
+)
 from outrider.engine.costs import Costs, Curve, DraftCosts
+from outrider.errors import ConfigError
+from outrider.llm import LLM
 
 CONTEXT = 100.0
 ROWS = (1, 2, 4, 8, 9, 16, 32, 36, 64, 144)
@@ -22,9 +34,10 @@ def steps_of(costs: Costs, name: str) -> dict[tuple[int, int], list[Timed]]:
     for size, k in CELLS:
         draft = costs.drafters[name].at([size] * k)
         verify = costs.target.at(size * (1 + k)) + costs.per_context * CONTEXT * size
-        step = Timed(size, draft + verify + costs.host_at(size), draft, verify)
-        slow = Timed(size, 9.0, 4.0, 4.0)  # while somebody else used the machine
-        found[size, k] = [step, step, step, slow, slow]
+        drafted = size * k
+        step = Timed(size, size, drafted, draft + verify + costs.host_at(size), draft, verify)
+        slow = Timed(size, size, drafted, 9.0, 4.0, 4.0)  # while somebody else used the machine
+        found[size, k] = [step] * 30 + [slow] * 20
     return found
 
 
@@ -48,12 +61,51 @@ def test_costs_are_found_again_in_their_steps(name: str, drafting: DraftCosts, m
         assert found.drafters[name].at(counts) == pytest.approx(drafting.at(counts), rel=0.01)
 
 
+def test_forwards_cost_by_the_rows_that_there_were() -> None:
+    """A lookup that may draft eight tokens drafts none in half of its steps."""
+    costs = Costs(CURVE, {"suffix": DraftCosts(None, 3e-5)})
+    steps = steps_of(costs, "suffix")
+    for size, k in CELLS:
+        (one, *_) = steps[size, 0]
+        steps[size, k] += [one] * 200
+    drafter: Any = SimpleNamespace(model=None, name="suffix")
+    found = fitted(drafter, steps, CONTEXT)
+    for rows in (1, 3, 16, 50, 288):
+        assert found.target.at(rows) == pytest.approx(costs.target.at(rows), rel=0.01)
+    with pytest.raises(ConfigError, match="too short"):
+        fitted(drafter, {cell: some[:5] for cell, some in steps.items()}, CONTEXT)
+
+
 def test_only_steps_of_the_whole_batch_count() -> None:
     recorder = Recorder(size=4)
-    for rows, decoding in ((4, 4), (20, 4), (3, 3), (12, 0), (4, 4)):
+    for rows, decoding, counts in ((4, 4, True), (20, 4, False), (3, 3, False), (12, 0, False)):
         recorder.observe(rows, decoding, 6, {"model"}, 0.01, 0.002, 0.007)
-    assert recorder.steps == [Timed(6, 0.01, 0.002, 0.007)] * 2
-    assert recorder.steps[0].host == pytest.approx(0.001)
+        assert (recorder.last is not None) == counts
+    assert Timed(4, 6, 2, 0.01, 0.002, 0.007).host == pytest.approx(0.001)
+
+
+def test_sequences_of_all_ages_decode_together(tiny_llama: Path) -> None:
+    """With what the text repeats, drafts make some outputs end long before others."""
+    llm = LLM(
+        tiny_llama, drafter="suffix", num_speculative_tokens=4, max_num_seqs=3,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    prompts = ["a b a b a b", "one two three", "the lazy dog"]
+    steps, counts = timed(llm, prompts, 3, 4, 12)
+    assert counts.emitted == 12 * PASSES * 3 - PASSES * 3  # the first token is no step's
+    assert all(each.emitted >= 3 and each.seconds > each.verify > 0 for each in steps)
+    assert sum(each.drafted for each in steps) <= counts.drafted
+    plain, none = timed(llm, prompts, 3, 0, 12)
+    assert none.steps == none.emitted == counts.emitted
+    assert {(each.emitted, each.drafted) for each in plain} == {(3, 0)}
+    assert not llm.engine.has_work
+
+
+def test_a_stall_does_not_count() -> None:
+    plain, drafted = Timed(2, 2, 0, 0.1, 0.0, 0.1), Timed(2, 4, 8, 0.2, 0.0, 0.2)
+    stalled = plain._replace(seconds=9.0)
+    steps = [plain, stalled, drafted, plain, drafted, drafted]
+    assert tokens_per_second(steps) == pytest.approx((3 * 2 + 3 * 4) / (3 * 0.1 + 3 * 0.2))
 
 
 def test_the_quicker_steps_count_and_lines_do_not_fall() -> None:

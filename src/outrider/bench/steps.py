@@ -7,37 +7,57 @@ since others may use the machine for a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from itertools import cycle, islice
-from statistics import median
-from typing import NamedTuple
+from operator import attrgetter
+from statistics import fmean, median
+from typing import NamedTuple, TypeVar
 
 from ..drafters.base import Drafter
 from ..engine.calibrate import plausible
 from ..engine.costs import Costs, Curve, DraftCosts, StepCosts
 from ..errors import ConfigError
 from ..llm import LLM
+from ..outputs import RequestState
 from ..types import Counts, SamplingParams, Speculation
 from .offline import turned
-from .record import total
 
+T = TypeVar("T")
 SIZES = (1, 4, 16)
 """Batch sizes of a profile."""
 MIDDLE = 3
 """Draft length that is measured beside 0, 1 and the longest."""
 ROUNDS, TOKENS = 3, 64
+FEWEST = 4
+"""Prompts of a profile."""
+PASSES = 3
+"""Requests, over how many run at once."""
 QUICK = 0.1
 """Share of steps that are quicker than the seconds that count."""
+LIKE = 1.1
+"""Steps count together whose rows differ by less than this factor."""
+ALIKE = 1.02
+"""The same where sequences are to make the difference."""
+FEW = 10
+"""Steps with about as many rows from which their seconds count."""
 
 
 class Timed(NamedTuple):
-    """One step of a whole batch: tokens that it emitted, and seconds."""
+    """One step of ``size`` sequences that decode: tokens that were emitted and drafted, seconds."""
 
+    size: int
     emitted: int
+    drafted: int
     seconds: float
     draft: float
     verify: float
+
+    @property
+    def rows(self) -> int:
+        """Rows that the target verified."""
+        return self.size + self.drafted
 
     @property
     def host(self) -> float:
@@ -47,10 +67,10 @@ class Timed(NamedTuple):
 
 @dataclass
 class Recorder(StepCosts):
-    """Keeps what each step of ``size`` sequences took."""
+    """Keeps what the last step took, if all of ``size`` sequences decoded in it."""
 
     size: int = 1
-    steps: list[Timed] = field(default_factory=list)
+    last: tuple[float, float, float] | None = None
 
     def observe(
         self,
@@ -63,36 +83,50 @@ class Recorder(StepCosts):
         verify_seconds: float,
     ) -> None:
         """See ``StepCosts.observe``."""
-        if rows == decoding == self.size:
-            self.steps.append(Timed(emitted, seconds, draft_seconds, verify_seconds))
+        whole = rows == decoding == self.size
+        self.last = (seconds, draft_seconds, verify_seconds) if whole else None
 
 
 def timed(
     llm: LLM, prompts: Sequence[str], size: int, k: int, tokens: int, temperature: float = 0.0
 ) -> tuple[list[Timed], Counts]:
-    """Return the steps of all prompts, ``size`` at a time, each drafting ``k`` tokens.
+    """Return the steps of ``size`` sequences that decode, each with a draft of ``k`` tokens.
 
-    Prompts begin again where there are fewer than ``size``.
+    A sequence that ends makes room for the next one, as it does in a server: sequences of all ages
+    decode together, whether drafts make some faster or not. Prompts begin again until there were
+    ``PASSES`` times as many as run together. The counts are those of all steps.
     """
     kept, recorder = llm.engine.costs, Recorder(size=size)
     how = Speculation(enabled=k > 0, num_speculative_tokens=k or None)
-    counts = Counts()
+    count = len(prompts) if size == 1 else max(len(prompts), PASSES * size)
+    waiting = enumerate(islice(cycle(prompts), count))
+    running: dict[str, RequestState] = {}
+    steps, counts = list[Timed](), Counts()
     llm.engine.costs = recorder
     try:
-        whole = -(-len(prompts) // size) * size
-        listed = [*islice(cycle(prompts), whole)]
-        for i in range(0, whole, size):
-            params = [
-                SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=j)
-                for j in range(i, i + size)
-            ]
-            states = llm.start(listed[i : i + size], params, speculation=[how] * size)
-            for _ in llm.run(states):
-                pass
-            counts.add(total(state.counts for state in states))
+        while True:
+            for seed, prompt in islice(waiting, size - len(running)):
+                params = SamplingParams(
+                    temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=seed
+                )
+                (state,) = llm.start(prompt, params, speculation=how)
+                running[state.request.id] = state
+            if not running:
+                break
+            events = llm.engine.step()
+            if recorder.last is not None:
+                drafted = sum(len(each.drafted.tokens) for each in events if each.drafted)
+                steps.append(Timed(size, len(events), drafted, *recorder.last))
+            for event in events:
+                state = running[event.request_id]
+                state.take(event)
+                if state.done:
+                    counts.add(running.pop(event.request_id).counts)
     finally:
         llm.engine.costs = kept
-    return recorder.steps, counts
+        for request_id in running:
+            llm.engine.abort(request_id)
+    return steps, counts
 
 
 def profile(
@@ -121,20 +155,11 @@ def profile(
     steps: dict[tuple[int, int], list[Timed]] = {cell: [] for cell in cells}
     for number in range(-1, rounds):
         for size, k in turned(cells, number):
-            found, _ = timed(llm, prompts[: max(size, 4)], size, k, tokens)
+            found, _ = timed(llm, prompts[:FEWEST], size, k, tokens)
             if number >= 0:  # the first round warms up
                 steps[size, k] += found
-    if not all(steps.values()):
-        raise ConfigError("the sample's outputs are too short to time steps; give other prompts.")
     texts = [len(llm.inputs.encode(text)) for text in prompts]
     return fitted(llm.engine.drafter, steps, sum(texts) / len(texts) + tokens / 2)
-
-
-def survival_of(drafter: Drafter, counts: Counts) -> list[float]:
-    """Return acceptance by position; of a lookup over all steps, since it often drafts nothing."""
-    if drafter.model is not None:
-        return counts.acceptance_by_position
-    return [accepted / counts.steps for accepted in counts.accepted_by_position]
 
 
 def quick(seconds: Iterable[float]) -> float:
@@ -143,23 +168,73 @@ def quick(seconds: Iterable[float]) -> float:
     return listed[int(QUICK * (len(listed) - 1))]
 
 
+class Point(NamedTuple):
+    """What forwards of about as many rows take, of ``size`` sequences."""
+
+    size: int
+    rows: float
+    seconds: float
+
+
+def points(steps: dict[tuple[int, int], list[Timed]]) -> list[Point]:
+    """Return what forwards take, by sequences and by the rows that there were.
+
+    A lookup drafts less than it may, so that one draft length has steps of many rows.
+    """
+    return [
+        Point(size, fmean(each.rows for each in alike), quick(each.verify for each in alike))
+        for size in sorted({size for size, _ in steps})
+        for alike in by_rows(each for cell in steps if cell[0] == size for each in steps[cell])
+        if len(alike) >= FEW
+    ]
+
+
+def by_rows(steps: Iterable[Timed]) -> Iterator[list[Timed]]:
+    """Yield steps by rising rows, those of about as many together."""
+    return groups(steps, attrgetter("rows"), LIKE)
+
+
+def usual(steps: Iterable[Timed], what: Callable[[Timed], float]) -> float:
+    """Return the mean of what steps take, of the quick ones among those with as many rows.
+
+    Over all of them, the quick ones would be those that verify least.
+    """
+    found = [(len(alike), quick(map(what, alike))) for alike in by_rows(steps)]
+    return sum(count * each for count, each in found) / sum(count for count, _ in found)
+
+
+def groups(items: Iterable[T], size: Callable[[T], float], within: float) -> Iterator[list[T]]:
+    """Yield items by rising size, those together whose sizes differ by less than a factor."""
+    left = sorted(items, key=size)
+    while left:
+        least = size(left[0])
+        count = bisect_left(left, least * within, key=size)
+        yield left[:count]
+        del left[:count]
+
+
 def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context: float) -> Costs:
     """Return the costs that steps by batch size and draft length make.
 
     ``context`` is the mean number of tokens of a sequence.
+
+    Raises:
+        ConfigError: there are too few steps.
     """
     sizes = sorted({size for size, _ in steps})
-    verify = {cell: quick(each.verify for each in found) for cell, found in steps.items()}
-    per_sequence = sequence_cost(verify)
-    by_rows: dict[int, list[float]] = {}
-    for (size, k), seconds in verify.items():
-        by_rows.setdefault(size * (1 + k), []).append(seconds - per_sequence * size)
-    rows = sorted(by_rows)
-    target = Curve(tuple(rows), plausible(rows, [median(by_rows[each]) for each in rows]))
+    forwards = points(steps)
+    if not forwards or min(map(len, steps.values())) < FEW:
+        raise ConfigError("the sample's outputs are too short to time steps; give more prompts.")
+    per_sequence = sequence_cost(forwards)
+    target = curve(forwards, per_sequence)
     host = line(sizes, [quick(each.host for each in steps[size, 0]) for size in sizes])
-    # What drafted steps take beside drafting and verification is the drafter's.
+
+    def beside(step: Timed) -> float:
+        # What drafted steps take beside drafting and verification is the drafter's.
+        return step.draft + step.host
+
     draft = {
-        (size, k): quick(each.draft + each.host for each in found) - host[0] - host[1] * size
+        (size, k): usual(found, beside) - host[0] - host[1] * size
         for (size, k), found in steps.items()
     }
     longest = max(k for _, k in steps)
@@ -174,18 +249,27 @@ def fitted(drafter: Drafter, steps: dict[tuple[int, int], list[Timed]], context:
     return Costs(target, {drafter.name: drafting}, per_sequence / context, *host)
 
 
-def sequence_cost(verify: dict[tuple[int, int], float]) -> float:
-    """Return what a sequence adds to a forward of the same rows: the median over batch sizes.
+def curve(forwards: Sequence[Point], per_sequence: float) -> Curve:
+    """Return the seconds of forwards by rows, without what each sequence adds."""
+    rows, seconds = list[int](), list[float]()
+    for alike in groups(forwards, attrgetter("rows"), LIKE):
+        rows.append(max(round(fmean(each.rows for each in alike)), rows[-1] + 1 if rows else 1))
+        seconds.append(median(each.seconds - per_sequence * each.size for each in alike))
+    return Curve(tuple(rows), plausible(rows, seconds))
 
-    ``verify`` has seconds by sequences and draft length. It is half of any forward at most.
+
+def sequence_cost(forwards: Sequence[Point]) -> float:
+    """Return what a sequence adds to a forward of about as many rows: the median over pairs.
+
+    It is half of any forward at most.
     """
     found = [
-        (a - b) / (size - other)
-        for (size, k), a in verify.items()
-        for (other, length), b in verify.items()
-        if size > other and size * (1 + k) == other * (1 + length)
+        (a.seconds - b.seconds) / (a.size - b.size)
+        for a in forwards
+        for b in forwards
+        if a.size > b.size and 1 / ALIKE <= a.rows / b.rows <= ALIKE
     ]
-    most = min(seconds / size for (size, _), seconds in verify.items()) / 2
+    most = min(each.seconds / each.size for each in forwards) / 2
     return min(max(median(found), 0.0), most) if found else 0.0
 
 
@@ -199,6 +283,13 @@ def line(across: Sequence[float], up: Sequence[float]) -> tuple[float, float]:
 
 
 def tokens_per_second(steps: Iterable[Timed]) -> float:
-    """Return the tokens of steps over their seconds."""
-    listed = list(steps)
-    return sum(step.emitted for step in listed) / sum(step.seconds for step in listed)
+    """Return the tokens of steps over their seconds.
+
+    Each step counts the median of those that verify about as many rows, so that a moment in which
+    the machine stood still does not count.
+    """
+    tokens, seconds = 0, 0.0
+    for alike in by_rows(steps):
+        tokens += sum(step.emitted for step in alike)
+        seconds += len(alike) * median(step.seconds for step in alike)
+    return tokens / seconds

@@ -47,7 +47,7 @@ def sampled(
 
     This machine decodes the prompts with both models.
     """
-    from ..planning import of_positions
+    from ..planning import of_counts
 
     prompts = [line for line in read_text(file, f"--sample {file}").splitlines() if line.strip()]
     if not prompts:
@@ -55,7 +55,7 @@ def sampled(
     k = max(k, 2)  # one token alone does not tell a pass from a call
     with status("decoding the sample"):
         from .. import LLM
-        from ..bench.steps import SIZES, profile, survival_of, timed
+        from ..bench.steps import SIZES, profile, timed
 
         llm = LLM(target, drafter=drafter, num_speculative_tokens=k, max_num_seqs=max(SIZES))
         costs = profile(llm, prompts, longest=k) if costs_too else None
@@ -63,8 +63,7 @@ def sampled(
     if not counts.drafts:
         raise ConfigError(f"nothing was drafted on --sample {file}; give more prompts.")
     source = f"measured on {len(prompts)} sample prompts, {counts.drafts} drafts"
-    survival = survival_of(llm.engine.drafter, counts)
-    return of_positions(survival, source, "measured", counts.drafts), costs
+    return of_counts(counts, k, source), costs
 
 
 def advise(

@@ -127,7 +127,7 @@ class Curve(NamedTuple):
     seconds: tuple[float, ...]
 
     def at(self, rows: float) -> float:
-        """Return the seconds of ``rows`` rows, 0 for none."""
+        """Return the seconds of ``rows`` rows, 0 for none; a mean of rows may lie between two."""
         if rows <= 0:
             return 0.0
         last = len(self.rows) - 1

@@ -1,6 +1,6 @@
 """Planning: what speculation would bring before it is served. Nothing here imports torch."""
 
-from .acceptance import Acceptance, of_positions, of_rate, read_acceptance
+from .acceptance import Acceptance, of_counts, of_positions, of_rate, read_acceptance
 from .advice import Advice
 from .advise import advise
 from .checklist import checklist
@@ -12,5 +12,6 @@ from .situation import Situation
 
 __all__ = [
     "Acceptance", "Advice", "Figure", "Finding", "Plan", "Problem", "Roi", "Situation", "advise",
-    "checklist", "diagnose", "doctor", "of_positions", "of_rate", "read_acceptance", "roi",
+    "checklist", "diagnose", "doctor", "of_counts", "of_positions", "of_rate", "read_acceptance",
+    "roi",
 ]  # fmt: skip

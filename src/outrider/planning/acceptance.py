@@ -8,16 +8,17 @@ token: with a chance p at each token it is (p + p^2 + ... + p^K) / K, which ``pe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import exp, isfinite, log
 from operator import mul
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigError, shown
+from ..types import Counts
 from .catalogue import data
 from .checks import number
 from .figure import ASSUMED, MEASURED
@@ -53,38 +54,88 @@ def _odds(chance: float) -> float:
     return log(held / (1 - held))
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """The chance that a drafted token is accepted, where all before it were.
+class Drafts(NamedTuple):
+    """What becomes of drafts of one length, by position; the last one stands for all beyond.
 
-    ``chances`` are those at positions 1, 2, ...; the last stands for all beyond. ``spread`` is the
-    standard deviation of their log-odds, for what is not known. ``evidence`` is measured or
-    assumed, ``source`` says whence.
+    ``chances`` are those of acceptance, where there is a token and all before it were accepted.
+    ``filled`` are the chances that there is one, where all before it were accepted, and
+    ``reached`` the shares of steps whose draft is so long: a lookup may find less than it was
+    asked for. Both are empty where drafts are always whole.
     """
 
     chances: tuple[float, ...]
+    filled: tuple[float, ...] = ()
+    reached: tuple[float, ...] = ()
+
+    def survival(self, k: int, shift: float = 0.0) -> list[float]:
+        """Return P(drafted and accepted with all before) at positions 1 to ``k``.
+
+        ``shift`` is added to the log-odds of the chances.
+        """
+        chances = _long(self.chances, k)
+        if shift:
+            chances = [1 / (1 + exp(-_odds(each) - shift)) for each in chances]
+        filled = _long(self.filled or (1.0,), k)
+        return [*accumulate(map(mul, chances, filled), mul)]
+
+    def drafted(self, k: int) -> float:
+        """Return the mean tokens of a step's draft of ``k`` tokens at most."""
+        if not self.reached:
+            return float(k)
+        more = accumulate([self.filled[-1]] * (k - len(self.reached)), mul)
+        return sum(self.reached[:k]) + self.reached[-1] * sum(more)
+
+    def with_chances(self, change: Callable[[float], float]) -> Drafts:
+        """Return them with other chances."""
+        return self._replace(chances=tuple(map(change, self.chances)))
+
+
+def _long(values: Sequence[float], k: int) -> list[float]:
+    return [*values[:k], *values[-1:] * (k - len(values))]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What becomes of drafted tokens, and how sure that is.
+
+    ``drafts[i]`` are drafts of i + 1 tokens; the last ones stand for all longer ones. They differ
+    where acceptance comes in runs: a long draft takes a whole run in one step, short ones take
+    many. ``spread`` is the standard deviation of their chances' log-odds, for what is not known.
+    ``evidence`` is measured or assumed, ``source`` says whence.
+    """
+
+    drafts: tuple[Drafts, ...]
     spread: float
     evidence: str
     source: str
 
+    def of_length(self, k: int) -> Drafts:
+        """Return what becomes of drafts of ``k`` tokens."""
+        return self.drafts[min(k, len(self.drafts)) - 1]
+
     def survival(self, k: int, deviations: float = 0.0) -> list[float]:
-        """Return P(accepted with all before) at positions 1 to ``k``.
+        """Return P(accepted with all before) at positions 1 to ``k`` of a step's draft.
 
         ``deviations`` shifts the chances by as many standard deviations.
         """
-        chances = [*self.chances[:k], *self.chances[-1:] * (k - len(self.chances))]
-        if deviations:
-            shift = deviations * self.spread
-            chances = [1 / (1 + exp(-_odds(each) - shift)) for each in chances]
-        return [*accumulate(chances, mul)]
+        return self.of_length(k).survival(k, deviations * self.spread)
+
+    def drafted(self, k: int) -> float:
+        """Return the mean tokens of a step's draft of ``k`` tokens at most."""
+        return self.of_length(k).drafted(k) if k else 0.0
 
     def rate(self, k: int, deviations: float = 0.0) -> float:
         """Return accepted / drafted at draft length ``k``."""
-        return fmean(self.survival(k, deviations))
+        accepted, drafted = sum(self.survival(k, deviations)), self.drafted(k)
+        return min(accepted / drafted, 1.0) if drafted else 0.0
 
     def tokens(self, k: int, deviations: float = 0.0) -> float:
-        """Return the expected tokens of a step with a draft of ``k`` tokens."""
+        """Return the expected tokens of a step with a draft of ``k`` tokens at most."""
         return 1 + sum(self.survival(k, deviations))
+
+    def with_chances(self, change: Callable[[float], float]) -> Acceptance:
+        """Return it with other chances."""
+        return replace(self, drafts=tuple(each.with_chances(change) for each in self.drafts))
 
     def improved(self, gain: float) -> Acceptance:
         """Return it with accepted / drafted at 5 tokens ``gain`` times as high, below 1."""
@@ -109,9 +160,8 @@ def of_rate(rate: float, k: int, source: str = "as given", evidence: str = ASSUM
     rate = _checked(rate, "acceptance")
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= LONGEST:
         raise ConfigError(f"acceptance at K = {shown(k)}; give a draft length from 1 to {LONGEST}.")
-    return Acceptance(
-        (per_token(rate, k),), GIVEN_SPREAD, evidence, f"{source}: {rate:.2f} at K = {k}"
-    )
+    drafts = Drafts((per_token(rate, k),))
+    return Acceptance((drafts,), GIVEN_SPREAD, evidence, f"{source}: {rate:.2f} at K = {k}")
 
 
 def of_positions(
@@ -137,11 +187,67 @@ def of_positions(
         )
     pairs = zip(before, shares, strict=False)
     chances = tuple(share / above if above else 0.0 for above, share in pairs)
-    rate = min(max(fmean(shares), LEAST), MOST)
-    spread = GIVEN_SPREAD
-    if drafts:
-        spread = (DRIFT**2 + 1 / (drafts * len(shares) * rate * (1 - rate))) ** 0.5
-    return Acceptance(chances, spread, evidence, source)
+    spread = _spread(fmean(shares), drafts * len(shares)) if drafts else GIVEN_SPREAD
+    return Acceptance((Drafts(chances),), spread, evidence, source)
+
+
+def _spread(rate: float, drafted: float) -> float:
+    """Return the standard deviation of log-odds where so many tokens were drafted."""
+    rate = min(max(rate, LEAST), MOST)
+    return float((DRIFT**2 + 1 / (drafted * rate * (1 - rate))) ** 0.5)
+
+
+def of_counts(counts: Counts, longest: int, source: str = "measured") -> Acceptance:
+    """Return the acceptance that was counted with drafts of ``longest`` tokens at most.
+
+    Every length up to it is told: a draft of fewer tokens is the beginning of a longer one, and
+    what is left of a run that a long draft took at once is drafted again.
+
+    Raises:
+        ConfigError: nothing was drafted.
+    """
+    if not counts.drafted:
+        raise ConfigError("nothing was drafted; count more steps.")
+    drafts = tuple(_shortened(counts, longest, k) for k in range(1, longest + 1))
+    spread = _spread(counts.accepted / counts.drafted, counts.drafted)
+    return Acceptance(drafts, spread, MEASURED, source)
+
+
+def _shortened(counts: Counts, longest: int, k: int) -> Drafts:
+    """Return what would have become of drafts of ``k`` tokens at most."""
+    steps: dict[tuple[int, int], float] = {(0, 0): counts.steps - counts.drafts}
+    for (depth, accepted), times in counts.outcomes.items():
+        for outcome, each in _cut(depth, accepted, longest, k):
+            steps[outcome] = steps.get(outcome, 0.0) + each * times
+
+    def share(depth: int, accepted: int) -> float:
+        return sum(n for (d, a), n in steps.items() if d >= depth and a >= accepted)
+
+    chances, filled, reached = [], [], []
+    for i in range(1, k + 1):
+        before, there = share(0, i - 1), share(i, i - 1)
+        filled.append(there / before if before else 0.0)
+        chances.append(share(i, i) / there if there else 0.0)
+        reached.append(share(i, 0) / share(0, 0))
+    return Drafts(tuple(chances), tuple(filled), tuple(reached))
+
+
+def _cut(
+    depth: int, accepted: int, longest: int, k: int
+) -> Iterator[tuple[tuple[int, int], float]]:
+    """Yield the steps, and how many, that drafts of ``k`` tokens take for what one step took.
+
+    The step had a draft of ``depth`` tokens, ``longest`` at most, of which so many were accepted;
+    it emitted one token more.
+    """
+    if accepted == longest:  # the run goes on
+        yield (k, k), (longest + 1) / (k + 1)
+        return
+    whole, left = divmod(accepted + 1, k + 1)
+    yield (k, k), whole
+    if left:  # the last step emits what is left; a draft that was cut off would have gone on
+        end = k if depth == longest else depth - whole * (k + 1)
+        yield (min(k, end), left - 1), 1.0
 
 
 def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> Acceptance:
@@ -173,7 +279,8 @@ def prior(method: str, tasks: Mapping[str, float], temperature: float = 0.0) -> 
     chance = (1 - found["temperature_loss"] * min(temperature, 1.0)) / (1 + exp(-middle))
     mix = ", ".join(f"{name} {share / whole:.0%}" for name, share in tasks.items())
     source = f"prior of {method} drafters for {mix}: {table['evidence']}"
-    return Acceptance((chance,), (_odds(high) - _odds(low)) / (2 * P90), ASSUMED, source)
+    spread = (_odds(high) - _odds(low)) / (2 * P90)
+    return Acceptance((Drafts((chance,)),), spread, ASSUMED, source)
 
 
 def read_acceptance(file: Path, drafter: str | None = None) -> Acceptance:

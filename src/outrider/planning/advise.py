@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 
-from .acceptance import P90, rate_at
+from .acceptance import P90
 from .advice import Advice, At, Line, Range, Trip
 from .catalogue import Shape, data
 from .figure import ASSUMED, MODELLED, Figure, modelled
@@ -241,17 +241,13 @@ def _sensitivity(found: Forecast, batches: list[int]) -> list[Line]:
     lines = []
     for batch in batches:
         k = found.chosen(batch) or found.best(batch)[0]
-        speedups = [_with(found, chance).speedup(batch, k) for chance in SENSITIVITY]
+        points = [found.with_chance(chance) for chance in SENSITIVITY]
         lines.append(Line(
             batch, k,
-            [Figure(rate_at(p, k), _unit(k), ASSUMED) for p in SENSITIVITY],
-            [modelled(each, "times") for each in speedups],
+            [Figure(each.acceptance.rate(k), _unit(k), ASSUMED) for each in points],
+            [modelled(each.speedup(batch, k), "times") for each in points],
         ))  # fmt: skip
     return lines
-
-
-def _with(found: Forecast, chance: float) -> Forecast:
-    return replace(found, acceptance=replace(found.acceptance, chances=(chance,)))
 
 
 def _tuned(found: Forecast, shares: dict[int, float]) -> dict[str, Figure]:

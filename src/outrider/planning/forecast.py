@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..engine.controller import ENTER
 from ..engine.outlook import DEPTHS
 from ..errors import ConfigError
-from .acceptance import Acceptance, rate_at
+from .acceptance import Acceptance
 from .catalogue import Shape
 from .figure import MEASURED, MODELLED
 from .roofline import ACTIVATION, BYTES, MEDUSA_HEADS, Steps
@@ -105,7 +105,8 @@ class Forecast:
         if not k:
             return self.steps.seconds(running, 0)
         plain = self.steps.verify(running, 0)
-        more = (self.steps.verify(running, k) - plain) * draw.verifying
+        verify = self.steps.verify(running, self.acceptance.drafted(k))
+        more = (verify - plain) * draw.verifying
         drafting = self.steps.draft(running, k) * draw.drafting
         seconds = plain + more + drafting + self.steps.costs.host_at(running)
         return seconds * draw.whole / self.acceptance.tokens(k, draw.acceptance)
@@ -187,22 +188,23 @@ class Forecast:
         None where no acceptance makes it win.
         """
 
-        def speedup(chance: float) -> float:
-            known = replace(self.acceptance, chances=(chance,))
-            return replace(self, acceptance=known).speedup(batch, k)
-
-        if speedup(1.0) < 1:
+        if self.with_chance(1.0).speedup(batch, k) < 1:
             return None
         low, high = 0.0, 1.0
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (middle, high) if speedup(middle) < 1 else (low, middle)
-        return rate_at(high, k)
+            loses = self.with_chance(middle).speedup(batch, k) < 1
+            low, high = (middle, high) if loses else (low, middle)
+        return self.with_chance(high).acceptance.rate(k)
+
+    def with_chance(self, chance: float) -> Forecast:
+        """Return it with the same chance of acceptance at each token that is drafted."""
+        return replace(self, acceptance=self.acceptance.with_chances(lambda _: chance))
 
     def halved(self, batch: int, k: int) -> dict[str, float]:
         """Return the speedup if half of what limits it were gone, by what that is."""
-        better = tuple(1 - (1 - chance) / 2 for chance in self.acceptance.chances)
-        accepting = replace(self, acceptance=replace(self.acceptance, chances=better))
+        better = self.acceptance.with_chances(lambda chance: 1 - (1 - chance) / 2)
+        accepting = replace(self, acceptance=better)
         found = {
             "acceptance": accepting.speedup(batch, k),
             "drafting": self.speedup(batch, k, Draw(drafting=0.5)),

@@ -249,5 +249,7 @@ def speedups_of(advice: Any) -> tuple[float, float, float]:
         found = advice["speedup"]
         low, base, high = (float(found[name]["value"]) for name in ("p10", "p50", "p90"))
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"the advice has no speedup: {shown(advice)}.") from None
+        raise ConfigError(
+            f"the advice has no speedup: {shown(advice)}; write one with outrider advise --json."
+        ) from None
     return low, base, high

@@ -150,9 +150,10 @@ class Steps:
     link: float = 0.0
     evidence: str = MODELLED
 
-    def verify(self, batch: int, k: int) -> float:
-        """Return the seconds in which the target verifies drafts of ``k`` tokens."""
-        return self.costs.target.at(batch * (1 + k)) + self.costs.per_context * self.context * batch
+    def verify(self, batch: int, drafted: float) -> float:
+        """Return the seconds in which the target verifies drafts of so many tokens, on average."""
+        rows = batch * (1 + drafted)
+        return self.costs.target.at(rows) + self.costs.per_context * self.context * batch
 
     def draft(self, batch: int, k: int) -> float:
         """Return the seconds of drafting ``k`` tokens for each of ``batch`` sequences."""
@@ -160,13 +161,13 @@ class Steps:
             return 0.0
         return self.costs.drafters[self.name].at([batch] * k) + self.link
 
-    def seconds(self, batch: int, k: int) -> float:
-        """Return the seconds of a step of ``batch`` sequences; ``k`` = 0 is plain."""
-        return self.draft(batch, k) + self.verify(batch, k) + self.costs.host_at(batch)
+    def seconds(self, batch: int, k: int, drafted: float | None = None) -> float:
+        """Return the seconds of a step of ``batch`` sequences; ``k`` = 0 is plain.
 
-    def speedup(self, tokens: float, batch: int, k: int) -> float:
-        """Return how much faster steps are that emit ``tokens`` each than plain ones."""
-        return tokens * self.seconds(batch, 0) / self.seconds(batch, k)
+        ``drafted`` are the mean tokens of a draft, ``k`` unless given.
+        """
+        verify = self.verify(batch, k if drafted is None else drafted)
+        return self.draft(batch, k) + verify + self.costs.host_at(batch)
 
 
 def roofline(

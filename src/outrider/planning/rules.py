@@ -60,7 +60,8 @@ def _reason(fact: str, forecast: Forecast, batch: int) -> str:
         return "the drafter does not fit with the target"
     plain = steps.seconds(running, 0)
     drafting = steps.draft(running, k) / plain
-    verifying = steps.verify(running, k) / steps.verify(running, 0)
+    drafted = forecast.acceptance.drafted(k)
+    verifying = steps.verify(running, drafted) / steps.verify(running, 0)
     rate = forecast.acceptance.rate(k)
     costs = (
         f"at batch {batch} and K = {k} drafting takes {drafting:.2f} plain steps and verification "

@@ -11,6 +11,7 @@ import json
 import ssl
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,8 +21,13 @@ import httptools
 from ..errors import ConfigError, EndpointError
 
 BROKEN = "the connection ended before the answer did"
+GONE = "the connection ended before an answer began"
 Piece = tuple[float, bytes]
 """A part of a body, and when it arrived: seconds on ``time.perf_counter``."""
+
+
+class GoneError(EndpointError):
+    """The connection ended before any byte of an answer."""
 
 
 @dataclass
@@ -50,6 +56,7 @@ class Connection(asyncio.Protocol):
         self._answer = Answer()
         self._done: asyncio.Future[Answer] | None = None
         self._now = 0.0
+        self._heard = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -57,10 +64,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
+        self._heard = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"the answer is not HTTP ({error})")
+            self._fail(EndpointError(f"the answer is not HTTP ({error})"))
             self.close()
 
     def on_headers_complete(self) -> None:
@@ -81,16 +89,22 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.usable = False
-        self._fail(BROKEN)
+        self._fail(EndpointError(BROKEN) if self._heard else GoneError(GONE))
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: EndpointError) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_exception(EndpointError(why))
+            self._done.set_exception(why)
 
     async def exchange(self, request: bytes) -> Answer:
-        """Send a request and return its whole answer."""
+        """Send a request and return its whole answer.
+
+        Raises:
+            GoneError: the connection ended before any byte of an answer.
+            EndpointError: it ended later, or the answer is not HTTP.
+        """
         assert self.transport is not None
         self._answer, self._done = Answer(), asyncio.get_running_loop().create_future()
+        self._heard = False
         self.transport.write(request)
         try:
             return await self._done
@@ -148,16 +162,23 @@ class Client:
     async def send(self, request: bytes) -> Answer:
         """Return the answer to encoded bytes.
 
+        A kept connection may end just as it is used again, since servers end idle ones: where it
+        brought no byte of an answer, the request is sent once more, over a new connection.
+
         Raises:
             EndpointError: nobody answers, or the connection breaks.
         """
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
+                with suppress(GoneError):
+                    return self._keep(connection, await connection.exchange(request))
                 break
-        else:
-            connection = await self._connect()
-        answer = await connection.exchange(request)
+        connection = await self._connect()
+        return self._keep(connection, await connection.exchange(request))
+
+    def _keep(self, connection: Connection, answer: Answer) -> Answer:
+        """Return the answer; the connection is kept for the next request if it can be."""
         if connection.usable:
             self._idle.append(connection)
         else:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from ...errors import EndpointError, RequestError, shown
-from ...scraping.client import Client
+from ...scraping.client import Answer, Client
 from .answers import Completion, Token, completions, law_of, message, parsed
 
 T = TypeVar("T")
@@ -137,9 +137,28 @@ class Server:
                     raise
         with suppress(Refusal):
             self.tells_tokens = bool((await self.complete("Hello", 1, logprobs=1)).tokens)
-        with suppress(ValueError, EndpointError, TypeError):
-            answer = await self.client.ask("/v1/speculation")
-            self.has_switch = answer.ok and "enabled" in parsed(answer.body)
+        self.has_switch = await self._find_switch()
+
+    async def _find_switch(self) -> bool:
+        """Return whether there is Outrider's switch of speculation.
+
+        Servers of others refuse the path, or have a page for every path.
+
+        Raises:
+            EndpointError: the server fails or does not answer, so that nobody knows.
+        """
+        path = "/v1/speculation"
+        answer = await self._patiently(path)
+        if not answer.ok:
+            failed = answer.status >= 500 and answer.status not in REFUSALS
+            if not failed and answer.status not in BUSY:
+                return False
+            raise Breakdown(f"{self.name}{path} says HTTP {answer.status}: {_reason(answer.body)}")
+        try:
+            found = parsed(answer.body)
+        except ValueError:
+            return False
+        return isinstance(found, dict) and "enabled" in found
 
     async def _find_model(self) -> str:
         answer = await self.client.ask("/v1/models")
@@ -192,22 +211,31 @@ class Server:
             EndpointError: nobody answers, or the key is refused.
             TimeUp: the audit's time is over.
         """
-        self.clock.check()
-        request = {"model": self.model, **self.fields, **body}
-        async with self._free:
-            for pause in range(RETRIES):
-                self.requests += 1
-                answer = await self.client.ask(path, request, SECONDS)
-                if answer.status not in BUSY:
-                    break
-                await asyncio.sleep(PAUSE * 2**pause)
-                self.clock.check()
+        answer = await self._patiently(path, {"model": self.model, **self.fields, **body})
         where = self.name + path
         if not answer.ok:
             refuses = answer.status in REFUSALS
             kind = Refusal if refuses else Breakdown if answer.status >= 500 else EndpointError
             raise kind(f"{where} says HTTP {answer.status}: {_reason(answer.body)}")
         return answer.body, where
+
+    async def _patiently(self, path: str, body: dict[str, Any] | None = None) -> Answer:
+        """Return an answer; a busy server is asked again a few times.
+
+        Raises:
+            EndpointError: nobody answers.
+            TimeUp: the audit's time is over.
+        """
+        self.clock.check()
+        async with self._free:
+            for pause in range(RETRIES):
+                self.requests += 1
+                answer = await self.client.ask(path, body, SECONDS)
+                if answer.status not in BUSY:
+                    break
+                await asyncio.sleep(PAUSE * 2**pause)
+                self.clock.check()
+        return answer
 
     async def close(self) -> None:
         """End the connections."""
