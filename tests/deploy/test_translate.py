@@ -300,8 +300,26 @@ def test_probes_and_secrets_of_ones_own_stay() -> None:
 def test_a_container_with_a_shell() -> None:
     result = translate(DEPLOYMENT % f"{{{SHELL}}}")
     pod = yaml.safe_load(result.text)["spec"]["template"]["spec"]
-    assert pod["containers"][0]["command"] == ["vllm", "serve", "org/t"]
+    command = pod["containers"][0]["command"]
+    assert command == ["vllm", "serve", "org/t", "--shutdown-timeout", "45"]
     assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+
+
+def test_the_grace_period_covers_the_time_that_streams_get() -> None:
+    result = translate(
+        DEPLOYMENT % "{image: vllm/vllm-openai, args: [--model, a, --shutdown-timeout, '300']}"
+    )
+    pod = yaml.safe_load(result.text)["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 330
+    assert pod["containers"][0]["command"].count("--shutdown-timeout") == 1
+
+
+def test_a_list_of_kubectls_is_read_like_its_items() -> None:
+    documents = list(yaml.safe_load_all((GOLDEN / "vllm-0.6.3.yaml").read_text()))
+    listed = translate(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": documents}))
+    apart = translate(yaml.safe_dump_all(documents))
+    assert yaml.safe_load(listed.text)["items"] == list(yaml.safe_load_all(apart.text))
+    assert listed.changes == apart.changes
 
 
 @pytest.mark.parametrize(

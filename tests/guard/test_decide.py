@@ -90,6 +90,14 @@ CASES = {
     "memory critical": (sight(memory=0.98), POLICY, [("shift", "memory_critical")]),
     "no figures": (replace(sight(), engine=Side()), POLICY, []),
     "down": (replace(sight(up=False), answers=False), POLICY, [("shift", "down")]),
+    "gone from the source": (
+        replace(sight(), engine=Side(), answers=False), replace(POLICY, window=30.0),
+        [("shift", "down")],
+    ),
+    "gone for a moment": (replace(sight(), engine=Side(), answers=False), POLICY, []),
+    "gone from the source, model answers": (
+        replace(sight(), engine=Side(), answers=True), replace(POLICY, window=30.0), [],
+    ),
     "metrics down, model answers": (replace(sight(up=False), answers=True), POLICY, []),
     "no source": (replace(sight(errors=0.5), trouble="Prometheus is gone."), POLICY, []),
     "dead switch": (
@@ -271,6 +279,15 @@ def test_a_failing_standby_is_left_only_for_something_better(
     assert (decision.state.mode == "normal") is returns
     if not returns and standby.get("errors") != 0.01:
         assert "both_bad" in decision.alerts
+
+
+def test_a_standby_that_is_gone_from_the_source_is_left_after_a_window() -> None:
+    gone = replace(sight(), standby=Side(), warm=False, answers=True, weights=(0, 100))
+    state, done = hold(gone, state=away(), now=NOW + 10, seconds=50)
+    assert not done
+    state, done = hold(gone, state=state, now=NOW + 70, seconds=10)
+    assert actions(done) == [("return", "standby")]
+    assert state.mode == "normal"
 
 
 def test_a_persons_word_holds_until_released() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from .judge import DOWN, Verdict, figures, judge
+from .judge import DOWN, STANDBY_DOWN, Verdict, figures, judge
 from .policy import Policy
 from .states import Decision, Event, Level, Observation, Place, State, Track, Weights
 
@@ -92,7 +92,7 @@ class _Turn:
         """Make at most one change; the most urgent reason comes first."""
         place = self.state.traffic.level
         if place == Place.STANDBY:
-            self._at_standby()
+            self._at_standby(STANDBY_DOWN in verdict.bad)
             return
         cause = self._reason_to_leave(verdict, place)
         if cause is not None and self._leave(cause, verdict):
@@ -174,11 +174,10 @@ class _Turn:
 
     # Traffic at the standby, and back
 
-    def _at_standby(self) -> None:
-        """Leave a standby that fails, or try the engine again when it is time."""
+    def _at_standby(self, dead: bool) -> None:
+        """Leave a standby that fails or is dead, or try the engine again when it is time."""
         other = figures(self.seen.standby, self.policy, self.policy.minimum.requests)
         theirs, limit = other.get("errors", 0.0), self.policy.signals["errors"].bad
-        dead = self.seen.standby.up is False and not self.seen.warm
         if dead or theirs > limit:
             self._leave_standby(1.0 if dead else theirs, dead)
             return
