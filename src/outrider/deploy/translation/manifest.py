@@ -151,12 +151,13 @@ def _words(container: dict[str, Any]) -> list[str]:
         words += [str(word) for word in value]
     if words and words[0] in SHELLS:
         script = [w for w in words[1:] if not w.startswith("-")]
-        found = [each for each in commands(" ".join(script)) if vllm.is_vllm(each)]
-        if len(found) != 1:
+        found = [line for line in commands(" ".join(script)) if vllm.is_vllm(line.words)]
+        if len(found) != 1 or found[0].variables:
             raise ConfigError(
-                "The container's shell does not run one command of vLLM; write it so."
+                "The container's shell does not run one command of vLLM; write it so, with "
+                "variables in env."
             )
-        return found[0]
+        return found[0].words
     if words and words[0].startswith("-"):
         return ["vllm", "serve", *words]  # the image's own entry point
     return words
