@@ -224,6 +224,39 @@ def test_traffic_returns_by_stages_to_the_weights_it_had() -> None:
     assert shares == [(120, (5, 95)), (180, (25, 75)), (240, (50, 50)), (300, (100, 1))]
 
 
+@pytest.mark.parametrize("weights", [(5, 95), (30, 70), (100, 1), (1, 99), (3, 1)])
+def test_a_canary_never_gets_more_than_its_operator_gave_it(weights: tuple[int, int]) -> None:
+    """Neither in a probation nor while memory is short."""
+    own = weights[0] / sum(weights)
+    sick = replace(sight(errors=0.5), weights=weights)
+    state, _ = hold(sick, seconds=0)
+    well = replace(sight(), answers=True, weights=(0, 100))
+    shares, now = [], NOW + 130
+    while state.mode != "normal":
+        state = decide(state, well, POLICY, now).state
+        engine, standby = wanted(state, POLICY)[1] or weights
+        shares.append(engine / (engine + standby))
+        now += POLICY.interval
+    assert all(share <= max(own, 0.01) + 1e-9 for share in shares)
+    assert shares == sorted(shares)
+    assert wanted(state, POLICY)[1] == weights
+    full, _ = hold(replace(sight(memory=0.94), weights=weights), seconds=30)
+    assert full.mode == "relieved"
+    engine, standby = wanted(full, POLICY)[1] or (1, 0)
+    assert engine / (engine + standby) <= max(0.01, own / 2 + 0.005)
+
+
+def test_an_engine_that_had_no_traffic_gets_none_back() -> None:
+    state = State(forced="standby")
+    state, _ = hold(replace(sight(), weights=(0, 100)), state=state, seconds=0)
+    assert state.mode == "standby"
+    released = replace(state, forced=None)
+    seen = replace(sight(), answers=True, weights=(0, 100))
+    state, done = hold(seen, state=released, now=NOW + 130, seconds=0)
+    assert actions(done) == [("return", "forced")]
+    assert wanted(state, POLICY)[1] == (0, 100)
+
+
 def test_a_probation_without_requests_waits_and_a_bad_one_ends_with_a_longer_wait() -> None:
     probing = decide(away(), replace(sight(), answers=True), POLICY, NOW + 120).state
     assert probing.mode == "probing"

@@ -52,10 +52,25 @@ def wanted(state: State, policy: Policy) -> tuple[dict[str, Any] | None, Weights
         return drafting, state.own_weights
     if place == Place.STANDBY:
         return drafting, NO_TRAFFIC
-    stage = min(state.traffic.stage, len(recovery.stages) - 1)
-    share = recovery.relief if place == Place.RELIEVED else recovery.stages[stage]
+    if place == Place.RELIEVED:
+        share = recovery.relief * own_share(state)
+    else:
+        steps = stages(state, policy)
+        share = steps[min(state.traffic.stage, len(steps) - 1)]
     engine = min(99, max(1, round(100 * share)))
     return drafting, (engine, 100 - engine)
+
+
+def own_share(state: State) -> float:
+    """Return the engine's share of traffic by the weights that its operator set."""
+    engine, standby = state.own_weights or (1, 0)
+    return engine / max(1, engine + standby)
+
+
+def stages(state: State, policy: Policy) -> tuple[float, ...]:
+    """Return the engine's shares in a probation: those below its own, or that alone."""
+    own = own_share(state)
+    return tuple(share for share in policy.recovery.stages if share < own) or (own,)
 
 
 class _Turn:
@@ -192,9 +207,12 @@ class _Turn:
             self.reasons["return"] = "the engine's model does not answer yet"
         elif (name := self._unclear()) is not None:
             self.reasons["return"] = f"{name} of the engine is not clear over a whole window yet"
+        elif own_share(self.state) == 0:
+            self._move(Place.OWN, track.cause)
+            self._say("return", track.cause, "the engine answers; it had no traffic before")
         else:
             self._move(Place.PROBING, track.cause, errors=track.errors)
-            share = self.policy.recovery.stages[0]
+            share = stages(self.state, self.policy)[0]
             self._say("probe", track.cause, f"the engine answers: it gets {share:.0%} of traffic")
 
     def _unclear(self) -> str | None:
@@ -224,6 +242,7 @@ class _Turn:
     def _advance(self, verdict: Verdict) -> None:
         """Give the engine more traffic after a good stage."""
         track, recovery = self.state.traffic, self.policy.recovery
+        steps = stages(self.state, self.policy)
         names = ("errors", "p99", "memory")
         unclear = [
             name for name in names
@@ -237,8 +256,8 @@ class _Turn:
             self.reasons["return"] = f"stage {track.stage + 1} waits for requests"
         elif unclear:
             self.reasons["return"] = f"stage {track.stage + 1} waits: {unclear[0]} is not clear"
-        elif track.stage + 1 < len(recovery.stages):
-            share = recovery.stages[track.stage + 1]
+        elif track.stage + 1 < len(steps):
+            share = steps[track.stage + 1]
             self._move(Place.PROBING, track.cause, stage=track.stage + 1, errors=track.errors)
             self._say("advance", track.cause, f"a good stage: the engine gets {share:.0%}")
         else:
@@ -309,7 +328,7 @@ class _Turn:
             self._move(Place.RELIEVED, "memory", wait=self._longer(self.state.traffic))
             share = self.policy.recovery.relief
             self._say("relieve", "memory",
-                      f"{verdict.reasons['memory']}: the engine gets {share:.0%}")  # fmt: skip
+                      f"{verdict.reasons['memory']}: the engine keeps {share:.0%} of its traffic")  # fmt: skip
             changed = True
         return changed
 
