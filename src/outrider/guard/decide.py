@@ -326,9 +326,8 @@ class _Turn:
             changed = True
         if self.state.traffic.level == Place.OWN and self._standby_fits("memory", 0.0, verdict):
             self._move(Place.RELIEVED, "memory", wait=self._longer(self.state.traffic))
-            share = self.policy.recovery.relief
-            self._say("relieve", "memory",
-                      f"{verdict.reasons['memory']}: the engine keeps {share:.0%} of its traffic")  # fmt: skip
+            kept = f"the engine keeps {self.policy.recovery.relief:.0%} of its traffic"
+            self._say("relieve", "memory", f"{verdict.reasons['memory']}: {kept}")
             changed = True
         return changed
 
