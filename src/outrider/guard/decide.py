@@ -292,7 +292,7 @@ class _Turn:
         noted = stopped or self._weak(verdict)
         if noted and not self.state.noted:
             what = "it drafts nothing now" if stopped else verdict.reasons["acceptance"]
-            self._say("record", "acceptance", f"the engine chooses K itself: {what}")
+            self._say("record", "acceptance", f"the engine chooses K itself: {what}", "")
             self.state = replace(self.state, noted=True)
         elif not noted and self._drafts_well(verdict):
             self.state = replace(self.state, noted=False)
@@ -310,7 +310,7 @@ class _Turn:
         what = f"K goes to {self.state.reduced_to}" if action == "reduce" else "it decodes plainly"
         speedup = verdict.reasons.get("speedup", "") if "speedup" in verdict.values else ""
         why = f"{verdict.reasons[cause]}{'; ' if speedup else ''}{speedup}"
-        self._say(action, cause, f"{why}: {what}")
+        self._say(action, cause, f"{why}: {what}", "drafting")
 
     def _relieve(self, verdict: Verdict) -> bool:
         """Draft less and let fewer requests in while memory is short."""
@@ -342,10 +342,11 @@ class _Turn:
         if drafting.level == Level.PLAIN:
             self._draft(Level.REDUCED, drafting.cause, wait=drafting.wait, trial=True)
             text = f"drafting is tried again with K of {self.state.reduced_to}"
-            self._say("probe", drafting.cause, text)
+            self._say("probe", drafting.cause, text, "drafting")
         elif self._drafts_well(verdict):
             self._draft(Level.OWN, drafting.cause, wait=drafting.wait)
-            self._say("restore", drafting.cause, "the engine drafts as its operator set it")
+            text = "the engine drafts as its operator set it"
+            self._say("restore", drafting.cause, text, "drafting")
 
     def _drafts_well(self, verdict: Verdict) -> bool:
         if self.state.drafting.cause == "memory":
@@ -381,7 +382,7 @@ class _Turn:
             self.state = replace(self.state, own_drafting=own, reduced_to=reduced)
         self._draft(level, "forced")
         actions = {Level.OWN: "restore", Level.REDUCED: "reduce", Level.PLAIN: "plain"}
-        self._say(actions[level], "forced", f"a person set drafting to {level}")
+        self._say(actions[level], "forced", f"a person set drafting to {level}", "drafting")
 
     def _standby_answers(self) -> bool:
         if self.policy.can_shift and self.seen.weights is not None and self.seen.warm:
@@ -393,8 +394,8 @@ class _Turn:
 
     # Small parts
 
-    def _say(self, action: str, signal: str, text: str) -> None:
-        self.events.append(Event(action, signal, text))
+    def _say(self, action: str, signal: str, text: str, track: str = "traffic") -> None:
+        self.events.append(Event(action, signal, text, track))
 
     def _due(self, track: Track) -> bool:
         return self.now >= track.retry_at
