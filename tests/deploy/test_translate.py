@@ -399,11 +399,15 @@ def test_the_docs_hold_the_tables() -> None:
 
 PARSE = """
 import json, sys
+from vllm.config.speculative import SpeculativeConfig
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
 for words in json.load(sys.stdin):
-    validate_parsed_serve_args(parser.parse_args(words))
+    parsed = parser.parse_args(words)
+    validate_parsed_serve_args(parsed)
+    unknown = set(parsed.speculative_config or {}) - set(SpeculativeConfig.__dataclass_fields__)
+    assert not unknown, unknown
     print(words[0])
 """
 
