@@ -57,6 +57,7 @@ class Engine:
     enabled: bool = True
     length: int | None = 4
     in_use: int = 4
+    refuses: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     posts: list[Any] = field(default_factory=list)
 
@@ -90,6 +91,8 @@ class Engine:
         if path == "/v1/completions":
             return (503, {}) if self.cold else (200, {"choices": [{"text": "a"}]})
         if path == "/v1/speculation":
+            if body is not None and self.refuses:
+                return 403, {"error": {"message": "from this machine only"}}
             if body is not None:
                 self.posts.append(body)
                 self.enabled = body.get("enabled", self.enabled)

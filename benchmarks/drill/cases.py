@@ -8,12 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from outrider.errors import ConfigError
 
 from .faults import Crashing, Slow
-from .fleet import Fleet, until
+from .fleet import DRAFT_LENGTH, Fleet, until
 from .load import Load, Sent, p99
+from .panels import empty, lines
 
 Case = dict[str, Any]
 RATE = 5.0
@@ -258,10 +260,34 @@ def blind(stage: Stage) -> Case:
     )  # fmt: skip
 
 
+def panels(stage: Stage) -> Case:
+    """Every panel of the dashboard shows something of this fleet, by Prometheus."""
+    fleet, begin = stage.fleet, time.time()
+    fleet.start_guard("guard-panels")
+    with stage.load("panels") as load:
+        with suppress(HTTPError):  # counted among the failed ones
+            fleet.ask("/v1/completions", {"model": "nobody", "prompt": "x"})
+        # K is the engine's, 1, and none: each has lines of its own.
+        for change in ({"num_speculative_tokens": None}, {"num_speculative_tokens": 1}):
+            fleet.set_speculation(enabled=True, **change)
+            time.sleep(2 * stage.window)
+        fleet.tell_guard("force", "plain")
+        stage.wait("plain")
+        time.sleep(stage.window)
+        requests = load.stop()
+    fleet.kill("guard")
+    missing = empty(fleet.prometheus, begin, stage.window)
+    fleet.set_speculation(enabled=True, num_speculative_tokens=DRAFT_LENGTH)
+    return result(
+        stage, "panels", None, requests=len(requests), lines=len(lines()), empty=missing,
+        checks={"every panel has points": not missing},
+    )  # fmt: skip
+
+
 NOISE: dict[str, Callable[[Stage], Case]] = {"weak": weak, "auto": chosen}
 """Cases on a fleet whose drafter is noise."""
 GOOD: dict[str, Callable[[Stage], Case]] = {
-    "slow": slow, "errors": errors, "killed": killed, "blind": blind
+    "slow": slow, "errors": errors, "killed": killed, "blind": blind, "panels": panels
 }  # fmt: skip
 """Cases on a healthy fleet; ``healthy`` comes before them."""
 

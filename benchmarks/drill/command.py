@@ -34,6 +34,10 @@ def main(
     cases: Annotated[str, typer.Option(help="Which, with commas between.")] = ",".join(
         [*NOISE, *GOOD]
     ),
+    quiet: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds after a return in which nothing may change."),
+    ] = None,
     keep: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep configs, logs and audits there.")
     ] = None,
@@ -49,12 +53,14 @@ def main(
         typer.echo(f"skipped: the drill needs HAProxy and Prometheus; run: {need}", err=True)
         return
     pace = SHORT if short else LONG
+    if quiet is None:
+        quiet = pace.window * (QUIET_SHORT if short else QUIET_LONG)
     with tempfile.TemporaryDirectory(prefix="outrider-drill-") as folder:
-        results = list(
-            drill(keep or Path(folder), names, pace, QUIET_SHORT if short else QUIET_LONG)
-        )
+        results = list(drill(keep or Path(folder), names, pace, quiet))
     passed = all(case["passed"] for case in results)
-    pacing = {"interval": pace.interval, "window": pace.window, "scrape": pace.scrape}
+    pacing = {
+        "interval": pace.interval, "window": pace.window, "scrape": pace.scrape, "quiet": quiet,
+    }  # fmt: skip
     write_json({"machine": machine(), "pace": pacing, "cases": results, "passed": passed}, json_)
     raise typer.Exit(not passed)
 
@@ -66,12 +72,12 @@ def drill(folder: Path, names: list[str], pace: Pace, quiet: float) -> Iterable[
     if noise:
         drafter = noise_drafter(work_folder(folder, "drafter"))
         with Fleet(work_folder(folder, "noise"), drafter, pace) as fleet:
-            stage = Stage(fleet, quiet * pace.window)
+            stage = Stage(fleet, quiet)
             for name in noise:
                 yield told(NOISE[name](stage))
     if good:
         with Fleet(work_folder(folder, "good"), pocket.PATH / "drafter", pace) as fleet:
-            stage = Stage(fleet, quiet * pace.window)
+            stage = Stage(fleet, quiet)
             yield told(healthy(stage))
             for name in good:
                 yield told(GOOD[name](stage))

@@ -25,7 +25,7 @@ from ..served import Served
 HERE = Path(__file__).parent
 BINARIES = {"haproxy": "haproxy", "prometheus": "prometheus"}
 """By name: the package of Debian's that brings it."""
-PORTS = ("engine", "standby", "api", "proxy_metrics", "guard")
+PORTS = ("engine", "standby", "api", "proxy_metrics", "guard", "exporter")
 WAIT_SECONDS = 120.0
 DRAFT_LENGTH = 4
 
@@ -106,6 +106,7 @@ class Fleet(AbstractContextManager["Fleet", None]):
             self.standby = self._serve("standby", "--drafter", "none")
             self.start_engine()
             self._start("haproxy", "-db", "-f", self._write("haproxy.cfg"))
+            self._start_exporter()
             self.start_prometheus()
         except BaseException:
             self.__exit__()
@@ -159,18 +160,37 @@ class Fleet(AbstractContextManager["Fleet", None]):
             f"--storage.tsdb.path={self.folder / 'data'}",
             f"--web.listen-address=127.0.0.1:{self.values['prometheus']}",
         )  # fmt: skip
-        url = f"http://127.0.0.1:{self.values['prometheus']}/-/ready"
-        until(lambda: urlopen(url, timeout=1).status == 200, "Prometheus is ready")
+        ready = f"{self.prometheus}/-/ready"
+        until(lambda: urlopen(ready, timeout=1).status == 200, "Prometheus is ready")
+
+    @property
+    def prometheus(self) -> str:
+        """Prometheus' address: port 9090, if it was free."""
+        return f"http://127.0.0.1:{self.values['prometheus']}"
+
+    def _start_exporter(self) -> None:
+        """Start the exporter, at a port that is not Prometheus' own."""
+        engine, standby = (f"http://127.0.0.1:{self.values[x]}" for x in ("engine", "standby"))
+        self._outrider(
+            "exporter", "observe", "exporter", engine, "--standby", standby, "--port",
+            str(self.values["exporter"]), "--interval", f"{self.pace.scrape:g}s",
+        )  # fmt: skip
+
+    def tell_guard(self, *words: str) -> None:
+        """Say something to the guard as a person does."""
+        command = [sys.executable, "-m", "outrider", "guard", *words, "--policy", str(self.policy)]
+        subprocess.run(command, check=True, capture_output=True)
 
     def start_guard(self, name: str = "guard") -> None:
         """Start the guard; under another name it has a folder of its own."""
         self.values["folder"] = self.folder / name
         self._write("policy.toml")
         begin = time.time()
-        self._start_process("guard", [
-            sys.executable, "-m", "outrider", "guard", "run", "--policy", str(self.policy),
-        ])  # fmt: skip
+        self._outrider("guard", "guard", "run", "--policy", str(self.policy))
         until(lambda: (self.status() or {"time": 0})["time"] > begin, "the guard evaluates")
+
+    def _outrider(self, name: str, *arguments: str) -> None:
+        self._start_process(name, [sys.executable, "-m", "outrider", *arguments])
 
     def _start(self, name: str, *arguments: str | Path) -> None:
         self._start_process(name, [str(find(name)), *map(str, arguments)])
@@ -180,7 +200,7 @@ class Fleet(AbstractContextManager["Fleet", None]):
             self._others[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self, name: str) -> None:
-        """End HAProxy, Prometheus or the guard as kill -9 does."""
+        """End HAProxy, Prometheus, the exporter or the guard as kill -9 does."""
         process = self._others.pop(name, None)
         if process is not None:
             process.kill()
@@ -211,7 +231,15 @@ class Fleet(AbstractContextManager["Fleet", None]):
 
     def set_speculation(self, **fields: Any) -> None:
         """Set the engine's switch as its operator."""
-        url = f"http://127.0.0.1:{self.values['engine']}/v1/speculation"
+        self.ask("/v1/speculation", fields)
+
+    def ask(self, path: str, body: dict[str, Any]) -> None:
+        """Send something to the engine itself.
+
+        Raises:
+            HTTPError: it refuses.
+        """
+        url = f"http://127.0.0.1:{self.values['engine']}{path}"
         headers = {"Content-Type": "application/json"}
-        with urlopen(Request(url, json.dumps(fields).encode(), headers), timeout=10) as answer:
+        with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=10) as answer:
             answer.read()

@@ -304,6 +304,7 @@ def test_the_exit_code_says_that_nothing_keeps_the_levels() -> None:
         ('hardware = "h100"', 'hardware = "h100"\nprofile = "no-such-file"', "no-such-file"),
         ('target = "llama-3.1-8b"', "", "target"),
         ('target = "llama-3.1-8b"', 'target = "llama-3.1-70b"', "GB"),
+        ("[model]", "[model]\ntensor_parallel = 3", "does not divide the target's 32"),
         ("[model]", "model = 3\n[fleet]", "table"),
         ("[model]", "[fleet]\nspare = -1\n[model]", "spare"),
         ("[model]", "[fleet]\nstandby = 2\n[model]", "standby"),

@@ -96,12 +96,17 @@ def test_the_schemas_refuse_what_a_cluster_would(
     assert problems(thing)
 
 
-@pytest.mark.parametrize("engine", capabilities.ENGINES)
-def test_what_deploy_render_writes_follows_the_schemas(engine: str, tmp_path: Path) -> None:
+def write_base(engine: str, folder: Path) -> None:
+    """Write the kustomize base that ``deploy render`` makes for an engine."""
     document = {"engine": engine, "target": {"model": "org/target"}, "service": {"replicas": 2}}
     for name, text in render(parse(document), "kustomize").files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, "utf-8")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+
+
+@pytest.mark.parametrize("engine", capabilities.ENGINES)
+def test_what_deploy_render_writes_follows_the_schemas(engine: str, tmp_path: Path) -> None:
+    write_base(engine, tmp_path)
     assert [line for each in objects(tmp_path) for line in problems(each)] == []
 
 
@@ -309,6 +314,15 @@ def test_the_guard_may_change_its_route_and_nothing_else() -> None:
     assert pod["serviceAccountName"] == account["metadata"]["name"]
 
 
+def test_the_guard_is_scraped() -> None:
+    found = objects("guard")
+    (monitor,) = of_kind(found, "PodMonitor")
+    guard = one(found, "Deployment", "guard")
+    assert selects(monitor["spec"]["selector"]["matchLabels"], guard)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in [each["name"] for each in container(guard)["ports"]]
+
+
 def test_the_guard_takes_its_policy() -> None:
     policies = pytest.importorskip("outrider.guard.policy", reason="needs outrider guard")
     policy = policies.read(KUBERNETES / "guard" / "policy.toml")
@@ -405,12 +419,16 @@ def test_the_alerts_are_a_prometheus_rule() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("checkov"), reason="needs checkov: pip install checkov")
 def test_checkov_finds_nothing_but_the_exceptions(tmp_path: Path) -> None:
+    rendered, bases = tmp_path / "rendered", tmp_path / "bases"
+    rendered.mkdir()
     for folder in FOLDERS:
-        (tmp_path / f"{folder.replace('/', '-')}.yaml").write_text(
-            built(KUBERNETES / folder), "utf-8"
-        )
+        text = built(KUBERNETES / folder)
+        (rendered / f"{folder.replace('/', '-')}.yaml").write_text(text, "utf-8")
+    for engine in capabilities.ENGINES:
+        write_base(engine, bases / engine)
+        (rendered / f"{engine}.yaml").write_text(built(bases / engine), "utf-8")
     command = [
-        "checkov", "--config-file", KUBERNETES / "checkov.yaml", "--directory", tmp_path,
+        "checkov", "--config-file", KUBERNETES / "checkov.yaml", "--directory", rendered,
         "--skip-download", "--output", "json",
     ]  # fmt: skip
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)

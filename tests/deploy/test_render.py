@@ -285,6 +285,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "draft length is 0 at every batch size",
     ),
     (document("vllm", drafter={"required": True}), "drafter.method is none"),
+    (document("vllm", drafter={"num_speculative_tokens": 3}), "no drafter; name one"),
     (
         document("vllm", "ngram", drafter={"schedule": [[1, 9, 0]], "required": True}),
         "0 at every batch size",
@@ -436,6 +437,22 @@ def test_probes_wait_for_a_model() -> None:
     assert pod["terminationGracePeriodSeconds"] > stop + 30
 
 
+@pytest.mark.parametrize("form", ["compose", "kustomize"])
+def test_streams_of_vllm_get_time_to_end(form: str) -> None:
+    """vLLM aborts them at SIGTERM unless told otherwise; the time lies within the grace."""
+    text = render(parse(document("vllm", "ngram")), form).text()
+    found = [each for each in yaml.safe_load_all(text.replace("# file:", "---\n# file:")) if each]
+    if form == "compose":
+        engine = found[0]["services"]["engine"]
+        command, grace, pause = engine["entrypoint"], engine["stop_grace_period"].rstrip("s"), 0
+    else:
+        pod = next(each for each in found if each["kind"] == "Deployment")["spec"]["template"]
+        (container,) = pod["spec"]["containers"]
+        command, grace = container["command"], pod["spec"]["terminationGracePeriodSeconds"]
+        pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert 30 <= int(command[command.index("--shutdown-timeout") + 1]) < int(grace) - pause
+
+
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(
@@ -452,6 +469,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"ngram"', '"eagle3"\nmodel = "org/e"'))
     assert "EAGLE3" in run(app, [*words, "--drafter", "org/d"]).stdout
     assert "NGRAM" in run(app, [*words, "--drafter", "ngram"]).stdout
+    assert "Speculation is off" in run(app, [*words, "--drafter", "none"]).stdout
     out = tmp_path / "out"
     written = run(app, [*words, "--format", "kustomize", "--output", str(out)])
     assert written.exit_code == 0

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from benchmarks.install import VLLM
+from benchmarks.install import VLLM, program
 from outrider.cli import app
 from outrider.deploy import capabilities, tables
 from outrider.deploy.render import render
@@ -128,6 +128,13 @@ def test_what_is_current_stays_as_it_is() -> None:
     assert result.changes == []
 
 
+def test_variables_before_a_command_stay() -> None:
+    result = translate("CUDA_VISIBLE_DEVICES=0,1 NAME='a b' exec vllm serve org/t --swap-space 4")
+    assert words(result.text)[:3] == ["CUDA_VISIBLE_DEVICES=0,1", "NAME=a b", "vllm"]
+    with pytest.raises(ConfigError, match="only its shell knows"):
+        translate("A=$B vllm serve org/t")
+
+
 def test_unknown_flags_are_named() -> None:
     result = translate(SERVER + "--frobnicate 3")
     assert "--frobnicate" not in result.text
@@ -147,6 +154,8 @@ def test_llama_server() -> None:
         "--spec-type draft-simple -ngld all"
     )
     assert len(result.changes) == 4
+    off = translate("llama-server -m t.gguf --no-warmup -nkvo --no-webui --no-cont-batching")
+    assert not off.changes
     lookup = translate("llama-server -m t.gguf --spec-type ngram-mod --draft-max 32")
     assert "--spec-ngram-mod-n-max" in words(lookup.text)
 
@@ -300,8 +309,26 @@ def test_probes_and_secrets_of_ones_own_stay() -> None:
 def test_a_container_with_a_shell() -> None:
     result = translate(DEPLOYMENT % f"{{{SHELL}}}")
     pod = yaml.safe_load(result.text)["spec"]["template"]["spec"]
-    assert pod["containers"][0]["command"] == ["vllm", "serve", "org/t"]
+    command = pod["containers"][0]["command"]
+    assert command == ["vllm", "serve", "org/t", "--shutdown-timeout", "45"]
     assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+
+
+def test_the_grace_period_covers_the_time_that_streams_get() -> None:
+    result = translate(
+        DEPLOYMENT % "{image: vllm/vllm-openai, args: [--model, a, --shutdown-timeout, '300']}"
+    )
+    pod = yaml.safe_load(result.text)["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 330
+    assert pod["containers"][0]["command"].count("--shutdown-timeout") == 1
+
+
+def test_a_list_of_kubectls_is_read_like_its_items() -> None:
+    documents = list(yaml.safe_load_all((GOLDEN / "vllm-0.6.3.yaml").read_text()))
+    listed = translate(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": documents}))
+    apart = translate(yaml.safe_dump_all(documents))
+    assert yaml.safe_load(listed.text)["items"] == list(yaml.safe_load_all(apart.text))
+    assert listed.changes == apart.changes
 
 
 @pytest.mark.parametrize(
@@ -331,6 +358,7 @@ def test_a_container_with_a_shell() -> None:
         (DEPLOYMENT % "{image: vllm/vllm-openai, args: x}", "a list of words"),
         (DEPLOYMENT % "{image: vllm/vllm-openai, args: [--model, a], env: [3]}", "list of tables"),
         (DEPLOYMENT % '{image: vllm, command: [sh, -c, "sleep 1"]}', "one command of vLLM"),
+        (DEPLOYMENT % '{image: vllm, command: [sh, -c, "A=1 vllm serve a"]}', "variables in env"),
         ("x" * 2**21, "1 MiB"),
         ("LLM(a=" + "(" * 300 + ")" * 300 + ")", "no Python"),
         ("LLM(speculative_model=" + "-" * 5000 + "x)", "nested too deeply|no Python"),
@@ -371,11 +399,15 @@ def test_the_docs_hold_the_tables() -> None:
 
 PARSE = """
 import json, sys
+from vllm.config.speculative import SpeculativeConfig
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
 for words in json.load(sys.stdin):
-    validate_parsed_serve_args(parser.parse_args(words))
+    parsed = parser.parse_args(words)
+    validate_parsed_serve_args(parsed)
+    unknown = set(parsed.speculative_config or {}) - set(SpeculativeConfig.__dataclass_fields__)
+    assert not unknown, unknown
     print(words[0])
 """
 
@@ -410,3 +442,35 @@ def test_vllm_itself_parses_what_is_rendered_and_translated(tmp_path: Path) -> N
     )  # fmt: skip
     assert said.returncode == 0, said.stderr[-2000:]
     assert len(said.stdout.splitlines()) == len(lines)
+
+
+@pytest.mark.slow
+def test_llama_server_itself_parses_what_is_rendered_and_translated(tmp_path: Path) -> None:
+    """It ends for want of the model, after it has read its options."""
+    if not program("llama-server").exists():
+        pytest.skip("llama.cpp is not built; run: make peers")
+    model, drafter = (str(tmp_path / name) for name in ("target.gguf", "drafter.gguf"))
+    texts = [translate(f"llama-server -m {model} -md {drafter} --draft-max 16 --draft-min 1").text]
+    for method in ("none", *capabilities.find("llamacpp").methods):
+        spec: dict[str, Any] = {
+            "engine": "llamacpp",
+            "target": {"model": model},
+            "drafter": {"method": method},
+            "limits": {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 128},
+            "service": {"model_name": "m", "port": 8123},
+        }
+        if method != "none":
+            spec["drafter"]["num_speculative_tokens"] = 4
+        if method in ("draft_model", "eagle3"):
+            spec["drafter"]["model"] = drafter
+        texts.append(render(parse(spec)).files["run.sh"])
+    for text in texts:
+        words = shlex.split(text.replace("\\\n", ""), comments=True)
+        done = subprocess.run(
+            [program("llama-server"), *words[1:]], capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        said = done.stdout + done.stderr
+        assert done.returncode != 0
+        assert "target.gguf" in said, said[-2000:]
+        assert "invalid argument" not in said
+        assert "error while handling argument" not in said

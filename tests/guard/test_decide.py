@@ -90,6 +90,14 @@ CASES = {
     "memory critical": (sight(memory=0.98), POLICY, [("shift", "memory_critical")]),
     "no figures": (replace(sight(), engine=Side()), POLICY, []),
     "down": (replace(sight(up=False), answers=False), POLICY, [("shift", "down")]),
+    "gone from the source": (
+        replace(sight(), engine=Side(), answers=False), replace(POLICY, window=30.0),
+        [("shift", "down")],
+    ),
+    "gone for a moment": (replace(sight(), engine=Side(), answers=False), POLICY, []),
+    "gone from the source, model answers": (
+        replace(sight(), engine=Side(), answers=True), replace(POLICY, window=30.0), [],
+    ),
     "metrics down, model answers": (replace(sight(up=False), answers=True), POLICY, []),
     "no source": (replace(sight(errors=0.5), trouble="Prometheus is gone."), POLICY, []),
     "dead switch": (
@@ -216,6 +224,39 @@ def test_traffic_returns_by_stages_to_the_weights_it_had() -> None:
     assert shares == [(120, (5, 95)), (180, (25, 75)), (240, (50, 50)), (300, (100, 1))]
 
 
+@pytest.mark.parametrize("weights", [(5, 95), (30, 70), (100, 1), (1, 99), (3, 1)])
+def test_a_canary_never_gets_more_than_its_operator_gave_it(weights: tuple[int, int]) -> None:
+    """Neither in a probation nor while memory is short."""
+    own = weights[0] / sum(weights)
+    sick = replace(sight(errors=0.5), weights=weights)
+    state, _ = hold(sick, seconds=0)
+    well = replace(sight(), answers=True, weights=(0, 100))
+    shares, now = [], NOW + 130
+    while state.mode != "normal":
+        state = decide(state, well, POLICY, now).state
+        engine, standby = wanted(state, POLICY)[1] or weights
+        shares.append(engine / (engine + standby))
+        now += POLICY.interval
+    assert all(share <= max(own, 0.01) + 1e-9 for share in shares)
+    assert shares == sorted(shares)
+    assert wanted(state, POLICY)[1] == weights
+    full, _ = hold(replace(sight(memory=0.94), weights=weights), seconds=30)
+    assert full.mode == "relieved"
+    engine, standby = wanted(full, POLICY)[1] or (1, 0)
+    assert engine / (engine + standby) <= max(0.01, own / 2 + 0.005)
+
+
+def test_an_engine_that_had_no_traffic_gets_none_back() -> None:
+    state = State(forced="standby")
+    state, _ = hold(replace(sight(), weights=(0, 100)), state=state, seconds=0)
+    assert state.mode == "standby"
+    released = replace(state, forced=None)
+    seen = replace(sight(), answers=True, weights=(0, 100))
+    state, done = hold(seen, state=released, now=NOW + 130, seconds=0)
+    assert actions(done) == [("return", "forced")]
+    assert wanted(state, POLICY)[1] == (0, 100)
+
+
 def test_a_probation_without_requests_waits_and_a_bad_one_ends_with_a_longer_wait() -> None:
     probing = decide(away(), replace(sight(), answers=True), POLICY, NOW + 120).state
     assert probing.mode == "probing"
@@ -271,6 +312,15 @@ def test_a_failing_standby_is_left_only_for_something_better(
     assert (decision.state.mode == "normal") is returns
     if not returns and standby.get("errors") != 0.01:
         assert "both_bad" in decision.alerts
+
+
+def test_a_standby_that_is_gone_from_the_source_is_left_after_a_window() -> None:
+    gone = replace(sight(), standby=Side(), warm=False, answers=True, weights=(0, 100))
+    state, done = hold(gone, state=away(), now=NOW + 10, seconds=50)
+    assert not done
+    state, done = hold(gone, state=state, now=NOW + 70, seconds=10)
+    assert actions(done) == [("return", "standby")]
+    assert state.mode == "normal"
 
 
 def test_a_persons_word_holds_until_released() -> None:

@@ -172,6 +172,28 @@ def test_a_switch_that_breaks_in_between_leaves_the_old_state_and_an_alert(fleet
     assert guard.state.own_weights == (100, 1)
 
 
+def test_a_switch_of_drafting_that_refuses_does_not_undo_what_moved(fleet: Fleet) -> None:
+    guard = fleet.guard()
+    fleet.turn(guard)
+    fleet.engine.refuses = True
+    fleet.engine.metrics["vllm:kv_cache_usage_perc"] = 0.94
+    for _ in range(6):
+        fleet.turn(guard)
+    assert fleet.proxy.weights == {"llm/engine": 50, "llm/standby": 50}
+    assert guard.state.mode == "relieved"
+    assert guard.state.drafting.level == "own"
+    told = fleet.history()
+    assert told.count(("done", "relieve")) == 1
+    assert ("failed", "reduce") in told
+    assert ("alert", "failed") in told
+    assert not fleet.engine.posts
+    fleet.engine.refuses = False
+    for _ in range(8):
+        fleet.turn(guard)
+    assert fleet.engine.posts == [{"enabled": True, "num_speculative_tokens": 2}]
+    assert ("clear", "failed") in fleet.history()
+
+
 def test_dry_runs_decide_once_and_change_nothing(fleet: Fleet) -> None:
     guard = fleet.guard(dry_run=True)
     fail(fleet, guard)

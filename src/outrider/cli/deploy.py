@@ -142,11 +142,13 @@ def _source(spec: Path | None) -> str:
 
 
 def _with_drafter(document: dict[str, Any], name: str | None, method: str | None) -> dict[str, Any]:
-    """Return the document with another drafter; what else it says of drafting stays."""
+    """Return the document with another drafter; of none, nothing else of drafting stays."""
     own = document.get("drafter", {})
     if not isinstance(own, dict) or (name is None and method is None):
         return document
     said: dict[str, Any] = {"method": method} if method else {}
+    if name == "none":
+        own = {key: value for key, value in own.items() if key == "required"}
     if name in NAMES:
         own = {key: value for key, value in own.items() if key != "model"}
         said = {"method": name} | said

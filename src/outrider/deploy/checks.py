@@ -65,6 +65,11 @@ def _check_drafting(spec: Spec) -> None:
             f"drafter.required asks for speculation, but {reason}; give a drafter and a length of "
             "1 or more, or drop required."
         )
+    if drafter.method == "none" and spec.draft_length:
+        raise ConfigError(
+            f"A draft length of {spec.draft_length} is given, but no drafter; name one, or drop "
+            "the length."
+        )
     if drafter.method in WITH_MODEL and drafter.model is None:
         raise ConfigError(
             f"drafter.method {drafter.method} needs drafter.model; name its checkpoint."

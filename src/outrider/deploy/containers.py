@@ -14,7 +14,9 @@ from .launch import Launch
 from .spec import Spec
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
-KUBERNETES = ("kustomization", "deployment", "service", "pdb", "pvc")
+KUBERNETES = ("kustomization", "deployment", "service", "pdb", "pvc", "network")
+TOKEN_FROM_VARIABLE = ("llamacpp",)
+"""Engines that do not read the hub's token from a file."""
 PING = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=4)"
 
 
@@ -25,7 +27,7 @@ def compose(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
 
 
 def kustomize(spec: Spec, engine: Engine, launch: Launch) -> dict[str, str]:
-    """Return a kustomize base: Deployment, Service, PodDisruptionBudget, claim, and config."""
+    """Return a kustomize base: Deployment and what belongs to it, and the engine's config."""
     values = _values(spec, engine, launch)
     names = {f"{name}.yaml": f"kubernetes/{name}.yaml.j2" for name in KUBERNETES}
     texts = {name: _template(path).render(values) + "\n" for name, path in names.items()}
@@ -66,6 +68,7 @@ def _values(spec: Spec, engine: Engine, launch: Launch) -> dict[str, Any]:
         "gpus": spec.parallel.gpus if engine.gpu else 0,
         "alive": engine.alive,
         "ready": engine.ready,
+        "token_in_file": engine.engine not in TOKEN_FROM_VARIABLE,
         "local": any(model.startswith("/models/") for model in models),
         "healthcheck": ["CMD", "curl", "-fs", address] if engine.engine == "llamacpp" else python,
     }

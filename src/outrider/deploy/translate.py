@@ -38,17 +38,17 @@ def _translated(text: str) -> Translated:
 
 def _shell(text: str) -> Translated:
     found = commands(text)
-    builds = [words for words in found if trtllm.is_build(words)]
+    builds = [line.words for line in found if trtllm.is_build(line.words)]
     if builds:
         launch, changes = trtllm.serve(builds)
         return Translated("run.sh", launch.command(), changes, launch.files)
     texts: list[str] = []
     changes = []
-    for words in found:
+    for line in found:
         for known, serve in SERVERS:
-            if known(words):
-                launch, more = serve(words)
-                texts.append(launch.command())
+            if known(line.words):
+                launch, more = serve(line.words)
+                texts.append(line.prefix() + launch.command())
                 changes += more
                 break
     if not texts:

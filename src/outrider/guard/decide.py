@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from .judge import DOWN, Verdict, figures, judge
+from .judge import DOWN, STANDBY_DOWN, Verdict, figures, judge
 from .policy import Policy
 from .states import Decision, Event, Level, Observation, Place, State, Track, Weights
 
@@ -52,10 +52,25 @@ def wanted(state: State, policy: Policy) -> tuple[dict[str, Any] | None, Weights
         return drafting, state.own_weights
     if place == Place.STANDBY:
         return drafting, NO_TRAFFIC
-    stage = min(state.traffic.stage, len(recovery.stages) - 1)
-    share = recovery.relief if place == Place.RELIEVED else recovery.stages[stage]
+    if place == Place.RELIEVED:
+        share = recovery.relief * own_share(state)
+    else:
+        steps = stages(state, policy)
+        share = steps[min(state.traffic.stage, len(steps) - 1)]
     engine = min(99, max(1, round(100 * share)))
     return drafting, (engine, 100 - engine)
+
+
+def own_share(state: State) -> float:
+    """Return the engine's share of traffic by the weights that its operator set."""
+    engine, standby = state.own_weights or (1, 0)
+    return engine / max(1, engine + standby)
+
+
+def stages(state: State, policy: Policy) -> tuple[float, ...]:
+    """Return the engine's shares in a probation: those below its own, or that alone."""
+    own = own_share(state)
+    return tuple(share for share in policy.recovery.stages if share < own) or (own,)
 
 
 class _Turn:
@@ -92,7 +107,7 @@ class _Turn:
         """Make at most one change; the most urgent reason comes first."""
         place = self.state.traffic.level
         if place == Place.STANDBY:
-            self._at_standby()
+            self._at_standby(STANDBY_DOWN in verdict.bad)
             return
         cause = self._reason_to_leave(verdict, place)
         if cause is not None and self._leave(cause, verdict):
@@ -174,11 +189,10 @@ class _Turn:
 
     # Traffic at the standby, and back
 
-    def _at_standby(self) -> None:
-        """Leave a standby that fails, or try the engine again when it is time."""
+    def _at_standby(self, dead: bool) -> None:
+        """Leave a standby that fails or is dead, or try the engine again when it is time."""
         other = figures(self.seen.standby, self.policy, self.policy.minimum.requests)
         theirs, limit = other.get("errors", 0.0), self.policy.signals["errors"].bad
-        dead = self.seen.standby.up is False and not self.seen.warm
         if dead or theirs > limit:
             self._leave_standby(1.0 if dead else theirs, dead)
             return
@@ -193,9 +207,12 @@ class _Turn:
             self.reasons["return"] = "the engine's model does not answer yet"
         elif (name := self._unclear()) is not None:
             self.reasons["return"] = f"{name} of the engine is not clear over a whole window yet"
+        elif own_share(self.state) == 0:
+            self._move(Place.OWN, track.cause)
+            self._say("return", track.cause, "the engine answers; it had no traffic before")
         else:
             self._move(Place.PROBING, track.cause, errors=track.errors)
-            share = self.policy.recovery.stages[0]
+            share = stages(self.state, self.policy)[0]
             self._say("probe", track.cause, f"the engine answers: it gets {share:.0%} of traffic")
 
     def _unclear(self) -> str | None:
@@ -225,6 +242,7 @@ class _Turn:
     def _advance(self, verdict: Verdict) -> None:
         """Give the engine more traffic after a good stage."""
         track, recovery = self.state.traffic, self.policy.recovery
+        steps = stages(self.state, self.policy)
         names = ("errors", "p99", "memory")
         unclear = [
             name for name in names
@@ -238,8 +256,8 @@ class _Turn:
             self.reasons["return"] = f"stage {track.stage + 1} waits for requests"
         elif unclear:
             self.reasons["return"] = f"stage {track.stage + 1} waits: {unclear[0]} is not clear"
-        elif track.stage + 1 < len(recovery.stages):
-            share = recovery.stages[track.stage + 1]
+        elif track.stage + 1 < len(steps):
+            share = steps[track.stage + 1]
             self._move(Place.PROBING, track.cause, stage=track.stage + 1, errors=track.errors)
             self._say("advance", track.cause, f"a good stage: the engine gets {share:.0%}")
         else:
@@ -274,7 +292,7 @@ class _Turn:
         noted = stopped or self._weak(verdict)
         if noted and not self.state.noted:
             what = "it drafts nothing now" if stopped else verdict.reasons["acceptance"]
-            self._say("record", "acceptance", f"the engine chooses K itself: {what}")
+            self._say("record", "acceptance", f"the engine chooses K itself: {what}", "")
             self.state = replace(self.state, noted=True)
         elif not noted and self._drafts_well(verdict):
             self.state = replace(self.state, noted=False)
@@ -292,7 +310,7 @@ class _Turn:
         what = f"K goes to {self.state.reduced_to}" if action == "reduce" else "it decodes plainly"
         speedup = verdict.reasons.get("speedup", "") if "speedup" in verdict.values else ""
         why = f"{verdict.reasons[cause]}{'; ' if speedup else ''}{speedup}"
-        self._say(action, cause, f"{why}: {what}")
+        self._say(action, cause, f"{why}: {what}", "drafting")
 
     def _relieve(self, verdict: Verdict) -> bool:
         """Draft less and let fewer requests in while memory is short."""
@@ -308,9 +326,8 @@ class _Turn:
             changed = True
         if self.state.traffic.level == Place.OWN and self._standby_fits("memory", 0.0, verdict):
             self._move(Place.RELIEVED, "memory", wait=self._longer(self.state.traffic))
-            share = self.policy.recovery.relief
-            self._say("relieve", "memory",
-                      f"{verdict.reasons['memory']}: the engine gets {share:.0%}")  # fmt: skip
+            kept = f"the engine keeps {self.policy.recovery.relief:.0%} of its traffic"
+            self._say("relieve", "memory", f"{verdict.reasons['memory']}: {kept}")
             changed = True
         return changed
 
@@ -325,10 +342,11 @@ class _Turn:
         if drafting.level == Level.PLAIN:
             self._draft(Level.REDUCED, drafting.cause, wait=drafting.wait, trial=True)
             text = f"drafting is tried again with K of {self.state.reduced_to}"
-            self._say("probe", drafting.cause, text)
+            self._say("probe", drafting.cause, text, "drafting")
         elif self._drafts_well(verdict):
             self._draft(Level.OWN, drafting.cause, wait=drafting.wait)
-            self._say("restore", drafting.cause, "the engine drafts as its operator set it")
+            text = "the engine drafts as its operator set it"
+            self._say("restore", drafting.cause, text, "drafting")
 
     def _drafts_well(self, verdict: Verdict) -> bool:
         if self.state.drafting.cause == "memory":
@@ -364,7 +382,7 @@ class _Turn:
             self.state = replace(self.state, own_drafting=own, reduced_to=reduced)
         self._draft(level, "forced")
         actions = {Level.OWN: "restore", Level.REDUCED: "reduce", Level.PLAIN: "plain"}
-        self._say(actions[level], "forced", f"a person set drafting to {level}")
+        self._say(actions[level], "forced", f"a person set drafting to {level}", "drafting")
 
     def _standby_answers(self) -> bool:
         if self.policy.can_shift and self.seen.weights is not None and self.seen.warm:
@@ -376,8 +394,8 @@ class _Turn:
 
     # Small parts
 
-    def _say(self, action: str, signal: str, text: str) -> None:
-        self.events.append(Event(action, signal, text))
+    def _say(self, action: str, signal: str, text: str, track: str = "traffic") -> None:
+        self.events.append(Event(action, signal, text, track))
 
     def _due(self, track: Track) -> bool:
         return self.now >= track.retry_at

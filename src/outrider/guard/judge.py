@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from .policy import Policy
 from .states import Observation, Place, Side, State
 
-DOWN = "down"
-"""The signal of an engine that neither its metrics nor its model answer for."""
+DOWN, STANDBY_DOWN = "down", "standby_down"
+"""The signals of a server that neither its metrics nor its model answer for."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,23 @@ class Verdict:
 def judge(state: State, seen: Observation, policy: Policy, now: float) -> Verdict:
     """Return the verdict on the engine; a figure without enough traffic behind it is no figure."""
     values = figures(seen.engine, policy, _least(state, policy))
-    if seen.engine.up is False and seen.answers is False:
-        values = {DOWN: 1.0}
     pending: dict[str, float] = {}
     bad: set[str] = set()
     reasons: dict[str, str] = {}
-    if DOWN in values:
-        bad.add(DOWN)
-        reasons[DOWN] = "neither the engine's metrics nor its model answer"
     # What was bad before a long silence may have been good in between.
     before = {} if now - state.seen > max(3 * policy.interval, policy.window) else state.pending
+    for name, side, answers in (
+        (DOWN, seen.engine, seen.answers), (STANDBY_DOWN, seen.standby, seen.warm),
+    ):  # fmt: skip
+        if side.up is True or answers is not False:
+            continue
+        pending[name] = min(before.get(name, now), now)
+        # A server that nobody lists any more is believed gone only after a window.
+        if side.up is False or now - pending[name] >= policy.window:
+            bad.add(name)
+    if DOWN in bad:
+        values = {DOWN: 1.0}
+        reasons[DOWN] = "neither the engine's metrics nor its model answer"
     for name, signal in policy.signals.items():
         if name not in values:
             reasons[name] = "no figure, or too little traffic for one"

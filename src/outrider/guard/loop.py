@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -122,53 +122,70 @@ class Guard:
             self.events.tell("decided", event.text, action=event.action, signal=event.signal)
         if seen.trouble is not None and self.state.forced is None:
             return {}
-        try:
-            drifted = self._enforce(seen)
-        except SwitchError as error:
-            if decision.events:
-                self._undo(before)
-            for event in () if again else decision.events:
-                self.events.tell("failed", str(error), action=event.action, signal=event.signal)
-            self._failing = actions
-            return {"failed": str(error)}
-        self._failing = ()
+        drifted, failed = self._enforce(seen)
+        self._undo(before, failed)
         if drifted and not decision.events:
             self.events.tell("drift", f"{' and '.join(drifted)} put back to {self.state.mode}")
         for event in decision.events:
-            self.events.tell("done", event.text, action=event.action, signal=event.signal)
-        return {}
+            if event.track not in failed:
+                self.events.tell("done", event.text, action=event.action, signal=event.signal)
+            elif not again:
+                text = failed[event.track]
+                self.events.tell("failed", text, action=event.action, signal=event.signal)
+        self._failing = tuple(event.action for event in decision.events if event.track in failed)
+        return {"failed": " ".join(failed.values())} if failed else {}
 
-    def _undo(self, before: State) -> None:
-        """Go back to the state before a change that failed; what it half did is put back later."""
-        now = self.state
-        self.state = replace(
-            before, pending=now.pending, seen=now.seen, own_weights=now.own_weights,
-            own_drafting=now.own_drafting,
-        )  # fmt: skip
-        self.store.save(self.state)
+    def _undo(self, before: State, failed: Mapping[str, str]) -> None:
+        """Go back to what was before in the tracks whose change failed."""
+        undone: dict[str, Any] = {track: getattr(before, track) for track in failed}
+        if "drafting" in failed:
+            undone["reduced_to"] = before.reduced_to
+        if undone:
+            self._remember(**undone)
 
-    def _enforce(self, seen: Observation) -> list[str]:
-        """Put into force what the state wants and is not so; return what that was."""
-        drafting, weights = wanted(self.state, self.policy)
-        changed = []
-        if weights is not None and self.traffic is not None and seen.weights is not None:
-            if weights != seen.weights:
-                self.traffic.set(weights)
-                if self.traffic.read() != weights:
-                    raise SwitchError("The switch of traffic took new weights and has others.")
-                changed.append("traffic")
-            if self.state.traffic.level == Place.OWN:
-                self._forget(own_weights=None)
-        if drafting is not None and self.drafting is not None and seen.drafting is not None:
-            has = {"enabled": seen.drafting.enabled, "num_speculative_tokens": seen.drafting.length}
-            if any(has[name] != value for name, value in drafting.items()):
-                self.drafting.set(drafting)
-                changed.append("drafting")
-            if self.state.drafting.level == Level.OWN:
-                self._forget(own_drafting=None)
-        return changed
+    def _enforce(self, seen: Observation) -> tuple[list[str], dict[str, str]]:
+        """Put into force what the state wants and is not so.
 
-    def _forget(self, **fields: Any) -> None:
+        Returns:
+            The tracks that were changed, and by track why one could not be.
+        """
+        changed: list[str] = []
+        failed: dict[str, str] = {}
+        for track, enforce in (("traffic", self._set_traffic), ("drafting", self._set_drafting)):
+            try:
+                if enforce(seen):
+                    changed.append(track)
+            except SwitchError as error:
+                failed[track] = str(error)
+        return changed, failed
+
+    def _set_traffic(self, seen: Observation) -> bool:
+        """Set the weights that the state wants; whether they were others."""
+        weights = wanted(self.state, self.policy)[1]
+        if weights is None or self.traffic is None or seen.weights is None:
+            return False
+        if weights != seen.weights:
+            self.traffic.set(weights)
+            if self.traffic.read() != weights:
+                raise SwitchError("The switch of traffic took new weights and has others.")
+        if self.state.traffic.level == Place.OWN:
+            self._remember(own_weights=None)
+        return weights != seen.weights
+
+    def _set_drafting(self, seen: Observation) -> bool:
+        """Set the drafting that the state wants; whether it was another."""
+        drafting = wanted(self.state, self.policy)[0]
+        if drafting is None or self.drafting is None or seen.drafting is None:
+            return False
+        has = {"enabled": seen.drafting.enabled, "num_speculative_tokens": seen.drafting.length}
+        differs = any(has[name] != value for name, value in drafting.items())
+        if differs:
+            self.drafting.set(drafting)
+        if self.state.drafting.level == Level.OWN:
+            self._remember(own_drafting=None)
+        return differs
+
+    def _remember(self, **fields: Any) -> None:
         self.state = replace(self.state, **fields)
         self.store.save(self.state)
 

@@ -127,10 +127,10 @@ class Recovery:
     Args:
         cooldown: least seconds between two changes that are not urgent.
         wait: seconds until the first try; it doubles up to ``longest_wait`` where tries fail.
-        stages: the engine's shares of traffic in a probation.
+        stages: the engine's shares of traffic in a probation; those above its own are left out.
         hold: seconds of a stage.
         requests: that a stage must have seen.
-        relief: the engine's share of traffic while memory is short.
+        relief: what the engine keeps of its share of traffic while memory is short.
     """
 
     cooldown: float = 60.0

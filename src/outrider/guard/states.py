@@ -161,11 +161,15 @@ class State:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that the guard did or noted; ``action`` and ``signal`` are labels of metrics."""
+    """Something that the guard did or noted; ``action`` and ``signal`` are labels of metrics.
+
+    ``track`` is what it changes, traffic or drafting; nothing where it only notes.
+    """
 
     action: str
     signal: str
     text: str
+    track: str = "traffic"
 
 
 @dataclass(frozen=True)

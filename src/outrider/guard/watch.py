@@ -36,7 +36,7 @@ def look(
     due = state.traffic.level == Place.STANDBY and (
         now >= state.traffic.retry_at or not warm or (standby.errors or 0) > 0
     )
-    if due or engine.up is False:
+    if due or (trouble is None and engine.up is not True):
         answers = is_warm(policy.engine, policy.probe_timeout)
     return Observation(
         engine, standby, trouble, drafts, drafting_trouble, weights, traffic_trouble, warm, answers

@@ -10,6 +10,9 @@ from ..launch import Launch, present
 from ..spec import Spec
 from ..yamls import dump
 
+DRAIN_SECONDS = 45
+"""What streams get to end after SIGTERM, which else aborts them; with preStop below the grace."""
+
 
 def speculative_config(spec: Spec, engine: Engine) -> dict[str, Any]:
     """Return the object of ``--speculative-config``, empty where nothing drafts.
@@ -60,7 +63,12 @@ def engine_arguments(spec: Spec, engine: Engine) -> dict[str, Any]:
 
 def launch(spec: Spec, engine: Engine) -> Launch:
     """Return ``vllm serve MODEL`` with its options, and the same as a YAML config."""
-    arguments = {"host": "0.0.0.0", "port": spec.service.port, **engine_arguments(spec, engine)}
+    arguments = {
+        "host": "0.0.0.0",
+        "port": spec.service.port,
+        "shutdown_timeout": DRAIN_SECONDS,
+        **engine_arguments(spec, engine),
+    }
     options = {name.replace("_", "-"): value for name, value in arguments.items()}
     return Launch(
         ("vllm", "serve", spec.target.model),

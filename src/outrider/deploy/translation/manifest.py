@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from ...errors import ConfigError, shown
 from ..capabilities import Engine, find
+from ..engines.vllm import DRAIN_SECONDS
+from ..launch import Launch
 from ..yamls import dump
 from . import vllm
 from .rules import Change, Translated
@@ -18,6 +21,9 @@ from .words import commands
 WORKLOADS = ("Deployment", "StatefulSet")
 GPU = "nvidia.com/gpu"
 DELAY = "initialDelaySeconds"
+DRAIN = "--shutdown-timeout"
+PRE_STOP = 15
+SHORTEST_GRACE = 75
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 
 
@@ -36,15 +42,23 @@ def translate(text: str) -> Translated:
     engine = find("vllm")
     changes: list[Change] = []
     served = 0
-    for document in documents:
-        kind = document.get("kind") if isinstance(document, dict) else None
-        if kind in WORKLOADS:
-            served += _workload(document, engine, changes)
-        elif kind == "Service":
-            _service(document, changes)
+    for each in (one for document in documents for one in _objects(document)):
+        if each.get("kind") in WORKLOADS:
+            served += _workload(each, engine, changes)
+        elif each.get("kind") == "Service":
+            _service(each, changes)
     if not served:
         raise ConfigError("No container of these manifests runs vLLM; give its Deployment.")
     return Translated("manifests.yaml", "---\n".join(dump(each) for each in documents), changes)
+
+
+def _objects(document: Any) -> Iterator[dict[str, Any]]:
+    """Yield a document, or what a List of kubectl's holds."""
+    if isinstance(document, dict) and document.get("kind") == "List":
+        for each in _tables(document, "items"):
+            yield from _objects(each)
+    elif isinstance(document, dict):
+        yield document
 
 
 def _workload(document: dict[str, Any], engine: Engine, changes: list[Change]) -> int:
@@ -52,7 +66,7 @@ def _workload(document: dict[str, Any], engine: Engine, changes: list[Change]) -
     pod = _table(_table(_table(document, "spec"), "template"), "spec")
     served = 0
     for container in _tables(pod, "containers"):
-        if "vllm" in str(container.get("image", "")):
+        if _runs(container):
             _container(container, engine, changes)
             _shared_memory(pod, container, changes)
             served += 1
@@ -60,6 +74,11 @@ def _workload(document: dict[str, Any], engine: Engine, changes: list[Change]) -
         for step in POD_STEPS:
             step(pod, changes)
     return served
+
+
+def _runs(container: dict[str, Any]) -> bool:
+    """Return whether a container runs vLLM, by its image's name."""
+    return "vllm" in str(container.get("image", ""))
 
 
 def _table(owner: dict[str, Any], name: str) -> dict[str, Any]:
@@ -90,22 +109,32 @@ def _container(container: dict[str, Any], engine: Engine, changes: list[Change])
         changes.append(Change(f"image {old}", engine.image, why))
     words = _words(container)
     launch, found = vllm.serve(words)
+    changes += found
+    launch = _drain(launch, changes)
     container["command"] = launch.arguments()
     container.pop("args", None)
-    changes += found
     _probes(container, engine, changes)
     sizes = ("--tensor-parallel-size", "--pipeline-parallel-size")
     tensor, stages = (int(str(launch.options.get(size, 1))) for size in sizes)
     _resources(container, tensor * stages, changes)
     _secrets(container, changes)
     if "lifecycle" not in container:
-        container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", "15"]}}}
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP)]}}}
         why = "the Service forgets the pod before it stops taking requests"
-        changes.append(Change("(no preStop)", "sleep 15", why))
+        changes.append(Change("(no preStop)", f"sleep {PRE_STOP}", why))
     if "securityContext" not in container:
         drop = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         container["securityContext"] = drop
         changes.append(Change("(no securityContext)", "no privileges", "the engine needs none"))
+
+
+def _drain(launch: Launch, changes: list[Change]) -> Launch:
+    """Return the launch with time for streams to end."""
+    if DRAIN in launch.options:
+        return launch
+    why = "SIGTERM aborts running streams unless they get time to end"
+    changes.append(Change(f"(no {DRAIN})", f"{DRAIN} {DRAIN_SECONDS}", why))
+    return replace(launch, options={**launch.options, DRAIN: DRAIN_SECONDS})
 
 
 def _words(container: dict[str, Any]) -> list[str]:
@@ -122,12 +151,13 @@ def _words(container: dict[str, Any]) -> list[str]:
         words += [str(word) for word in value]
     if words and words[0] in SHELLS:
         script = [w for w in words[1:] if not w.startswith("-")]
-        found = [each for each in commands(" ".join(script)) if vllm.is_vllm(each)]
-        if len(found) != 1:
+        found = [line for line in commands(" ".join(script)) if vllm.is_vllm(line.words)]
+        if len(found) != 1 or found[0].variables:
             raise ConfigError(
-                "The container's shell does not run one command of vLLM; write it so."
+                "The container's shell does not run one command of vLLM; write it so, with "
+                "variables in env."
             )
-        return found[0]
+        return found[0].words
     if words and words[0].startswith("-"):
         return ["vllm", "serve", *words]  # the image's own entry point
     return words
@@ -208,10 +238,18 @@ def _shared_memory(pod: dict[str, Any], container: dict[str, Any], changes: list
 
 def _grace(pod: dict[str, Any], changes: list[Change]) -> None:
     old = pod.get("terminationGracePeriodSeconds")
-    if not isinstance(old, int) or old < 75:
-        pod["terminationGracePeriodSeconds"] = 75
+    drains = [_seconds(each["command"]) for each in _tables(pod, "containers") if _runs(each)]
+    needed = max(SHORTEST_GRACE, 2 * PRE_STOP + max(drains))
+    if not isinstance(old, int) or old < needed:
+        pod["terminationGracePeriodSeconds"] = needed
         why = "above preStop and the time that streams get to end"
-        changes.append(Change(f"terminationGracePeriodSeconds {old or '(30)'}", "75", why))
+        changes.append(Change(f"terminationGracePeriodSeconds {old or '(30)'}", str(needed), why))
+
+
+def _seconds(words: list[str]) -> int:
+    """Return the time that a translated command gives streams to end."""
+    value = words[words.index(DRAIN) + 1]
+    return int(value) if value.isdecimal() else 0
 
 
 def _links(pod: dict[str, Any], changes: list[Change]) -> None:

@@ -30,10 +30,23 @@ class Command:
         return any(name in names for name, _ in self.options)
 
 
-def commands(text: str) -> list[list[str]]:
-    """Return the words of each command of a shell text.
+@dataclass
+class Line:
+    """The words of a command, and the variables that are set before it, as NAME=VALUE."""
 
-    Comments are dropped, and so are variables, ``exec`` and the like before a command.
+    words: list[str]
+    variables: list[str] = field(default_factory=list)
+
+    def prefix(self) -> str:
+        """Return the variables as a shell reads them before a command."""
+        pairs = (each.split("=", 1) for each in self.variables)
+        return "".join(f"{name}={shlex.quote(value)} " for name, value in pairs)
+
+
+def commands(text: str) -> list[Line]:
+    """Return the commands of a shell text.
+
+    Comments are dropped, and so are ``exec`` and the like before a command.
 
     Raises:
         ConfigError: it is no plain list of commands, or needs values that only a shell has.
@@ -60,18 +73,20 @@ def commands(text: str) -> list[list[str]]:
                 )
             else:
                 found[-1].append(word)
-    return [words for words in map(_unwrapped, found) if words]
+    return [line for line in map(_unwrapped, found) if line.words]
 
 
-def _unwrapped(words: list[str]) -> list[str]:
+def _unwrapped(words: list[str]) -> Line:
+    variables = []
     while words and (words[0] in WRAPPERS or re.match(r"[A-Za-z_]\w*=", words[0])):
+        variables += [word for word in words[:1] if "=" in word]
         words = words[1:]
-    unknown = [word for word in words if "$" in word or "`" in word]
+    unknown = [word for word in [*variables, *words] if "$" in word or "`" in word]
     if unknown:
         raise ConfigError(
             f"A command has {shown(unknown[0])}, whose value only its shell knows; write the value."
         )
-    return words
+    return Line(words, variables)
 
 
 def options(
