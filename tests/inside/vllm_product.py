@@ -24,6 +24,7 @@ def main() -> None:
             answers[-1].append([[list(o.token_ids) for o in each.outputs] for each in outputs])
         metrics = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
         print("drafted", metrics.get("vllm:spec_decode_num_draft_tokens"), file=sys.stderr)
+        print("preempted", metrics.get("vllm:num_preemptions"), file=sys.stderr)
         print("accepted", metrics.get("vllm:spec_decode_num_accepted_tokens"), file=sys.stderr)
         del llm
     os.write(real, (json.dumps(answers) + "\n").encode())
