@@ -31,6 +31,7 @@ PLUGIN = """\
 outrider = outrider.vllm.plugin:register
 """
 MODES = ("plain", "draft", "ngram")
+COLUMNS = ("drafts", "T", "batch", "tokens/s without", "with", "ratio")
 DRAFTER = pocket.PATH / "drafter"
 
 
@@ -114,7 +115,9 @@ def main(
         "drafter_dtype": "float32", "k": length, "threads": 1, "context": longest,
         "parallel": max(sizes),
     }  # fmt: skip
-    rows, found = [], []
+    found = []
+    head, rule = table(COLUMNS, [])
+    write(f"{head}\n{rule}\n")
     for mode in MODES:
         with TemporaryDirectory() as folder, ExitStack() as stack:
             engines = Engines(stack, Path(folder), mode, spec)
@@ -122,14 +125,18 @@ def main(
                 for size in sizes:
                     cell = _cell(engines, prompts, size, tokens, heat, rounds)
                     found.append({"mode": mode, "temperature": heat, "batch": size, **cell})
-                    low, high = cell["interval"] or (0.0, 0.0)
-                    rows.append((
-                        mode, heat, size, f"{cell['without']:.0f}", f"{cell['with']:.0f}",
-                        f"{cell['ratio']:.3f} [{low:.3f} {high:.3f}]",
-                    ))  # fmt: skip
-    for line in table(("drafts", "T", "batch", "without", "with", "ratio"), rows):
-        write(line + "\n")
+                    write(f"{_row(found[-1])}\n")
     write_json({"machine": machine(), "tokens": tokens, "cells": found}, json_file)
+
+
+def _row(cell: dict[str, Any]) -> str:
+    """Return the line of a cell."""
+    low, high = cell["interval"] or (0.0, 0.0)
+    values = (
+        cell["mode"], cell["temperature"], cell["batch"], f"{cell['without']:.0f}",
+        f"{cell['with']:.0f}", f"{cell['ratio']:.3f} [{low:.3f} {high:.3f}]",
+    )  # fmt: skip
+    return list(table(COLUMNS, [values]))[-1]
 
 
 def _cell(

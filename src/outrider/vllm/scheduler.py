@@ -31,7 +31,7 @@ class Lookup(Sequence[int]):
         self._most = most
         self.lengths = lengths
         self._running = running
-        self._asked = self._coming = 0
+        self._asked = 0
         self._last = 0.0
 
     def __len__(self) -> int:
@@ -39,9 +39,7 @@ class Lookup(Sequence[int]):
 
     def __getitem__(self, batch: Any) -> Any:
         contexts = {each.request_id: each.num_tokens for each in self._running()[:batch]}
-        lengths = self.lengths.choose(contexts, self._most[batch])
-        self._coming = max(lengths, default=0)
-        return self._coming
+        return max(self.lengths.choose(contexts, self._most[batch]), default=0)
 
     def observe(self, scheduled: Any, sampled: Any) -> None:
         """Take in a step that ran.
