@@ -334,6 +334,47 @@ def test_servers_with_another_rule_do_not_start(
     assert said.count("\n") == 1
 
 
+def test_modules_are_changed_where_sglang_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "speculates", False)
+    started = []
+
+    class Served:
+        def __init__(self, server_args: Any, port_args: Any, *, gpu_id: int = 0) -> None:
+            started.append((port_args, gpu_id))
+
+    class Info:
+        @classmethod
+        def from_schedule_batch(cls, batch: Any, vocab_size: int) -> Any:
+            return cls()
+
+    class Params:
+        sampling_seed, n = 3, 2
+
+        def verify(self, vocab_size: int) -> None: ...
+
+    for patch, name in (
+        (hooks._scheduler, "Scheduler"), (hooks._tokenizer_manager, "TokenizerManager"),
+    ):  # fmt: skip
+        own = type(name, (Served,), {"__init__": Served.__init__})
+        patch(SimpleNamespace(**{name: own}))  # type: ignore[arg-type]
+        own(SimpleNamespace(speculative_algorithm="NGRAM"), "port", gpu_id=1)
+        with pytest.raises(SystemExit):
+            own(server_args=SimpleNamespace(speculative_algorithm="UNO"), port_args="port")
+    assert started == [("port", 1)] * 2
+    hooks._batch_info(SimpleNamespace(SamplingBatchInfo=Info))  # type: ignore[arg-type]
+    one = SimpleNamespace(rid="a", sampling_params=SimpleNamespace(sampling_seed=4))
+    made: Any = Info.from_schedule_batch(SimpleNamespace(reqs=[one], device="cpu"), 9)
+    assert isinstance(made, Info)
+    assert made.sampling_seed.tolist() == [4]
+    hooks._sampling_params(SimpleNamespace(SamplingParams=Params))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed 3 with n=2"):
+        Params().verify(9)
+    module: Any = SimpleNamespace(eagle_sample=None, verify_tree_greedy_func=None)
+    hooks._eagle_utils(module)
+    assert module.eagle_sample.__name__ == "eagle_sample"
+    assert module.verify_tree_greedy_func.__name__ == "verify_tree_greedy_func"
+
+
 def test_made_up_acceptance_does_not_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
