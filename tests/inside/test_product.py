@@ -121,7 +121,7 @@ def engine(model: Path, batches: list[Any], **options: Any) -> dict[str, Any]:
 def ids(ended: subprocess.CompletedProcess[str]) -> list[Any]:
     """The ids by batch, request and sample."""
     assert ended.returncode == 0, ended.stderr[-4000:]
-    (answers,) = json.loads(ended.stdout)
+    (answers,) = json.loads(ended.stdout.splitlines()[-1])  # vLLM may have logged before
     assert isinstance(answers, list)
     return answers
 
