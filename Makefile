@@ -81,9 +81,9 @@ setup: $(STAMP)
 peers: $(STAMP)
 	@$(BIN)/python -m benchmarks install $(or $(PEERS),llama.cpp openvino vllm)
 
-# CLIENTS="vllm guidellm schemathesis speculators" names some of them.
+# CLIENTS="vllm guidellm schemathesis speculators triton" names some of them.
 clients: $(STAMP)
-	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm guidellm schemathesis speculators)
+	@$(BIN)/python -m benchmarks install $(or $(CLIENTS),vllm guidellm schemathesis speculators triton)
 
 # A .venv that already holds a working pip and a right Python is kept: what pip finds in it it need not fetch.
 $(STAMP): pyproject.toml constraints.txt

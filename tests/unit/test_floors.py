@@ -22,9 +22,9 @@ FLOORS = [
     {"llm", "async_llm", "input_processor", "outputs"},
     {"outrider"},
     {"scraping"},
-    {"server", "training", "bench", "audit", "vllm"},
+    {"server", "training", "bench", "audit", "inside"},
     {"planning"},
-    {"deploy", "guard", "observe", "pocket"},
+    {"deploy", "guard", "observe", "pocket", "vllm", "sglang"},
     {"cli"},
     {"__main__"},  # python -m outrider
 ]

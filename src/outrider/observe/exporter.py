@@ -119,7 +119,7 @@ class Exporter(Collector):
             yield from _gpu_families(self._gpus)
         if found is not None:
             labels = (found.engine, found.model or self._watched.model)
-            yield from _families(found, labels)
+            yield from families(found, labels)
             yield from self._speedups(found, labels)
             if self._compatible:
                 yield from _compatible(found, labels)
@@ -144,7 +144,8 @@ class Exporter(Collector):
             yield family
 
 
-def _families(found: Figures, labels: tuple[str, str]) -> Iterator[Metric]:
+def families(found: Figures, labels: tuple[str, str]) -> Iterator[Metric]:
+    """Yield an engine's figures, those of them that are known."""
     for figure, value in found.counted.items():
         name, text = COUNTERS[figure]
         counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)

@@ -17,6 +17,38 @@ WINDOW = 60.0
 Say = Callable[[str], None]
 
 
+class Window:
+    """The pages of an engine that rates and percentiles look back on.
+
+    Args:
+        seconds: how far.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._pages: deque[tuple[float, Page]] = deque()
+
+    def take(self, page: Page, now: float) -> Figures | None:
+        """Return the figures as of a page; None where it is of no engine that is supported.
+
+        ``now`` are seconds of any clock that only goes forward.
+        """
+        pages = self._pages
+        if pages and page.restarted(pages[-1][1]):
+            pages.clear()  # counts of before say nothing about those of now
+        while len(pages) > 1 and now - pages[1][0] >= self._seconds:
+            pages.popleft()
+        start, before = pages[0] if pages else (now, None)
+        found = figures_of(page, before, now - start)
+        if found is not None:
+            pages.append((now, page))
+        return found
+
+    def clear(self) -> None:
+        """Forget all pages."""
+        self._pages.clear()
+
+
 class Watcher(threading.Thread):
     """Scrapes an engine every ``interval`` seconds until ``stop``.
 
@@ -33,7 +65,7 @@ class Watcher(threading.Thread):
         self.model = ""
         self._interval = interval
         self._say = say
-        self._pages: deque[tuple[float, Page]] = deque()
+        self._window = Window(max(WINDOW, interval))
         self._latest: tuple[float, Figures] | None = None
         self._state = ""
         self._stopped = threading.Event()
@@ -82,22 +114,15 @@ class Watcher(threading.Thread):
 
     def take(self, page: Page, now: float) -> None:
         """Take a page that was read at ``now``, in seconds of any clock that only goes forward."""
-        pages = self._pages
-        if pages and page.restarted(pages[-1][1]):
-            pages.clear()  # counts of before say nothing about those of now
-        while len(pages) > 1 and now - pages[1][0] >= max(WINDOW, self._interval):
-            pages.popleft()
-        start, before = pages[0] if pages else (now, None)
-        found = figures_of(page, before, now - start)
+        found = self._window.take(page, now)
         if found is None:
             self._lose(f"{self.endpoint.url}/metrics has no metrics of a supported engine.")
             return
-        pages.append((now, page))
         self._latest = now, found
         self._tell(f"{self.endpoint.url} answers: {found.engine}, model {self.model or 'unknown'}")
 
     def _lose(self, why: str) -> None:
-        self._pages.clear()
+        self._window.clear()
         self._latest = None
         self._tell(why)
 

@@ -1,21 +1,15 @@
-"""Puts Outrider's functions into vLLM's modules as these are imported.
-
-A module is changed when it is imported and not before: vLLM's runners must not be imported in the
-process that starts the engine.
-"""
+"""Puts Outrider's functions into vLLM's modules as these are imported."""
 
 import logging
-import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from .plugin import stop
-from .signatures import SignatureError, check_installed
+from ..inside.patching import Patch, patch_imports, wrap
+from ..inside.signatures import SignatureError
+from ..inside.start import stop
+from .surface import SURFACE
 
-Patch = Callable[[ModuleType], None]
 STANDARD = "standard"
 """vLLM's one way to verify that changes no distribution, and that Outrider's rule replaces."""
 
@@ -25,46 +19,15 @@ def install() -> None:
 
     Ends the process with a sentence where this vLLM is not one that was tested.
     """
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
     try:
-        version = check_installed()
+        version = SURFACE.check_installed()
     except SignatureError as error:
         stop(str(error))
-    for name, patch in PATCHES.items():
-        if name in sys.modules:
-            patch(sys.modules[name])
-    sys.meta_path.insert(0, _Finder())
+    if not patch_imports(PATCHES):
+        return
     logging.getLogger("vllm.outrider").info(
         "Outrider's rule is active in vLLM %s: tokens depend on the seed, not on drafts.", version
     )
-
-
-class _Finder(MetaPathFinder):
-    """Finds the modules of ``PATCHES`` where the others do, and changes them once they ran."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in PATCHES:
-            return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            run, patch = spec.loader.exec_module, PATCHES[name]
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                patch(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace ``owner.name`` by what ``wrapper`` makes of it."""
-    setattr(owner, name, wrapper(getattr(owner, name)))
 
 
 def _arguments(module: ModuleType) -> None:
@@ -76,7 +39,7 @@ def _arguments(module: ModuleType) -> None:
 
         return create_engine_config
 
-    _wrap(module.EngineArgs, "create_engine_config", wrapper)
+    wrap(module.EngineArgs, "create_engine_config", wrapper)
 
 
 def _worker(module: ModuleType) -> None:
@@ -89,21 +52,41 @@ def _worker(module: ModuleType) -> None:
 
         return init_device
 
-    _wrap(module.WorkerWrapperBase, "init_device", wrapper)
+    wrap(module.WorkerWrapperBase, "init_device", wrapper)
 
 
 def _runner(module: ModuleType) -> None:
     from . import v1
 
-    _wrap(module.GPUModelRunner, "_sample", v1.sample)
+    wrap(module.GPUModelRunner, "_sample", v1.sample)
     module.GPUModelRunner._sample.outrider = True
 
 
 def _rejection_sampler(module: ModuleType) -> None:
     from . import v1
 
-    _wrap(module, "apply_sampling_constraints", v1.apply_sampling_constraints)
-    _wrap(module, "rejection_sample", v1.rejection_sample)
+    wrap(module, "apply_sampling_constraints", v1.apply_sampling_constraints)
+    wrap(module, "rejection_sample", v1.rejection_sample)
+
+
+def _scheduler(module: ModuleType) -> None:
+    from . import scheduler
+
+    wrap(module.Scheduler, "__init__", scheduler.scheduler_init)
+    wrap(module.Scheduler, "update_from_output", scheduler.update_from_output)
+
+
+def _input_processor(module: ModuleType) -> None:
+    from . import seeds
+
+    wrap(module.InputProcessor, "__init__", seeds.processor_init)
+    wrap(module.InputProcessor, "assign_request_id", seeds.assign_request_id)
+
+
+def _loggers(module: ModuleType) -> None:
+    from . import stats
+
+    wrap(module.StatLoggerManager, "__init__", stats.manager_init(module.StatLoggerBase))
 
 
 def _v2_sampler(module: ModuleType) -> None:
@@ -142,12 +125,15 @@ def _v2_runner(module: ModuleType) -> None:
 
         return load_model
 
-    _wrap(module.GPUModelRunner, "load_model", wrapper)
+    wrap(module.GPUModelRunner, "load_model", wrapper)
 
 
 V2 = "vllm.v1.worker.gpu"
 PATCHES: dict[str, Patch] = {
     "vllm.engine.arg_utils": _arguments,
+    "vllm.v1.engine.input_processor": _input_processor,
+    "vllm.v1.metrics.loggers": _loggers,
+    "vllm.v1.core.sched.scheduler": _scheduler,
     "vllm.v1.worker.worker_base": _worker,
     "vllm.v1.worker.gpu_model_runner": _runner,
     "vllm.v1.sample.rejection_sampler": _rejection_sampler,

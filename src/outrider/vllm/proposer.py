@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..drafters.ngram_index import LOOKUP_WINDOW, NgramIndex
 from ..drafters.suffix_indices import new_index
+from ..inside.lengths import Drafted, Lengths
+from ..inside.start import active, stop
 from . import v1
-from .plugin import VARIABLE, active, stop
+from .plugin import VARIABLE
 
 
 class _Text:
@@ -40,8 +43,18 @@ class _Text:
         return self._ngram.propose(self.tokens, length)
 
 
+class _Last(NamedTuple):
+    """What was proposed last for a request: behind how many tokens, of how many asked."""
+
+    size: int
+    asked: int
+    draft: list[int]
+
+
 class Proposer:
     """Suffix decoding, and prompt lookup where that finds nothing.
+
+    The controller says how far, up to ``num_speculative_tokens``.
 
     ``speculative_config`` names it: ``{"method": "custom_class", "model":
     "outrider.vllm.Proposer", "num_speculative_tokens": 8}``, with ``prompt_lookup_min`` and
@@ -54,7 +67,7 @@ class Proposer:
     _ngram, _suffix = True, True
 
     def __init__(self, vllm_config: Any) -> None:
-        if not active():
+        if not active(VARIABLE):
             stop(
                 f"outrider.vllm's proposers go with Outrider's rule; set {VARIABLE}=1, "
                 "or choose a method of vLLM's."
@@ -68,6 +81,9 @@ class Proposer:
             stop(f"n-grams of {low} to {high} tokens are looked up; give a min up to the max.")
         self._sizes = (low, high) if self._ngram else None
         self._texts: dict[str, _Text] = {}
+        self._lengths = Lengths(self._length, "suffix" if self._suffix else "ngram")
+        self._last: dict[str, _Last] = {}
+        self._time = 0.0
 
     def load_model(self, *args: Any, **named: Any) -> None:
         """Do nothing: there is no model."""
@@ -91,15 +107,41 @@ class Proposer:
         assert runner is not None, "vLLM proposes after it has sampled"
         for gone in self._texts.keys() - runner.requests.keys():
             del self._texts[gone]
+            self._last.pop(gone, None)
+            self._lengths.release(gone)
+        names = runner.input_batch.req_ids[: len(sampled_token_ids)]
+        texts: dict[str, list[int]] = {}
+        for row, name in enumerate(names):
+            if sampled_token_ids[row]:
+                count = int(num_tokens_no_spec[row])
+                texts[name] = self._text(name, token_ids_cpu[row, :count]).tokens
+        self._learn(texts, len(names))
+        sizes = {name: len(tokens) for name, tokens in texts.items()}
+        asked = dict(zip(sizes, self._lengths.choose(sizes, self._length), strict=True))
         drafts: list[list[int]] = []
-        for row, name in enumerate(runner.input_batch.req_ids[: len(sampled_token_ids)]):
-            count = int(num_tokens_no_spec[row])
-            length = min(self._length, self._limit - count - 1)
-            if not sampled_token_ids[row] or length < 1:
-                drafts.append([])
-                continue
-            drafts.append(self._text(name, token_ids_cpu[row, :count]).draft(length))
+        for name in names:
+            length = min(asked.get(name, 0), self._limit - sizes.get(name, 0) - 1)
+            drafts.append(self._texts[name].draft(length) if length > 0 else [])
+            if name in sizes:
+                self._last[name] = _Last(sizes[name], max(length, 0), drafts[-1])
         return drafts
+
+    def _learn(self, texts: dict[str, list[int]], batch: int) -> None:
+        """Tell the controller what came of the last drafts.
+
+        Args:
+            texts: of each request that got tokens.
+            batch: requests of the step.
+        """
+        now = time.perf_counter()
+        took, self._time = now - self._time, now
+        seen = []
+        for name, tokens in texts.items():
+            last = self._last.get(name)
+            if last is not None and last.size < len(tokens):
+                seen.append(Drafted(name, last.asked, len(last.draft), _stood(last, tokens)))
+        alone = len(seen) == batch == len(self._last)
+        self._lengths.observe(seen, took if alone else None)
 
     def _text(self, name: str, tokens: NDArray[np.int32]) -> _Text:
         """Return a request's text, brought up to date."""
@@ -108,6 +150,15 @@ class Proposer:
             text = self._texts[name] = _Text(self._sizes, self._suffix)
         text.extend(tokens[len(text.tokens) :].tolist())
         return text
+
+
+def _stood(last: _Last, tokens: Sequence[int]) -> int:
+    """Return how many tokens of a draft stand in the text that followed."""
+    pairs = zip(last.draft, tokens[last.size :], strict=False)
+    return next(
+        (i for i, (a, b) in enumerate(pairs) if a != b),
+        min(len(last.draft), len(tokens) - last.size),
+    )
 
 
 class NgramProposer(Proposer):

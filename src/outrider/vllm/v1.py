@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .draws import draw, follow, seed_of, signed, truncate
-from .plugin import stop
+from ..inside.draws import draw, follow, seed_of, signed, truncate
+from ..inside.start import stop
 
 
 class Step:

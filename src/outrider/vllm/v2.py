@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .draws import draw, follow, truncate
+from ..inside.draws import draw, follow, truncate
 
 
 def gumbel_sample(

@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
+from outrider.inside import draws
 from outrider.params import SamplingParams
 from outrider.sampling.noise import gumbel
 from outrider.sampling.pipeline import truncate as truncate_own
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import Row
-from outrider.vllm import draws
 
 CPU = torch.device("cpu")
 GOLDEN = [  # seed, position, token id, bits of g: those of sample 0 and stream 0 in test_noise
@@ -45,7 +45,14 @@ def test_noise_of_tensors_is_the_noise_of_numbers() -> None:
     assert torch.equal(gumbel_of_tensors(*tensors(signed, positions), 1003), expected)
 
 
-def test_draws_are_those_of_outriders_sampler() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_draws_are_those_of_outriders_sampler(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(draws, "_native", lambda: None)
+    elif draws._native() is None:
+        pytest.skip("there is no native step")
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(40, 301, generator=generator) * 2
     seeds, positions = [i % 5 for i in range(40)], list(range(7, 47))
@@ -60,6 +67,16 @@ def test_draws_are_those_of_outriders_sampler() -> None:
     rows = [row._replace(greedy=False) for row in rows]
     expected = SharedNoise(301, CPU).draw(z, rows)[0]
     assert draws.draw(z, *tensors(seeds, positions), None).tolist() == expected
+    z[:, 3:] = -torch.inf  # masked ids, equal scores, columns of a wider tensor
+    z[:5, :3] = 0.0
+    seeds = [-1, -(2**63), 2**63 - 1, *range(37)]
+    wide = torch.cat((z, z), 1)[:, :301]
+    g = draws.noise(*tensors(seeds, positions), 301)
+    assert (
+        draws.draw(wide, *tensors(seeds, positions), None).tolist() == (z + g).argmax(-1).tolist()
+    )
+    cold = torch.ones(40, dtype=torch.bool)
+    assert draws.draw(z, *tensors(seeds, positions), cold).tolist() == z.argmax(-1).tolist()
 
 
 def test_a_greedy_draw_leaves_the_logits_alone() -> None:

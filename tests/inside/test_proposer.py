@@ -31,15 +31,19 @@ def plugin_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_VLLM", "1")
 
 
-def make(name: str, length: int = 6, limit: int = 100, **options: Any) -> Any:
+def make(name: str, length: int = 6, limit: int = 100, longest: bool = True, **options: Any) -> Any:
+    """A proposer; with ``longest`` the controller does not shorten its drafts."""
     speculative = SimpleNamespace(num_speculative_tokens=length, **options)
     model = SimpleNamespace(max_model_len=limit)
     config = SimpleNamespace(speculative_config=speculative, model_config=model)
-    return getattr(outrider.vllm, name)(config)
+    made = getattr(outrider.vllm, name)(config)
+    if longest:
+        made._lengths.choose = lambda sizes, most: [most] * len(sizes)
+    return made
 
 
 def propose(proposer: Any, texts: dict[str, list[int]], runner: Runner) -> list[list[int]]:
-    tokens = np.zeros((len(texts), 200), np.int32)
+    tokens = np.zeros((len(texts), max(map(len, texts.values()))), np.int32)
     for row, text in enumerate(texts.values()):
         tokens[row, : len(text)] = text
     counts = np.array([len(text) for text in texts.values()], np.int32)
@@ -83,6 +87,22 @@ def test_a_request_that_ended_is_forgotten() -> None:
     assert propose(proposer, {"b": [1, 2, 3]}, runner) == [[]]
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_the_controller_says_how_far(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(0.02 * i for i in range(1000))
+    monkeypatch.setattr("outrider.vllm.proposer.time.perf_counter", lambda: next(clock))
+    proposer, runner = make("Proposer", limit=10_000, longest=False), Runner(["a"])
+    text, lengths = [*LOOP], []
+    for step in range(120):
+        ((draft),) = propose(proposer, {"a": text}, runner)
+        lengths.append(len(draft))
+        text += draft if right else [500 + step, 5]
+        text.append(5 + len(text) % 4 if right else 6)
+    assert lengths[:4] == [0] * 4  # plain steps are measured first
+    assert (sum(lengths[-30:]) > 120) == right
+    assert (sum(lengths[-30:]) < 20) != right
+
+
 def test_drafts_end_at_the_model_s_length_and_wait_for_the_prompt() -> None:
     runner = Runner(["a"])
     for left in range(4):
@@ -102,7 +122,7 @@ def test_a_proposer_without_the_rule_ends_the_process(
     assert "set OUTRIDER_VLLM=1" in capsys.readouterr().err
 
 
-ABOVE = ("outrider.server", "outrider.engine", "outrider.models", "transformers", "fastapi", "gguf")
+ABOVE = ("outrider.server", "outrider.engine.engine", "outrider.models", "transformers", "gguf")
 
 
 def imported(code: str, names: tuple[str, ...]) -> str:

@@ -2,7 +2,7 @@
 
 import torch
 
-from outrider.vllm import draws, kernel
+from outrider.inside import draws, kernel
 
 DEVICE = "cpu" if kernel.INTERPRETED else "cuda"
 

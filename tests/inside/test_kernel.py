@@ -1,4 +1,4 @@
-"""The Triton kernel, where there is Triton: interpreted on a CPU, or on a GPU."""
+"""The Triton kernel: interpreted on a CPU, or on a GPU."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.vllm import draws
+from benchmarks.install import TRITON
+from outrider.inside import draws
 
 SOURCE = Path(draws.__file__).parents[2]
+PYTHON = sys.executable if find_spec("triton") else TRITON.python if TRITON.ready else None
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.skipif(PYTHON is None, reason="Triton is not installed; run: make clients")
 def test_the_kernel_draws_what_torch_draws() -> None:
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
     script = Path(__file__).with_name("kernel_product.py")
     ended = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+        [PYTHON, script], env=environment, capture_output=True, text=True, check=False
     )
     assert ended.stdout == "equal\n", ended.stderr

@@ -1,0 +1,59 @@
+"""Changes another engine's modules as they are imported.
+
+A module is changed when it is imported and not before: the modules that run models must not be
+imported in the process that starts the engine. One that cannot be changed cannot be imported.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Patch = Callable[[ModuleType], None]
+
+
+def patch_imports(patches: Mapping[str, Patch]) -> bool:
+    """Change modules now or when they are imported; return False where that is done already.
+
+    Args:
+        patches: by a module's name, what changes it.
+    """
+    if any(isinstance(finder, _Finder) and finder.patches is patches for finder in sys.meta_path):
+        return False
+    for name, patch in patches.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(patches))
+    return True
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace ``owner.name`` by what ``wrapper`` makes of it."""
+    setattr(owner, name, wrapper(getattr(owner, name)))
+
+
+class _Finder(MetaPathFinder):
+    """Finds modules where the other finders do, and changes them once they ran."""
+
+    def __init__(self, patches: Mapping[str, Patch]) -> None:
+        self.patches = patches
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self.patches:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            run, patch = spec.loader.exec_module, self.patches[name]
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                patch(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,41 @@
+"""Starts a plugin inside another engine, or ends the process: the standard library alone.
+
+vLLM and SGLang log and go on where a plugin's module fails to import, or raises an ``Exception``.
+So entry points import this module and nothing else of ours, and what fails afterwards ends the
+process: ``SystemExit`` is no ``Exception``.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+def stop(sentence: str) -> NoReturn:
+    """End the process with code 1 and a sentence on stderr."""
+    print(f"error: {sentence}", file=sys.stderr, flush=True)
+    raise SystemExit(1)
+
+
+def active(variable: str) -> bool:
+    """Return whether a plugin is turned on; end the process where that is unclear.
+
+    1 in the environment variable turns it on; unset, empty or 0 leaves the engine as it is.
+    """
+    asked = os.environ.get(variable, "")
+    if asked not in ("", "0", "1"):
+        stop(f"{variable} is {asked!r}; give 1 for Outrider's rule, or 0 for the engine's own.")
+    return asked == "1"
+
+
+def start(engine: str, variable: str, install: Callable[[], None]) -> None:
+    """Install a plugin where its variable says so, or end the process with a sentence."""
+    if not active(variable):
+        return
+    try:
+        install()
+    except Exception as error:
+        stop(
+            f"Outrider's rule cannot start inside {engine} ({type(error).__name__}: {error}); "
+            f"repair that, or unset {variable}."
+        )

@@ -1,0 +1,16 @@
+"""The entry point of ``sglang.srt.plugins``."""
+
+from ..inside.start import start
+
+VARIABLE = "OUTRIDER_SGLANG"
+
+
+def _install() -> None:
+    from .hooks import install
+
+    install()
+
+
+def register() -> None:
+    """Put Outrider's rule into this process's SGLang, or end the process with a sentence."""
+    start("SGLang", VARIABLE, _install)
