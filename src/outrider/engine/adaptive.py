@@ -20,9 +20,9 @@ from .costs import SPIKE, smoothed
 from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 from .scheduler import Plan
 
-OWN = 0.007
+OWN = 0.005
 """Share of the time that looking at steps may take, and that choosing may take."""
-SELDOMLY, REVIEWED = 16, (16, 64)
+SELDOMLY, REVIEWED = 24, (16, 96)
 """Steps of which at least one is looked at, and after which choices are compared again."""
 FIRST, SHADOWED = 64, 2
 """Steps that are all looked at, and looks of which one casts a shadow after that."""

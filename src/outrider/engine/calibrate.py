@@ -50,8 +50,8 @@ def measure(
         seconds: that measuring may take, in all.
         forward: runs as many rows, and returns the seconds.
     """
-    rows = [n for n in ROWS if n <= max(2, most_rows)]
-    store = model.new_store(rows[-1] + 1, page_size)
+    rows = [n for n in ROWS if n <= _most(most_rows)]
+    store = model.new_store(_most(most_rows) + 1, page_size)
     begin = time.perf_counter()
     took: list[float] = []
     forward(model, store, rows[0])  # which no measurement should pay the first touch for
@@ -79,17 +79,22 @@ def plausible(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...
     return tuple(likely)
 
 
-def measure_cold(model: Model, target: Model, page_size: int, warm: float) -> float:
+def measure_cold(model: Model, target: Model, page_size: int, most_rows: int, warm: float) -> float:
     """Return what a drafter's first pass of a step takes beyond the ``warm`` seconds of another.
 
     The target's forward before it has driven the drafter's weights out of the caches.
     """
-    stores = target.new_store(2, page_size), model.new_store(2, page_size)
+    stores = [each.new_store(_most(most_rows) + 1, page_size) for each in (target, model)]
     took = []
     for _ in range(FEWEST):
         _forward(target, stores[0], 1)
         took.append(_pass(model, stores[1], 1))
     return max(0.0, min(took) - warm)
+
+
+def _most(rows: int) -> int:
+    """Return the most rows that are measured of a step of ``rows``."""
+    return min(max(2, rows), ROWS[-1])
 
 
 def _forward(model: Model, store: Store, rows: int) -> float:
@@ -147,7 +152,7 @@ def find_costs(
                 passes = Curve(target.rows, tuple(drafter.share * s for s in target.seconds))
             else:
                 passes, _ = measure(drafter.model, page_size, most_rows, seconds, _pass)
-                call += measure_cold(drafter.model, model, page_size, passes.at(1))
+                call += measure_cold(drafter.model, model, page_size, most_rows, passes.at(1))
             found[name] = DraftCosts(passes, call, PER_SEQUENCE)
             if rows := drafter.rows_at_once:
                 one, more = passes.at(rows), (passes.at(MANY * rows) - passes.at(rows)) / (MANY - 1)
