@@ -7,6 +7,9 @@ from outrider.engine.costs import (
     FIRST_PROBE,
     PROBE_STEPS,
     STALL_SECONDS,
+    CostModel,
+    Costs,
+    Curve,
     StepCosts,
 )
 
@@ -50,3 +53,16 @@ def test_speedups_are_against_plain_steps_of_as_many() -> None:
         costs.observe(*step(2, 2, 0.02, 8, "a"))
     assert costs.probe_due(2)
     assert costs.draft_seconds / costs.verify_seconds == pytest.approx(1 / 3)
+
+
+def test_a_step_that_others_slowed_does_not_count() -> None:
+    model = CostModel(Costs(Curve((1, 16), (1e-3, 2e-3)), {}))
+    for number in range(200):
+        slowed = 1 if number % 10 else 3
+        model.observe_verify(8, 0, slowed * model.prior.target.at(8))
+    model.count()
+    assert model.verify(8, 0) == pytest.approx(model.prior.target.at(8), rel=0.01)
+    for _ in range(60):  # a machine that is slow from now on
+        model.observe_verify(8, 0, 2 * model.prior.target.at(8))
+    model.count()
+    assert model.verify(8, 0) > 1.8 * model.prior.target.at(8)

@@ -196,9 +196,14 @@ class _Ratio:
     seen: int = 0
     _recent: float = 0.0
     _turn: int = 0
+    _before: float = inf
 
     def observe(self, ratio: float, turn: int) -> None:
-        """Take in a ratio; the longer ago the others were seen, by ``turn``, the more it weighs."""
+        """Take in a ratio; the longer ago the others were seen, by ``turn``, the more it weighs.
+
+        The lesser of two in a row counts, so that no step which others slowed counts alone.
+        """
+        ratio, self._before = min(ratio, self._before), ratio
         if self.seen >= TRUSTED:
             ratio = min(max(ratio, self.value / SPIKE), self.value * SPIKE)
         self.seen += 1
