@@ -28,7 +28,7 @@ from outrider.bench.intervals import shown
 from outrider.bench.machine import machine
 from outrider.bench.record import Pass, run_all
 from outrider.cli.common import JsonFile, numbers, write_json
-from outrider.drafters.base import Drafter, DrafterContext, DrafterSpec
+from outrider.drafters.base import DrafterContext, DrafterSpec
 from outrider.drafters.layerskip import LayerskipDrafter, LayerskipSpec
 from outrider.drafters.skips import MOST_SKIPPED, Search, Skips
 from outrider.errors import ConfigError
@@ -39,7 +39,7 @@ from outrider.types import SamplingParams
 from .common import Rounds, Seed, measured, ratio
 from .peers.pairs import write_tokenizer
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16,
     "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 512,
     "initializer_range": 1.2 / 32,
@@ -81,7 +81,7 @@ class GivenSpec(LayerskipSpec):
     adaptive: bool = False
     skips: Skips = frozenset()
 
-    def make(self, context: DrafterContext) -> Drafter:
+    def make(self, context: DrafterContext) -> LayerskipDrafter:
         assert isinstance(context.model, NativeTransformer)
         longest, nodes = context.config.max_draft_length, context.needs.max_nodes
         space, pages = context.needs.loaded, context.num_pages

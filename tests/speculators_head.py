@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
 from speculators.models.peagle.data import generate_cod_sample_indices
@@ -85,7 +86,9 @@ def main(target_folder: str, out: str, flags: str) -> None:
         read = hidden[:, :rows], tokens[:, 1:], torch.zeros(1, rows, dtype=torch.long)
         if parallel:
             torch.manual_seed(1)
-            head(*read, verifier_last_hidden_states=states[len(states) - 1][:, 1:], **WHOLE)
+            loss = resolve_loss_config("kl_div", "eager")  # the usual one needs a GPU
+            said = states[len(states) - 1][:, 1:]
+            head(*read, verifier_last_hidden_states=said, loss_config=loss, **WHOLE)
             found = by_depth(found[0][0], rows)
         else:
             head(*read, ttt_steps=STEPS)

@@ -321,6 +321,16 @@ def test_what_a_head_adds_is_told_at_start(
 
 
 @needs_native
+def test_heads_are_measured_however_small_steps_are(target: Path, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(target)
+    make_medusa(tmp_path / "medusa", config.hidden_size, config.vocab_size, heads=5)
+    sizes = {"max_num_batched_tokens": 1, "max_num_seqs": 1}
+    llm = LLM(target, str(tmp_path / "medusa"), memory=2**24, **sizes)
+    output = llm.generate("the quick", SamplingParams(temperature=0, max_tokens=8))[0]
+    assert output.outputs[0].token_ids
+
+
+@needs_native
 def test_a_head_wants_the_native_step_and_the_coupled_rule(target: Path) -> None:
     head = str(target.parent / "eagle")
     with pytest.raises(ConfigError, match="acceptance_rule='coupled' only"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import skipping
+from benchmarks.peers.pairs import write_tokenizer
 from outrider.native import choice as native
 
 LAYERS = 8
@@ -30,7 +31,7 @@ def test_agreement_is_what_the_factor_leaves(tmp_path: Path) -> None:
     for factor in (0.001, 0.2):
         folder = tmp_path / str(factor)
         skipping.planted(1, LAYERS, factor, **SIZES).save_pretrained(folder)
-        skipping.write_tokenizer(folder, SIZES["vocab_size"])
+        write_tokenizer(folder, SIZES["vocab_size"])
         found.append(skipping.agreement(folder, little, texts, 24, 0.0))
     assert found[0] > 0.97
     assert 0.1 < found[1] < 0.9

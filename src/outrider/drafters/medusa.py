@@ -100,7 +100,7 @@ class MedusaDrafter(Drafter):
         self._model, self._choices = model, choices
         self.max_length, self.max_nodes = max_length, max_nodes
         self.target_layers = model.head.target_layers(model.target.hidden_layers)
-        self._store = model.new_store(max(model.num_heads, max_nodes), 1)  # which takes no memory
+        self._store = model.new_store(max_nodes, 1)  # which takes no memory
         self._last: dict[str, tuple[int, torch.Tensor]] = {}
         """By sequence the position of its last row, and that row's state."""
 

@@ -69,6 +69,10 @@ class NativeMedusa(NativeTransformer):
     def _turn(self, length: int) -> None:
         """Nothing turns by position."""
 
+    def new_store(self, num_pages: int, page_size: int) -> NativeStore:
+        """Return an empty cache, with a page for each head at least; it takes no memory."""
+        return super().new_store(max(num_pages, self.num_heads), page_size)
+
     def try_rows(self, count: int, store: Store) -> None:
         self.run([self.segment(torch.ones(1, self.hidden_size), "")] * count, store)
 
