@@ -82,9 +82,11 @@ class Drafts(NamedTuple):
         """Return the mean tokens of a step's draft of ``k`` tokens at most."""
         if not self.reached:
             return float(k)
-        known = sum(self.reached[:k])
-        further = range(1, k - len(self.reached) + 1)
-        return known + self.reached[-1] * sum(self.filled[-1] ** float(i) for i in further)
+        share, total = self.reached[-1], sum(self.reached[:k])
+        for _ in range(len(self.reached), k):
+            share *= self.filled[-1]
+            total += share
+        return total
 
     def with_chances(self, change: Callable[[float], float]) -> Drafts:
         """Return them with other chances."""
