@@ -82,8 +82,11 @@ class Drafts(NamedTuple):
         """Return the mean tokens of a step's draft of ``k`` tokens at most."""
         if not self.reached:
             return float(k)
-        more = accumulate([self.filled[-1]] * (k - len(self.reached)), mul)
-        return sum(self.reached[:k]) + self.reached[-1] * sum(more)
+        share, total = self.reached[-1], sum(self.reached[:k])
+        for _ in range(len(self.reached), k):
+            share *= self.filled[-1]
+            total += share
+        return total
 
     def with_chances(self, change: Callable[[float], float]) -> Drafts:
         """Return them with other chances."""
@@ -91,7 +94,7 @@ class Drafts(NamedTuple):
 
 
 def _long(values: Sequence[float], k: int) -> list[float]:
-    return [*values[:k], *values[-1:] * (k - len(values))]
+    return [*values[:k], *[values[-1]] * (k - len(values))]
 
 
 @dataclass(frozen=True)
