@@ -364,8 +364,8 @@ def test_modules_are_changed_where_sglang_looks(monkeypatch: pytest.MonkeyPatch)
     hooks._batch_info(SimpleNamespace(SamplingBatchInfo=Info))  # type: ignore[arg-type]
     one = SimpleNamespace(rid="a", sampling_params=SimpleNamespace(sampling_seed=4))
     made: Any = Info.from_schedule_batch(SimpleNamespace(reqs=[one], device="cpu"), 9)
-    assert isinstance(made, Info)
     assert made.sampling_seed.tolist() == [4]
+    assert isinstance(made, Info)
     hooks._sampling_params(SimpleNamespace(SamplingParams=Params))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed 3 with n=2"):
         Params().verify(9)
