@@ -53,10 +53,10 @@ def judge(state: State, seen: Observation, policy: Policy, now: float) -> Verdic
         if name not in values:
             reasons[name] = "no figure, or too little traffic for one"
             continue
-        side = "below" if signal.falls else "above"
+        way = "below" if signal.falls else "above"
         text = f"{name} is {values[name]:.3g}"
         if not signal.is_bad(values[name], name in before):
-            reasons[name] = f"{text}; bad {side} {signal.bad:g}"
+            reasons[name] = f"{text}; bad {way} {signal.bad:g}"
             continue
         since = min(before.get(name, now), now)
         pending[name] = since
@@ -64,7 +64,7 @@ def judge(state: State, seen: Observation, policy: Policy, now: float) -> Verdic
             bad.add(name)
         of = f" of {signal.seconds:.0f}" if name not in bad else ""
         limit = signal.clear if name in before else signal.bad
-        reasons[name] = f"{text}, {side} {limit:g} for {now - since:.0f}{of} s"
+        reasons[name] = f"{text}, {way} {limit:g} for {now - since:.0f}{of} s"
     return Verdict(frozenset(bad), pending, reasons, values)
 
 
