@@ -14,6 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := $(addprefix engine-,portable avx2 off)
 
+# Make has a variable of this name of its own, which "make lint" alone would run.
+LINT =
 .PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint setup peers clients clean
 
 help:

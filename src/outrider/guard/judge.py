@@ -37,14 +37,14 @@ def judge(state: State, seen: Observation, policy: Policy, now: float) -> Verdic
     reasons: dict[str, str] = {}
     # What was bad before a long silence may have been good in between.
     before = {} if now - state.seen > max(3 * policy.interval, policy.window) else state.pending
-    for name, side, answers in (
+    for name, server, answers in (
         (DOWN, seen.engine, seen.answers), (STANDBY_DOWN, seen.standby, seen.warm),
     ):  # fmt: skip
-        if side.up is True or answers is not False:
+        if server.up is True or answers is not False:
             continue
         pending[name] = min(before.get(name, now), now)
         # A server that nobody lists any more is believed gone only after a window.
-        if side.up is False or now - pending[name] >= policy.window:
+        if server.up is False or now - pending[name] >= policy.window:
             bad.add(name)
     if DOWN in bad:
         values = {DOWN: 1.0}
