@@ -85,7 +85,7 @@ def test_a_drafter_that_does_not_fit_is_not_used() -> None:
     assert found.verdict == "do not"
     assert found.memory["concurrency"].value == 0
     assert found.break_even is None
-    large = asked("llama-3.1-70b", "llama-2-70b", tensor_parallel=3)
+    large = asked("llama-3.1-70b", "llama-2-70b", tensor_parallel=2)
     assert large.reason == "the drafter takes 138.0 GB (modelled) and does not fit with the target"
     rule = rules(large)["target above 30B, latency-sensitive"]
     assert (rule.says, rule.model) == ("use", "do not")
@@ -358,6 +358,7 @@ def test_the_plot_stands_alone() -> None:
         ({"hardware": "h10"}, "did you mean 'h100'"),
         ({"target": "llama-3.1-405b"}, "raise the tensor parallel size"),
         ({"target": "gpt-9"}, "no model 'gpt-9'"), ({"drafter": "nobody"}, "no model 'nobody'"),
+        ({"tensor_parallel": 3}, "does not divide the target's 32 attention heads"),
         ({"tensor_parallel": 0}, "tensor_parallel is 0"), ({"price": -1.0}, "price is -1"),
         ({"price": float("nan")}, "price is nan"), ({"temperature": -1}, "temperature is -1"),
         ({"dtype": "int3"}, "dtype is 'int3'"), ({"priority": "speed"}, "priority is 'speed'"),

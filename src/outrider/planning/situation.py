@@ -127,8 +127,18 @@ class Situation:
         return self.input_tokens + self.output_tokens / 2
 
     def target_shape(self) -> Shape:
-        """Return the target's shape."""
-        return find_shape(str(self.target))
+        """Return the target's shape.
+
+        Raises:
+            ConfigError: the devices cannot share it.
+        """
+        shape = find_shape(str(self.target))
+        if shape.heads % self.tensor_parallel:
+            raise ConfigError(
+                f"tensor_parallel is {self.tensor_parallel}, which does not divide the target's "
+                f"{shape.heads} attention heads; give another."
+            )
+        return shape
 
     def find_drafter(self, target: Shape) -> Drafter:
         """Return the drafter of a target."""
