@@ -130,13 +130,14 @@ class Curve(NamedTuple):
         """Return the seconds of ``rows`` rows, 0 for none; a mean of rows may lie between two."""
         if rows <= 0:
             return 0.0
-        last = len(self.rows) - 1
-        right = min(max(bisect_right(self.rows, rows), 1), last)
-        if right == 0:
-            return self.seconds[0]
-        left = right - 1
-        share = (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
-        return self.seconds[left] + max(share, 0.0) * (self.seconds[right] - self.seconds[left])
+        known, seconds = self
+        last = len(known) - 1
+        if not last:
+            return seconds[0]
+        right = bisect_right(known, rows, 1, last)
+        begin, least = known[right - 1], seconds[right - 1]
+        share = (rows - begin) / (known[right] - begin)
+        return least + share * (seconds[right] - least) if share > 0 else least
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from math import inf
 from typing import NamedTuple
 
@@ -83,8 +83,8 @@ class Group(NamedTuple):
 class Option(NamedTuple):
     """A choice, and what a sequence expects of it.
 
-    A step of it emits ``tokens`` by ``rows``. A pass at each depth happens with the chance in
-    ``passes``. ``reading`` are the seconds, for each token to come, in which drafters read what
+    A step of it emits ``tokens`` by ``rows``. A pass at each depth happens as often as
+    ``passes`` say. ``reading`` are the seconds, for each token to come, in which drafters read what
     they have missed.
     """
 
@@ -93,9 +93,7 @@ class Option(NamedTuple):
     rows: float = 1.0
     passes: Sequence[float] = ()
     reading: float = 0.0
-
-
-NOTHING = Option(PLAIN)
+    longer: float = 1.0
 
 
 def counts_by_depth(drafts: Iterable[tuple[str, int, int]]) -> dict[str, list[int]]:
@@ -170,6 +168,7 @@ class Outlook:
         self._context, self._unread = context, unread
         self._sequences = sum(counts.values())
         self._host = costs.host(self._sequences)
+        self._nothing = Option(PLAIN, longer=costs.step(PLAIN.method))
         self.options = {group: self._options(group) for group in counts}
         self._by_choice = {
             group: {option.choice: option for option in options}
@@ -179,20 +178,21 @@ class Outlook:
     def _options(self, group: Group) -> list[Option]:
         """Return every choice for a group."""
         if group.fixed is not None and not group.fixed.depth:
-            return [NOTHING]
-        options = [NOTHING] if group.fixed is None else []
+            return [self._nothing]
+        options = [self._nothing] if group.fixed is None else []
         levels = dict(zip(group.methods, group.levels, strict=False))
         for name in (group.fixed.method,) if group.fixed else group.methods:
             method, odds = self._methods[name], 2.0 ** levels.get(name, 0)
             most = group.fixed.depth if group.fixed else min(group.bound, method.longest)
             curve = self._survival.curve(name, group.workload, most, odds)
             fill = self._survival.fill(name, group.workload, most)
-            nodes = [*accumulate(share * method.nodes(1) for share in fill)]
-            passes = [min(1.0, share) for share in fill]
+            width, longer = method.nodes(1), self._costs.step(name)
             reading = self._reading(group, method)
             for d in (most,) if group.fixed else (*(d for d in DEPTHS if d < most), most):
-                tokens, rows = 1 + sum(curve[:d]), 1 + min(nodes[d - 1], method.nodes(d))
-                options.append(Option(Choice(name, d), tokens, rows, passes[:d], reading))
+                passes = fill[:d]
+                rows = 1 + min(width * sum(passes), method.nodes(d))
+                tokens = 1 + sum(curve[:d])
+                options.append(Option(Choice(name, d), tokens, rows, passes, reading, longer))
         return options
 
     def _reading(self, group: Group, method: Method) -> float:
@@ -205,11 +205,11 @@ class Outlook:
         tokens = rows = longer = reading = 0.0
         drafting: dict[str, list[float]] = {}
         for group, count in self.counts.items():
-            choice, each, width, passes, missed = choices[group]
+            choice, each, width, passes, missed, step = choices[group]
             tokens += count * each
             reading += count * each * missed
             rows += count * width
-            longer += count * self._costs.step(choice.method)
+            longer += count * step
             if choice.depth:
                 mine = [count * share for share in passes]
                 others = drafting.get(choice.method)

@@ -155,6 +155,8 @@ class Survival:
         """Rates as of the last time that observations were counted."""
         self._by_margin: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
         """The same of nodes at all depths, by rank and bin."""
+        self._filled: dict[tuple[str, str], list[float]] = {}
+        """Shares of depths that are drafted, as of that time."""
 
     def _general(self, method: str) -> float:
         if method in self._wider:
@@ -170,6 +172,7 @@ class Survival:
         """Count what was observed since the last time; estimates rest on what is counted."""
         self._known.clear()
         self._by_margin.clear()
+        self._filled.clear()
         for (method, _), beliefs in self._workloads.items():
             if beliefs.outcomes or beliefs.seen or any(beliefs.asked):
                 self._methods.setdefault(method, _Tally()).observe(*beliefs.count())
@@ -190,13 +193,15 @@ class Survival:
 
         Drafts end early where nothing is known to follow, or where it would not pay.
         """
-        beliefs = self._workloads.get((method, workload))
-        shares: list[float] = []
-        share = 1.0
-        for tally in beliefs.filled[:depth] if beliefs else ():
-            share = tally.shrunk(share, PRIOR_WEIGHT)  # of the depth before
-            shares.append(share)
-        return shares + [share] * (depth - len(shares))
+        key = method, workload
+        shares = self._filled.get(key)
+        if shares is None:
+            shares, share = [], 1.0
+            for tally in self._workloads[key].filled if key in self._workloads else ():
+                share = tally.shrunk(share, PRIOR_WEIGHT)  # of the depth before
+                shares.append(share)
+            self._filled[key] = shares = shares or [1.0]
+        return shares[:depth] + shares[-1:] * (depth - len(shares))
 
     def rates(self, method: str, workload: str) -> Rates:
         """Return P(accepted | parent accepted) of drafted nodes by depth, rank, bin of the margin.
