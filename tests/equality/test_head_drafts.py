@@ -8,9 +8,11 @@ import random
 import shutil
 import time
 from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import exactness
 import pytest
 import torch
 from exactness import VOCABULARY, make_engine, make_fickle, planted_pair
@@ -19,8 +21,11 @@ from products import OPTIONS, Product, dealt, prompts, rest
 from safetensors.torch import load_file, save_file
 
 from outrider.drafters import eagle
+from outrider.drafters.base import Drafter
 from outrider.drafters.eagle import EagleDrafter
+from outrider.engine.costs import Costs, Curve, DraftCosts
 from outrider.engine.engine import Engine
+from outrider.models.base import Model
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.types import Request, SamplingParams, SequenceState
@@ -135,6 +140,15 @@ def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Ten
     return found
 
 
+def made_up_costs(
+    _: Model, drafters: Mapping[str, Drafter], merging: Sequence[str], *__: Any
+) -> Costs:
+    passes = Curve((1, 64), (1e-4, 5e-4))
+    found = {n: DraftCosts(passes if d.model else None, 2e-5, 5e-6) for n, d in drafters.items()}
+    found |= {name: DraftCosts(None, 2e-5, 5e-6) for name in merging}
+    return Costs(Curve((1, 64), (1e-3, 5e-3)), found)
+
+
 @pytest.mark.parametrize(
     ("name", "chunk"), [("eagle3", 5), ("eagle3", 64), ("auto+eagle3", 5), ("auto+peagle", 64)]
 )
@@ -145,11 +159,12 @@ def test_what_a_head_keeps_is_what_it_would_compute(
 
     Where the engine chooses, states that a head has not read get lost, and contexts begin anew.
     """
-    rng, fickle = random.Random(chunk), name.startswith("auto")
+    rng, fickle = random.Random(chunk + 2), name.startswith("auto")
     if fickle:
         monkeypatch.setattr(eagle, "UNREAD", 1)
-    # A clock that ticks when it is read: chunks of prompts are as long on every machine.
+    # What is drafted and when depends on times, which are the same on every machine here.
     monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 1e-4).__next__)
+    monkeypatch.setattr(exactness, "known_costs", made_up_costs)
     engine = engine_of(target, name, pages=30, max_num_batched_tokens=chunk, max_num_seqs=4)
     drafter = engine.speculator.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
