@@ -50,8 +50,8 @@ def measure(
         seconds: that measuring may take, in all.
         forward: runs as many rows, and returns the seconds.
     """
-    rows = [n for n in ROWS if n <= _most(most_rows)]
-    store = model.new_store(_most(most_rows) + 1, page_size)
+    rows = [n for n in ROWS if n <= max(2, most_rows)]
+    store = model.new_store(rows[-1] + 1, page_size)
     begin = time.perf_counter()
     took: list[float] = []
     forward(model, store, rows[0])  # which no measurement should pay the first touch for
@@ -79,22 +79,17 @@ def plausible(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...
     return tuple(likely)
 
 
-def measure_cold(model: Model, target: Model, page_size: int, most_rows: int, warm: float) -> float:
+def measure_cold(model: Model, target: Model, page_size: int, warm: float) -> float:
     """Return what a drafter's first pass of a step takes beyond the ``warm`` seconds of another.
 
     The target's forward before it has driven the drafter's weights out of the caches.
     """
-    stores = [each.new_store(_most(most_rows) + 1, page_size) for each in (target, model)]
+    stores = target.new_store(2, page_size), model.new_store(2, page_size)
     took = []
     for _ in range(FEWEST):
         _forward(target, stores[0], 1)
         took.append(_pass(model, stores[1], 1))
     return max(0.0, min(took) - warm)
-
-
-def _most(rows: int) -> int:
-    """Return the most rows that are measured of a step of ``rows``."""
-    return min(max(2, rows), ROWS[-1])
 
 
 def _forward(model: Model, store: Store, rows: int) -> float:
@@ -146,17 +141,20 @@ def find_costs(
     target, per_context = measure(model, page_size, most_rows, seconds, _forward)
     found = {name: DraftCosts(None, CALL, PER_SEQUENCE) for name in merging}
     for name, drafter in drafters.items():
-        found[name], call = DraftCosts(None, CALL, PER_SEQUENCE), CALL
-        if drafter.model is not None:
-            if drafter.model is model:
-                passes = Curve(target.rows, tuple(drafter.share * s for s in target.seconds))
-            else:
-                passes, _ = measure(drafter.model, page_size, most_rows, seconds, _pass)
-                call += measure_cold(drafter.model, model, page_size, most_rows, passes.at(1))
-            found[name] = DraftCosts(passes, call, PER_SEQUENCE)
-            if rows := drafter.rows_at_once:
-                one, more = passes.at(rows), (passes.at(MANY * rows) - passes.at(rows)) / (MANY - 1)
-                found[name] = DraftCosts(None, CALL + max(one - more, 0.0), PER_SEQUENCE + more)
+        found[name] = DraftCosts(None, CALL, PER_SEQUENCE)
+        if drafter.model is None:
+            continue
+        if drafter.model is model:
+            passes = Curve(target.rows, tuple(drafter.share * s for s in target.seconds))
+            found[name] = DraftCosts(passes, CALL, PER_SEQUENCE)
+            continue
+        passes, _ = measure(drafter.model, page_size, most_rows, seconds, _pass)
+        if rows := drafter.rows_at_once:
+            one, more = passes.at(rows), (passes.at(MANY * rows) - passes.at(rows)) / (MANY - 1)
+            found[name] = DraftCosts(None, CALL + max(one - more, 0.0), PER_SEQUENCE + more)
+        else:
+            cold = measure_cold(drafter.model, model, page_size, passes.at(1))
+            found[name] = DraftCosts(passes, CALL + cold, PER_SEQUENCE)
     costs = Costs(target, found, per_context)
     if thorough:
         write_costs(file, costs)
