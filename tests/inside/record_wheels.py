@@ -17,7 +17,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from outrider.inside.signatures import Surface, version_of
+from outrider.inside.signatures import Surface, find_function, version_of
 
 WHEELS = Path(__file__).parent / "wheels"
 Recorded = dict[str, dict[str, dict[str, str]]]
@@ -36,15 +36,8 @@ def source_of(file: Path, name: str) -> str | None:
     if not file.is_file():
         return None
     text = file.read_text(encoding="utf-8")
-    body = ast.parse(text).body
-    found: ast.stmt | None = None
-    for part in name.split("."):
-        matches = [item for item in body if getattr(item, "name", None) == part]
-        if not matches:
-            return None
-        found = matches[-1]
-        body = getattr(found, "body", [])
-    if not isinstance(found, ast.FunctionDef):
+    found = find_function(ast.parse(text), name)
+    if found is None:
         return None
     first = min([found.lineno, *(each.lineno for each in found.decorator_list)])
     lines = text.splitlines()[first - 1 : found.end_lineno]

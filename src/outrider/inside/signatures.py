@@ -89,7 +89,19 @@ def signature_of(package: Path, function: str) -> str | None:
         return None
     if name.endswith("()"):
         return CALLED if name.removesuffix("()") in _called(package / file) else None
-    body: Sequence[ast.stmt] = _parsed(package / file).body
+    node = find_function(_parsed(package / file), name)
+    if node is None:
+        return None
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    for argument in (*every, node.args.vararg, node.args.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    return ast.unparse(node.args)
+
+
+def find_function(module: ast.Module, name: str) -> ast.FunctionDef | None:
+    """Return the last definition of ``function`` or ``Class.function``, None without one."""
+    body: Sequence[ast.stmt] = module.body
     node: ast.stmt | None = None
     for part in name.split("."):
         found = [item for item in body if getattr(item, "name", None) == part]
@@ -97,13 +109,7 @@ def signature_of(package: Path, function: str) -> str | None:
             return None
         node = found[-1]
         body = getattr(node, "body", [])
-    if not isinstance(node, ast.FunctionDef):
-        return None
-    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    for argument in (*every, node.args.vararg, node.args.kwarg):
-        if argument is not None:
-            argument.annotation = None
-    return ast.unparse(node.args)
+    return node if isinstance(node, ast.FunctionDef) else None
 
 
 @cache
