@@ -3,13 +3,13 @@
 It is the wall time from the end of one step to the end of the next, less what the library's own
 clock counted in its calls: scheduling, drafting, marshalling, acceptance, text, and what the caller
 does between steps ("around"). Figures are medians over the steps of all rounds in which the whole
-batch was decoding; "tokens" is what a sequence got of such a step. The engines take turns within a
-round: plain, ngram, suffix, a prediction that comes true, auto, and if the checkpoint has a drafter
-of its own, that alone and merged with suffix. ``tests/unit/test_host.py`` guards against growth, in
-bytecodes.
+batch was decoding; "controller", the controller's part of that, is a mean, since it looks at few
+steps. "Tokens" is what a sequence got of a step. The engines take turns within a round: plain,
+ngram, suffix, a prediction that comes true, auto, and if the checkpoint has a drafter of its own,
+that alone and merged with suffix. ``tests/unit/test_host.py`` guards against growth, in bytecodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -41,7 +41,31 @@ from .common import (
 
 MODES = {"plain": "none", "ngram": "ngram", "suffix": "suffix", "prediction": "none"}
 """Drafters by mode; a prediction comes with its request."""
-COLUMNS = ("mode", "batch", "steps", "host us", "around us", "native us", "us/sequence", "tokens")
+COLUMNS = ("mode", "batch", "steps", "host us", "around us", "native us", "us/sequence", "tokens",
+           "controller us")  # fmt: skip
+
+
+CONTROLLING = ("plan", "budget", "cut", "learn")
+"""What the engine calls of its controller in every step, see ``Adaptive``."""
+
+
+class ControllerClock:
+    """Counts the nanoseconds that an engine's controller takes; 0 where there is none."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.nanoseconds = 0
+        adaptive = llm.engine.speculator.adaptive
+        for name in CONTROLLING if adaptive is not None else ():
+            setattr(adaptive, name, self._counted(getattr(adaptive, name)))
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            begin = perf_counter_ns()
+            found = call(*arguments)
+            self.nanoseconds += perf_counter_ns() - begin
+            return found
+
+        return counted
 
 
 class Step(NamedTuple):
@@ -53,6 +77,7 @@ class Step(NamedTuple):
     """Between the step before and this one: the caller's."""
     native: int
     emitted: int
+    controller: int
 
 
 def modes_of(model: str) -> dict[str, str]:
@@ -63,6 +88,7 @@ def modes_of(model: str) -> dict[str, str]:
 
 def decode(
     clock: Library,
+    controller: ControllerClock,
     llm: LLM,
     prompts: Sequence[str],
     params: SamplingParams,
@@ -77,11 +103,12 @@ def decode(
         entered = perf_counter_ns()
         running = engine.scheduler.running
         decoding = [s for s in running if s.num_computed == len(s.tokens) - 1]
-        native, start = clock.nanoseconds, perf_counter_ns()
+        native, controlled, start = clock.nanoseconds, controller.nanoseconds, perf_counter_ns()
         events = engine.step()
         taken, native = perf_counter_ns() - start, clock.nanoseconds - native
         if len(prompts) == len(decoding) == len(engine.scheduler.running):
-            steps.append(Step(taken - native, entered - left, native, len(events)))
+            controlled = controller.nanoseconds - controlled
+            steps.append(Step(taken - native, entered - left, native, len(events), controlled))
         left = perf_counter_ns()
         for event in events:
             states[event.request_id].take(event)
@@ -89,7 +116,7 @@ def decode(
 
 
 def figures(mode: str, batch: int, steps: Sequence[Step]) -> dict[str, Any]:
-    """Return medians in microseconds.
+    """Return medians in microseconds, and the controller's mean.
 
     Raises:
         ConfigError: no step counts.
@@ -106,6 +133,7 @@ def figures(mode: str, batch: int, steps: Sequence[Step]) -> dict[str, Any]:
         "native_us": round(median(step.native for step in steps) / 1000, 1),
         "host_us_per_sequence": round(host / batch, 1),
         "tokens_per_step": round(sum(step.emitted for step in steps) / len(steps) / batch, 2),
+        "controller_us": round(sum(step.controller for step in steps) / len(steps) / 1000, 1),
     }
 
 
@@ -131,6 +159,7 @@ def measure(
         "enable_prefix_caching": False,
     }  # fmt: skip
     engines = {mode: LLM(model, drafter, **options) for mode, drafter in modes_of(model).items()}
+    controllers = {mode: ControllerClock(llm) for mode, llm in engines.items()}
     params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=1, ignore_eos=True)
     texts = list(islice(cycle(prompts), max(batches)))
     expected = [
@@ -140,7 +169,9 @@ def measure(
 
     def run(mode: str, batch: int, _: int) -> list[Step]:
         wishes = expected if mode == "prediction" else [Speculation()] * batch
-        return decode(clock, engines[mode], texts[:batch], params, wishes[:batch])
+        return decode(
+            clock, controllers[mode], engines[mode], texts[:batch], params, wishes[:batch]
+        )
 
     cells = {(mode, batch): partial(run, mode, batch) for batch in batches for mode in engines}
     return [figures(*cell, list(chain(*steps))) for cell, steps in measured(cells, rounds).items()]

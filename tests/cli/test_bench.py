@@ -384,6 +384,7 @@ def test_host_time_is_a_step_without_its_native_calls(
         assert run["host_us"] > run["around_us"] > 0
         assert run["native_us"] > 0
         assert 1 <= run["tokens_per_step"] <= 3
+        assert (run["controller_us"] > 0) == (run["mode"] == "auto")
     plain = runs[0]
     assert (plain["steps"], plain["tokens_per_step"]) == (4, 1)  # no first step, no last one
 
