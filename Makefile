@@ -108,7 +108,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  || $(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -c '$(NEEDS)' > .venv/needs.txt
 	@$(PIP) --quiet --no-deps --editable . & built=$$!; \
-	  $(PIP) --requirement .venv/needs.txt; code=$$?; wait $$built && exit $$code
+	  $(PIP) --requirement .venv/needs.txt; code=$$?; echo "Compiling the rest of the C++ step."; wait $$built && exit $$code
 	@touch $@
 
 # build/ stays: the checkpoints of hours of training lie there.
