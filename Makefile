@@ -9,13 +9,21 @@ STAMP := .venv/.outrider-installed
 # older pips hand them the first variable, newer ones the second.
 CONSTRAIN := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
+PIP = $(CONSTRAIN) $(BIN)/python -m pip install --disable-pip-version-check --no-input --no-compile
+# Prints what '.[dev]' needs. It is fetched while the C++ step is compiled: to fetch is to wait.
+NEEDS := import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  needs = [*p["dependencies"], "outrider[dev]"]; \
+  [needs.extend(p["optional-dependencies"][extra]) for need in needs if need.startswith("outrider[") \
+  for extra in need[9:-1].split(",")]; \
+  print(*(need for need in needs if not need.startswith("outrider[")), sep="\n")
+
 # Each of some hundred processes would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := $(addprefix engine-,portable avx2 off)
 
-# Make has a variable of this name of its own, which "make lint" alone would run.
-LINT =
+# What else "make test" runs fills the time that tests of servers leave idle, and does not hold them up.
+NICE =
 .PHONY: help demo test suite engine $(ENGINES) isas equality slow fuzz drill lint setup peers clients clean
 
 help:
@@ -35,20 +43,19 @@ help:
 demo: $(STAMP)
 	@$(BIN)/outrider demo
 
-# Lint fills what tests of servers leave idle, and does not hold them up.
 test: $(STAMP)
-	@$(MAKE) --no-print-directory -j2 suite "LINT=nice -n 19" lint
-	@$(MAKE) --no-print-directory -j3 engine
+	@$(MAKE) --no-print-directory -j3 suite lint engine "NICE=nice -n 19"
 
 # A process more than cores, since tests of servers wait; a thread each, since threads that spin
 # would wait for each other.
 suite: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal
 
-# Side by side, so with a thread each.
+# Side by side, so with a thread each. Only files with such tests: to read all takes as long as some.
 engine: $(ENGINES)
 $(ENGINES): engine-%: $(STAMP)
-	@said=$$(OMP_NUM_THREADS=1 OUTRIDER_NATIVE_ISA=$* $(BIN)/python -m pytest -q -m "engine and not slow" 2>&1); \
+	@said=$$(OMP_NUM_THREADS=1 OUTRIDER_NATIVE_ISA=$* $(NICE) $(BIN)/python -m pytest -q -m "engine and not slow" \
+	    $$(grep -rl --include='test_*.py' 'mark\.engine' tests) 2>&1); \
 	  code=$$?; echo "OUTRIDER_NATIVE_ISA=$*"; echo "$$said"; exit $$code
 
 isas: $(STAMP)
@@ -73,9 +80,9 @@ drill: $(STAMP)
 	$(BIN)/python -m benchmarks drill --short --cases $(CASES)
 
 lint: $(STAMP)
-	$(LINT) $(BIN)/ruff check
-	$(LINT) $(BIN)/ruff format --check
-	$(LINT) $(BIN)/mypy
+	$(NICE) $(BIN)/ruff check
+	$(NICE) $(BIN)/ruff format --check
+	$(NICE) $(BIN)/mypy
 
 setup: $(STAMP)
 
@@ -99,7 +106,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up .venv with Outrider and the packages of constraints.txt; the largest is torch, which can take some minutes."
 	@$(BIN)/python -c 'import pip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	  || $(PYTHON) -m venv --clear .venv
-	@$(CONSTRAIN) $(BIN)/python -m pip install --disable-pip-version-check --no-input --no-compile --editable '.[dev]'
+	@$(BIN)/python -c '$(NEEDS)' > .venv/needs.txt
+	@$(PIP) --quiet --no-deps --editable . & built=$$!; \
+	  $(PIP) --requirement .venv/needs.txt; code=$$?; echo "Compiling the rest of the C++ step."; wait $$built && exit $$code
 	@touch $@
 
 # build/ stays: the checkpoints of hours of training lie there.

@@ -1,6 +1,7 @@
-"""Hazards of the native step, each in a process of its own: ``python native_hazards.py NAME``.
+"""Hazards of the native step, each in a process of its own: ``python native_hazards.py NAME...``.
 
-A process that comes through says "unharmed" last.
+A process that comes through says "unharmed" last. Several names are forked, one after the other,
+from a process that has imported all and started nothing; it ends at the first that fails.
 """
 
 from __future__ import annotations
@@ -197,6 +198,22 @@ def threads() -> None:
     assert step.draw(z, keys, [True] * 8)[0] == z.argmax(1).tolist()
 
 
+def forked(names: list[str]) -> str | None:
+    """Return the one name, or in a forked process the one that it is for; None when all ended."""
+    if len(names) == 1:
+        return names[0]
+    for name in names:
+        child = os.fork()
+        if child == 0:
+            return name
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code:
+            sys.exit(f"{name} ended with {code}")
+    return None
+
+
 if __name__ == "__main__":
-    {f.__name__: f for f in (exits, released, forks, together, memory, threads)}[sys.argv[1]]()
-    print("unharmed", flush=True)
+    hazards = {f.__name__: f for f in (exits, released, forks, together, memory, threads)}
+    if chosen := forked(sys.argv[1:]):
+        hazards[chosen]()
+        print("unharmed", flush=True)

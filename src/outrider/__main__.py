@@ -1,6 +1,6 @@
 """``python -m outrider``."""
 
-from .cli import main
+if __name__ == "__main__":  # a worker imports this file too, and needs no commands
+    from .cli import main
 
-if __name__ == "__main__":
     main()

@@ -110,7 +110,7 @@ def test_the_json_keeps_its_contract(tiny_llama: Path, tmp_path: Path) -> None:
         assert run["speedup_interval"] == [f(run["speedup_by_round"]) for f in (min, max)]
         assert run["replay"] is None
         assert run["peak_memory_bytes"] > 2**20
-        assert 0 < run["utilisation"] < 2
+        assert run["utilisation"] > 0
         assert len(run["speedup_by_round"]) == 7
         if run["drafter"] == "none":
             assert run["speedup"] == 1.0

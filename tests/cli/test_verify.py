@@ -28,7 +28,7 @@ from outrider.cli import verify as cli_verify
 from outrider.input_processor import InputProcessor
 from outrider.sampling.ratio import RULES, make_rule
 
-TINY = Size("tiny", 2, 20, 8, 1, (Mix("model", 3, 4), Mix("tree", 3, 2)), 12, 2**11)
+TINY = Size("tiny", 2, 20, 8, 1, (Mix("model", 3, 4), Mix("tree", 3, 2)), 12, 2**10)
 SMALL = Size("tiny", 1, 20, 8, 1, (Mix("ngram", 3, 9),), 4, 2**9)
 """Where the distributions are not what is looked at."""
 LAWS = Size("tiny", 2, 20, 8, 1, (Mix("ngram", 3, 9),), 12, 2**11)

@@ -258,7 +258,9 @@ def run(text: str, *arguments: str) -> Any:
     return CliRunner().invoke(app, ["deploy", "plan", "-", *arguments], input=text)
 
 
-def test_the_command_writes_markdown_or_json(usual: Capacity, tmp_path: Path) -> None:
+def test_the_command_writes_markdown_or_json(
+    usual: Capacity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = run(TOML, "--json", str(tmp_path / "plan.json"))
     assert done.exit_code == 0, done.output
     assert done.stdout == capacity_markdown(usual)
@@ -266,7 +268,15 @@ def test_the_command_writes_markdown_or_json(usual: Capacity, tmp_path: Path) ->
         "model": {"target": "llama-3.1-8b", "drafter": "eagle3", "hardware": "h100"},
         "traffic": {"peak": 60}, "slo": {"ttft": 1, "tpot": 0.02},
     }  # fmt: skip
+    asked: list[Demand] = []
+
+    def planned(demand: Demand) -> Capacity:
+        asked.append(demand)
+        return usual
+
+    monkeypatch.setattr("outrider.deploy.capacity.plan", planned)
     same = run(json.dumps(as_json), "--json", "-")
+    assert asked == [parse_demand(TOML, "-")]
     assert json.loads(same.stdout) == json.loads((tmp_path / "plan.json").read_text("utf-8"))
     assert json.loads(same.stdout) == json.loads(json.dumps(usual.to_json()))
 

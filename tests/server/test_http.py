@@ -63,7 +63,8 @@ class App:
 async def serving(**limits: Any) -> AsyncIterator[tuple[App, Callable[[], Awaitable[Streams]]]]:
     """An app behind the gate and the protocol, and what connects to it."""
     app = App()
-    settings = Settings(names=("x",), **{"header_timeout": SLOW, "body_timeout": SLOW, **limits})
+    patient = {"header_timeout": PATIENCE, "body_timeout": PATIENCE}
+    settings = Settings(names=("x",), **{**patient, **limits})
     opened: list[Streams] = []
     config = uvicorn.Config(
         Gate(app, settings), port=0, log_config=None, lifespan="off", http=bounded(settings),
@@ -107,7 +108,7 @@ def refused(answer: bytes, status: int) -> str:
 
 def test_whoever_is_slow_is_hung_up_on_and_nobody_else() -> None:
     async def work() -> None:
-        async with serving() as (_, connect):
+        async with serving(header_timeout=SLOW, body_timeout=SLOW) as (_, connect):
             reader, writer = await connect()
             for _ in range(2):  # the second over the same connection
                 writer.write(REQUEST.replace(b"/ ", b"/slow ", 1))
@@ -181,7 +182,7 @@ def test_doubtful_requests_are_refused(data: bytes, status: int) -> None:
 
 def test_a_body_in_tiny_pieces_is_refused_after_some() -> None:
     async def work() -> None:
-        async with serving(body_timeout=PATIENCE) as (app, connect):
+        async with serving() as (app, connect):
             piece = b"1\r\nx\r\n"
             answer = await asked(connect, POST + CHUNKED + b"\r\n" + piece * 500_000)
             assert "pieces of a few bytes" in refused(answer, 400)
@@ -230,7 +231,7 @@ def test_upgrades_are_declined_and_their_bodies_kept() -> None:
 
 def test_a_body_may_wait_for_leave() -> None:
     async def work() -> None:
-        async with serving(body_timeout=PATIENCE) as (app, connect):
+        async with serving() as (app, connect):
             reader, writer = await connect()
             writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n")
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -310,8 +311,7 @@ def test_nothing_is_written_to_clients_that_left(caplog: pytest.LogCaptureFixtur
 
 def test_idle_connections_make_room_and_busy_ones_keep_it() -> None:
     async def work() -> None:
-        limits = {"max_connections": 4, "header_timeout": PATIENCE, "write_timeout": PATIENCE}
-        async with serving(**limits) as (_, connect):
+        async with serving(max_connections=4, write_timeout=PATIENCE) as (_, connect):
             idle = [await connect() for _ in range(100)]
             busy = [await connect() for _ in range(4)]
             for reader, writer in busy:

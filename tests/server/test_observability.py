@@ -61,7 +61,7 @@ def server(tiny_llama: Path, tiny_drafter: Path, spans: tuple[str, list[Any]]) -
 
 def logged(server: Served, **wanted: Any) -> dict[str, Any]:
     """The first line of the log with such fields."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for line in [json.loads(text) for text in server.lines if text.startswith("{")]:
             if all(line.get(name) == value for name, value in wanted.items()):
@@ -89,7 +89,7 @@ def test_a_call_has_one_id_everywhere(server: Served, spans: tuple[str, list[Any
     assert line["drafted"] == shown["num_draft_tokens"]
     assert line["accepted"] == shown["num_accepted_draft_tokens"]
     assert 0 < line["ttft_seconds"] <= line["seconds"]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not spans[1] and time.monotonic() < deadline:
         time.sleep(0.05)
     span = spans[1][0]
@@ -116,7 +116,7 @@ def test_failures_are_logged_and_traced(server: Served, spans: tuple[str, list[A
     )  # fmt: skip
     assert found.status_code == 400
     assert logged(server, request_id="bad")["status"] == 400
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for span in spans[1]:
             kept = {a.key: a.value for a in span.attributes}
@@ -164,7 +164,7 @@ def test_spans_have_names_of_known_paths_only(server: Served, spans: tuple[str, 
             f"{server.url}/rand-{i}", headers={"traceparent": f"00-{i + 1:032x}-{1:016x}-01"}
         )
     ids = {f"{i + 1:032x}" for i in range(5)}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         found = {span.trace_id.hex(): span.name for span in spans[1]}
         if ids <= found.keys():

@@ -69,7 +69,7 @@ async def stopped(llm: AsyncLLM, client: httpx.AsyncClient) -> None:
         codes.add(found.status_code)
         texts.add(found.text)
         await asyncio.sleep(0.05)
-    assert worst < SILENT / 2
+    assert worst < SILENT  # whoever waits for the worker waits so long
     assert codes == {200, 503}
     assert any("the engine has not answered for" in text for text in texts)
     for found in await asyncio.gather(*calls, return_exceptions=True):

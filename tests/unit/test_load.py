@@ -127,8 +127,8 @@ def test_a_real_stream_gives_its_schedule() -> None:
     assert run["median_ttft_ms"] >= 50
     assert run["median_e2el_ms"] >= 130
     assert min(run["ttfts"]) >= 0.05
-    assert run["median_tpot_ms"] * 14 == pytest.approx(run["median_chunk_gap_ms"] * 4, rel=0.5)
     assert run["chunk_tokens"] == [[3.0] * 5] * 8
+    assert run["mean_tpot_ms"] * 14 == pytest.approx(run["mean_chunk_gap_ms"] * 4)
     assert run["tokens_per_chunk"] == 3
 
 
@@ -380,7 +380,7 @@ def test_synthetic_prompts_warn_loudly() -> None:
 
 def test_sides_take_turns_and_have_an_interval() -> None:
     async def main() -> list[dict[str, Any]]:
-        slow, fast = Schedule(first=0.03), Schedule(first=0.01)
+        slow, fast = Schedule(first=0.08), Schedule(first=0.01)
         async with stub(slow) as one, stub(fast) as two:
             test = Options(one, PROMPTS, (Closed(1),), requests=3, warm_up=0)
             return await paired._pair(test, two, 6, lambda *_: None)

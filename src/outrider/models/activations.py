@@ -1,0 +1,47 @@
+"""Keeps configs of transformers from importing what runs activations.
+
+Every config imports ``transformers.utils.type_validators``, which takes the names of activations
+from ``transformers.activations``. That module brings torch's compiler, its distributed tensors and
+sympy along: seconds and memory for each process, of which native families use nothing.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+_ACTIVATIONS = "transformers.activations"
+_CHECKS = "transformers.utils.type_validators"
+
+
+class Activations(Mapping[str, Any]):
+    """``transformers.activations.ACT2FN``, imported when it is looked at."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    @staticmethod
+    def _all() -> Any:
+        return import_module(_ACTIVATIONS).ACT2FN
+
+
+def keep_light() -> None:
+    """Import the checks with ``Activations``, unless they or the activations are there already."""
+    if _CHECKS in sys.modules or _ACTIVATIONS in sys.modules:
+        return
+    stand_in = ModuleType(_ACTIVATIONS)
+    stand_in.__dict__["ACT2FN"] = Activations()
+    sys.modules[_ACTIVATIONS] = stand_in
+    try:
+        import_module(_CHECKS)
+    except ImportError:  # a version that takes more from there imports it whole, later
+        sys.modules.pop(_CHECKS, None)
+    finally:
+        del sys.modules[_ACTIVATIONS]
