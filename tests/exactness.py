@@ -181,6 +181,7 @@ def run(
         del coming[:now]
         for event in engine.step():
             collect(ids, event)
+    engine.settle()
     check_engine(engine)
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_usable
     return ids

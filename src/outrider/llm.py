@@ -226,6 +226,7 @@ class LLM:
         finally:
             for id in left:
                 self.engine.abort(id)
+            self.engine.settle()
 
 
 def _one_each(values: T | Sequence[T] | None, kind: type[T], count: int, name: str) -> list[T]:

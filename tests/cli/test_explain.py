@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from conftest import VOCABULARY
+from heads import Eagle, make_head, make_medusa, save_head
 from pages import check_engine
+from transformers import AutoConfig
 from typer.testing import CliRunner, Result
 
 from outrider import LLM, SamplingParams
@@ -18,12 +20,14 @@ from outrider.audit.explain import Explanation, Position, explain, label
 from outrider.cli import app
 from outrider.cli import explain as command
 from outrider.errors import NumericalError, RequestError
+from outrider.native import choice as native
 from outrider.sampling.noise import gumbel
 from outrider.types import Draft
 
 PROMPT = "def greet(name):\n    return"
 LOOP = "the lazy dog jumps over the lazy dog jumps over the lazy"
 K = 4
+needs_native = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,31 @@ def ngram(tiny_llama: Path) -> LLM:
     return LLM(tiny_llama, drafter="ngram", num_speculative_tokens=4, max_num_seqs=1)
 
 
+@pytest.fixture(scope="module")
+def heads(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LLM]:
+    """Random heads, one of which drafts few of the target's ids."""
+    folder, config = tmp_path_factory.mktemp("heads"), AutoConfig.from_pretrained(tiny_llama)
+    save_head(make_head(Eagle(), config), folder / "eagle3")
+    save_head(make_head(Eagle(parallel=True), config), folder / "peagle")
+    make_medusa(folder / "medusa", config.hidden_size, config.vocab_size)
+    return {
+        name: LLM(tiny_llama, str(folder / name), num_speculative_tokens=4, max_num_seqs=1)
+        for name in HEADS
+    }
+
+
+HEADS = ("eagle3", "peagle", "medusa")
+
+
+@pytest.fixture(
+    params=["llm", "twins", "ngram", *(pytest.param(name, marks=needs_native) for name in HEADS)]
+)
+def any_llm(request: pytest.FixtureRequest) -> Any:
+    if request.param in HEADS:
+        return request.getfixturevalue("heads")[request.param]
+    return request.getfixturevalue(request.param)
+
+
 def outrider(*args: object) -> Result:
     env = {"COLUMNS": "80", "FORCE_COLOR": None}
     return CliRunner(env=env).invoke(app, ["explain", *(str(a) for a in args)])
@@ -64,7 +93,8 @@ def check_arithmetic(found: Explanation) -> None:
     """Recompute what can be recomputed from the figures alone."""
 
     def drawn(scores: dict[int, float | None]) -> int:
-        return min(scores, key=lambda id: (-(scores[id] or 0), id))
+        known = {id: score for id, score in scores.items() if score is not None}
+        return min(known, key=lambda id: (-known[id], id))
 
     for position in found.positions:
         candidates = position.candidates
@@ -75,7 +105,9 @@ def check_arithmetic(found: Explanation) -> None:
             assert c.noise == (noise[c.id] if found.temperature else None)
             g = c.noise or 0
             assert c.target_score == pytest.approx(math.log(c.p) + g, abs=1e-5)
-            if c.q is not None:
+            if c.q == 0:  # an id that a head does not draft
+                assert c.drafter_score is None
+            elif c.q is not None:
                 assert c.drafter_score == pytest.approx(math.log(c.q) + g, abs=1e-5)
         assert drawn({c.id: c.target_score for c in candidates}) == position.target.id
         if position.draft is not None:
@@ -102,11 +134,8 @@ def check_outcomes(found: Explanation) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
-@pytest.mark.parametrize("drafter", ["llm", "twins", "ngram"])
-def test_every_step_is_what_generate_does(
-    drafter: str, temperature: float, request: pytest.FixtureRequest
-) -> None:
-    llm: LLM = request.getfixturevalue(drafter)
+def test_every_step_is_what_generate_does(any_llm: LLM, temperature: float) -> None:
+    llm = any_llm
     llm.engine.speculator.probes = False  # a step without drafts has other origins
     ids, origins = generated(llm, LOOP, temperature, seed=2)
     prompt = llm.generate(LOOP, SamplingParams(max_tokens=1))[0].prompt_token_ids
@@ -122,6 +151,21 @@ def test_every_step_is_what_generate_does(
         assert [e.id for e in found.output] == ids[done:end]
         assert [e.origin for e in found.output] == origins[done:end]
         done = end
+
+
+@needs_native
+@pytest.mark.parametrize(("name", "passes"), [("eagle3", 4), ("peagle", 1), ("medusa", 1)])
+def test_a_head_drafts_and_has_a_law(heads: dict[str, LLM], name: str, passes: int) -> None:
+    found = explain(heads[name], PROMPT, 0.8, seed=0, step=1)
+    assert found.drafted == (3 if name == "medusa" else K)
+    assert sum(position.draft is not None for position in found.positions) == found.drafted
+    assert all(c.q is not None for p in found.positions if p.draft for c in p.candidates)
+    assert found.summary.endswith(
+        f"at the price of {passes} pass{'es' * (passes > 1)} of the drafter."
+    )
+    said = command.introduction(found)
+    assert "both draw with the same random noise" in said
+    assert f"{name.replace('peagle', 'eagle3')}, proposes" not in said
 
 
 def test_the_laws_are_those_that_plain_decoding_reports(tiny_llama: Path, llm: LLM) -> None:

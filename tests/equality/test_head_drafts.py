@@ -10,21 +10,26 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import exactness
 import pytest
 import torch
-from exactness import VOCABULARY, make_engine, make_fickle, planted_pair
+from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests
 from heads import Eagle, agreeing_head, agreeing_medusa, save_head
+from pages import check_engine
 from products import OPTIONS, Product, dealt, prompts, rest
 from safetensors.torch import load_file, save_file
 
+from outrider.audit.wrapped import WrappedPipeline
 from outrider.drafters import eagle
 from outrider.drafters.base import Drafter
 from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.medusa import MedusaDrafter
 from outrider.engine.costs import Costs, Curve, DraftCosts
 from outrider.engine.engine import Engine
+from outrider.engine.worker import Worker
 from outrider.models.base import Model
 from outrider.models.rows import Segment
 from outrider.native import choice as native
@@ -115,6 +120,92 @@ def test_medusas_choices_are_drafted_whole(target: Path) -> None:
     assert max(sizes) == len(CHOICES["medusa_choices"])
 
 
+def noted(drafter: Drafter, order: list[str]) -> None:
+    """Note the calls of a drafter in ``order``."""
+
+    def told(name: str, call: Any) -> Any:
+        return lambda *args: order.append(name) or call(*args)
+
+    for name in ("propose", "observe", "release"):
+        setattr(drafter, name, told(name, getattr(drafter, name)))
+
+
+@pytest.mark.parametrize("name", ["eagle3", "peagle", "medusa"])
+def test_events_do_not_wait_for_a_heads_states(target: Path, name: str) -> None:
+    engine, order = engine_of(target, name), list[str]()
+    drafter = engine.speculator.drafters[name.replace("peagle", "eagle3")]
+    noted(drafter, order)
+    params = SamplingParams(max_tokens=9, temperature=0.8, ignore_eos=True)
+    outputs: list[list[int | None]] = []
+    for _ in range(2):  # the second by the id of one that ended, which is not forgotten yet
+        engine.add(Request("a", tuple(prompts()[2]), params, 1))
+        outputs.append([])
+        while engine.has_work:
+            outputs[-1] += [event.token_id for event in engine.step()]
+            order.append("events")
+    assert outputs[0] == outputs[1]
+    first, *steps = " ".join(order).split("events")
+    assert first == "propose "
+    assert {*steps[:-1]} == {" observe propose ", " observe release propose "}
+    assert order.count("release") == 1
+    del order[:]
+    engine.settle()
+    engine.settle()
+    assert order == ["observe", "release"]
+
+
+def test_a_worker_sends_events_before_states_are_made(target: Path) -> None:
+    engine, order = engine_of(target, "eagle3"), list[str]()
+    noted(engine.speculator.drafters["eagle3"], order)
+    sends: Any = SimpleNamespace(send=lambda message: order.append(type(message).__name__))
+    worker = Worker(engine, sends, sends, SimpleNamespace(longest=0.0), 0)  # type: ignore[arg-type]
+    engine.add(Request("a", tuple(prompts()[2]), SamplingParams(max_tokens=9), 1))
+    worker._step()
+    assert order == ["propose", "Stepped", "observe"]
+    assert worker.pulse.longest
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "peagle", "medusa"])
+def test_an_abort_finds_nothing_unsettled(target: Path, drafter: str) -> None:
+    """A sequence that leaves between a step and what follows from it leaves nothing behind."""
+    engine = engine_of(target, drafter)
+    own = engine.speculator.drafters[drafter.replace("peagle", "eagle3")]
+    for request in requests(prompts()[2:4], SamplingParams(max_tokens=30, ignore_eos=True)):
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    engine.abort("r0")
+    engine.step()
+    engine.abort("r1")
+    engine.step()
+    check_engine(engine)
+    kept = [own._last] if isinstance(own, MedusaDrafter) else [own._states, own._ring._runs]  # type: ignore[attr-defined]
+    assert not any(kept)
+
+
+@pytest.mark.parametrize("option", ["greedy", "0.8", "penalties", "regex"])
+@pytest.mark.parametrize("drafter", ["eagle3", "peagle", "medusa"])
+def test_heads_draft_alike_where_python_processes_logits(
+    target: Path, drafter: str, option: str
+) -> None:
+    """Chains; where a processor has its say, and where a step is explained."""
+    found = []
+    for wrap in (False, True):
+        engine = engine_of(target, drafter)
+        events: list[tuple[Any, ...]] = []
+        for request in requests(prompts()[2:], SamplingParams(max_tokens=16, **OPTIONS[option])):
+            sequences = engine.prepare(request)
+            for sequence in sequences if wrap else ():
+                sequence.pipeline = WrappedPipeline(sequence.pipeline)
+            engine.enqueue(sequences)
+            while engine.has_work:
+                events += [(e.request_id, e.token_id, e.drafted) for e in engine.step()]
+        found.append(events)
+        assert engine.counts.drafted
+        assert not engine.speculator.switched_off
+    assert found[0] == found[1]
+
+
 def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Tensor:
     """The logits of the last entry of a sequence's head, with everything computed anew."""
     drafter, target = engine.speculator.drafters["eagle3"], engine.model
@@ -171,7 +262,7 @@ def test_what_a_head_keeps_is_what_it_would_compute(
     base = prompts()[3]
     live: dict[str, int] = {}
     seen = shared = cut = 0
-    for turn in range(240):
+    for turn in range(320):
         if rng.random() < 0.25 and len(live) < 5:
             prompt = [*base[: rng.choice((0, 8, 13, 24, 40))], rng.randrange(4, VOCABULARY)]
             id = f"t{turn}"
@@ -184,6 +275,9 @@ def test_what_a_head_keeps_is_what_it_would_compute(
         for event in engine.step():
             if event.finish_reason:
                 live.pop(event.request_id, None)
+        if not turn % 3:
+            continue  # the next step, or an abort before it, finds this one unsettled
+        engine.settle()
         for sequence in engine.scheduler.running:
             state = drafter._states.get(sequence.id)
             if (

@@ -135,6 +135,7 @@ def test_what_is_kept_is_what_would_be_computed(target: Path, chunk: int, drafte
         for event in engine.step():
             if event.finish_reason:
                 live.discard(event.request_id)
+        engine.settle()
         check_drafter(engine)
         tables = [state.table for state in own._states.values()]
         shared |= set.intersection(*map(set, tables[:2])) if len(tables) > 1 else set()

@@ -4,16 +4,20 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from heads import Eagle, make_head, save_head
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
+from transformers import AutoConfig
 
 from benchmarks.served import Served
 from outrider import LLM, SamplingParams
+from outrider.native import choice as native
 
 PROMPT = "def greet(name):"
 MESSAGES: Any = [{"role": "user", "content": "for word"}]
@@ -302,22 +306,57 @@ def running(server: Served) -> float:
     return sum(map(float, found))
 
 
+@pytest.fixture(scope="module")
+def headed(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of a head alone, which names its target; that says how to sample."""
+    folder = tmp_path_factory.mktemp("headed")
+    target = folder / "head" / "target"
+    shutil.copytree(tiny_llama, target)
+    config = target / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | SAID), encoding="utf-8")
+    head = save_head(make_head(Eagle(), AutoConfig.from_pretrained(target)), folder / "head")
+    about = json.loads((head / "config.json").read_text())
+    about["speculators_config"]["verifier"]["name_or_path"] = "target"
+    (head / "config.json").write_text(json.dumps(about))
+    with Served(head if native.library() else target) as found:
+        yield found
+
+
+SAID = {"temperature": 0.0, "frequency_penalty": 1.5, "max_new_tokens": 9}
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_llama: Path) -> LLM:
+    return LLM(tiny_llama, drafter=None, max_num_seqs=1)
+
+
 def test_the_checkpoint_says_how_to_sample_where_a_call_does_not(
-    tiny_llama: Path, tmp_path: Path
+    headed: Served, plain: LLM
 ) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(tiny_llama, model)
-    config = model / "generation_config.json"
-    said = {"temperature": 0.0, "frequency_penalty": 1.5, "max_new_tokens": 9}
-    config.write_text(json.dumps(json.loads(config.read_text()) | said), encoding="utf-8")
-    llm = LLM(tiny_llama, drafter=None, max_num_seqs=1)
     body = {"prompt": PROMPT, "max_tokens": 40, "seed": 3, "ignore_eos": True}
-    with Served(model) as found:
-        assert any("temperature 0.0, frequency_penalty 1.5" in line for line in found.lines)
-        for more in ({}, {"temperature": 1.1}, {"frequency_penalty": 0, "max_tokens": 4}):
-            answer = post(found, "/v1/completions", **{**body, **more}).json()["choices"][0]
-            wanted: Any = {**body, **said, **more}
-            wanted["max_tokens"] = min(9, wanted["max_tokens"])
-            del wanted["prompt"], wanted["max_new_tokens"]
-            expected = llm.generate(PROMPT, SamplingParams(**wanted))[0].outputs[0]
-            assert answer["text"] == expected.text
+    assert any("temperature 0.0, frequency_penalty 1.5" in line for line in headed.lines)
+    for more in ({}, {"temperature": 1.1}, {"frequency_penalty": 0, "max_tokens": 4}):
+        answer = post(headed, "/v1/completions", **{**body, **more}).json()["choices"][0]
+        wanted: Any = {**body, **SAID, **more}
+        wanted["max_tokens"] = min(9, wanted["max_tokens"])
+        del wanted["prompt"], wanted["max_new_tokens"]
+        assert answer["text"] == plain.generate(PROMPT, SamplingParams(**wanted))[0].outputs[0].text
+
+
+@pytest.mark.skipif(native.library() is None, reason="the native step is off")
+def test_a_head_is_served_with_the_target_and_length_that_it_names(
+    headed: Served, plain: LLM
+) -> None:
+    found = httpx.get(f"{headed.url}/v1/speculation").json()
+    assert found["num_speculative_tokens"] == 5
+    assert "eagle3" in found["drafters"]
+    body = {"prompt": PROMPT, "max_tokens": 9, "temperature": 0.8, "frequency_penalty": 0.0}
+    answer = post(
+        headed, "/v1/completions", **body, seed=4, ignore_eos=True,
+        speculation={"drafter": "eagle3", "num_speculative_tokens": 5},
+    ).json()  # fmt: skip
+    del body["prompt"]
+    params = SamplingParams(**body, seed=4, ignore_eos=True)
+    assert answer["choices"][0]["text"] == plain.generate(PROMPT, params)[0].outputs[0].text
+    shown = answer["metrics"]["speculative_decoding"]
+    assert shown["num_draft_tokens"] >= 5

@@ -199,20 +199,20 @@ def explain(
         ],
         drafted=drafted,
         accepted=accepted,
-        summary=_summary(drafted, accepted, kept, len(shown.drafter)),
+        summary=_summary(drafted, accepted, kept, watch.passes_of(shown)),
     )
 
 
-def _summary(drafted: int, accepted: int, emitted: int, drawn: int) -> str:
-    """Return the result of a step; ``drawn`` counts the passes of a drafter with logits."""
+def _summary(drafted: int, accepted: int, emitted: int, passes: int) -> str:
+    """Return the result of a step; ``passes`` are those of a drafter with logits."""
     tokens = f"{emitted} token{'s' if emitted > 1 else ''} from one pass of the target"
     if not drafted:
         return f"0 drafted, {tokens}: plain decoding."
     cost = ""
-    if drawn:
-        cost = f", at the price of {drawn} pass{'es' if drawn > 1 else ''} of the drafter"
-    passes = f"instead of {emitted} passes" if emitted > 1 else "as without a draft"
-    return f"{drafted} drafted, {accepted} accepted, {tokens}, {passes}{cost}."
+    if passes:
+        cost = f", at the price of {passes} pass{'es' if passes > 1 else ''} of the drafter"
+    gain = f"instead of {emitted} passes" if emitted > 1 else "as without a draft"
+    return f"{drafted} drafted, {accepted} accepted, {tokens}, {gain}{cost}."
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,10 @@ class Watch(WrappedDrafter):
         self._distribution: _WatchedPipeline | None = None
         self._now: Step | None = None
 
+    def passes_of(self, step: Step) -> int:
+        """Return how many passes of a drafter with logits made a step's draft."""
+        return min(1, len(step.drafter)) if self.inner.rows_at_once else len(step.drafter)
+
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
@@ -172,6 +176,7 @@ def watch_step(
         closing(llm.stream(prompt, params)) as events,  # type: ignore[type-var]
     ):
         for event in events:
+            engine.settle()  # so that the watch has seen the event's step
             if event.error is not None:
                 raise NumericalError(f"the prompt failed: {event.error}")
             if watch.chosen is not None or watch.seen >= last:

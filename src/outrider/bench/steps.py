@@ -114,6 +114,7 @@ def timed(
             if not running:
                 break
             events = llm.engine.step()
+            llm.engine.settle()
             if recorder.last is not None:
                 drafted = sum(len(each.drafted.tokens) for each in events if each.drafted)
                 steps.append(Timed(size, len(events), drafted, *recorder.last))

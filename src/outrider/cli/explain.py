@@ -29,6 +29,9 @@ CHOICES = {
 """Who chose a token, by whether the target did and the drafter."""
 PROPOSES = {
     "model": "a smaller model, proposes {k} tokens",
+    "eagle3": "a head on the target's hidden states, proposes {k} tokens",
+    "medusa": "heads on the target's hidden state, one for each of up to {k} tokens, proposes them "
+    "in one pass",
     "ngram": "ngram, proposes up to {k} tokens, those that followed the same few earlier in the "
     "text",
 }
@@ -48,7 +51,8 @@ def introduction(step: Explanation) -> str:
     if not step.temperature:
         draw = "At temperature 0 no noise is drawn: the likeliest token wins."
     else:
-        who = "both draw with the same" if step.drafter == "model" else "it draws with"
+        drawn = any(c.q is not None for p in step.positions for c in p.candidates)
+        who = "both draw with the same" if drawn or step.drafter == "model" else "it draws with"
         draw = (
             f"At each position {who} random noise g: the highest log probability + g wins, which "
             "is an exact draw from the distribution."

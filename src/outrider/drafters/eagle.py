@@ -155,7 +155,7 @@ class EagleDrafter(Drafter):
         room, self.catching_up = self._max_rows, False
         for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
             sequence, stop = item.sequence, item.start + item.count
-            if not budget.depth or stop < 2 or not sequence.pipeline.native_handle:
+            if not budget.depth or stop < 2:
                 continue
             state = self._state(sequence, stop)
             start = state.num_computed

@@ -119,7 +119,7 @@ class MedusaDrafter(Drafter):
             sequence = item.sequence
             position, state = self._last.get(sequence.id, (-1, None))
             known = state is not None and position == len(sequence.tokens) - 2
-            if budget.depth and known and state is not None and sequence.pipeline.native_handle:
+            if budget.depth and known and state is not None:
                 drafting.append(i)
                 segments.append(self._model.segment(state, sequence.id))
                 inputs.append(DraftInput(sequence, draft_limits(budget, self._choices)))

@@ -1,9 +1,11 @@
 """The engine: ``add``, ``abort``, and one ``step`` for plain and speculative decoding alike."""
 
+from __future__ import annotations
+
 import time
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -17,7 +19,7 @@ from ..sampling.acceptance import AcceptanceRule
 from ..sampling.grammar import Grammars
 from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
-from ..types import Counts, Draft, Event, Request, SequenceState
+from ..types import Counts, Draft, Event, HiddenStates, Request, SequenceState, Verdict
 from .adaptive import Adaptive, Seconds
 from .beliefs import summary
 from .budget import Budget
@@ -54,6 +56,14 @@ def check_drafter(drafter: Drafter, rule: AcceptanceRule, model: Model) -> None:
             f"a {model.shape.family!r} model has no native path, and without one cannot "
             f"verify the trees of drafter {drafter.name!r}; use a drafter of chains."
         )
+
+
+class _Seconds(NamedTuple):
+    """The seconds of a step up to its events, and those of its drafting and verifying."""
+
+    step: float
+    draft: float
+    verify: float
 
 
 class Engine:
@@ -127,6 +137,7 @@ class Engine:
         self._tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, shape.vocab_size, shape.eos_token_ids)
         self._live: dict[str, dict[int, SequenceState]] = {}
+        self._unsettled: Callable[[], None] | None = None
         self._bad_words = lru_cache(KNOWN_WORDS)(self._bad_word_ids)  # once for all its prompts
 
     def add(self, request: Request) -> None:
@@ -218,6 +229,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Drop a request's sequences and free their pages at once; an unknown id is no error."""
+        self.settle()
         for sequence in self._live.pop(request_id, {}).values():
             self.scheduler.remove(sequence)
             self._forget(sequence, ended=True)
@@ -239,7 +251,11 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def step(self) -> list[Event]:
-        """Schedule, draft, verify, commit; return what was emitted."""
+        """Schedule, draft, verify, commit; return what was emitted.
+
+        Whoever hands the events on calls ``settle`` afterwards, else the next step does.
+        """
+        self.settle()
         begin = time.perf_counter()
         scheduler, speculator = self.scheduler, self.speculator
         sequences = scheduler.decoding
@@ -258,21 +274,49 @@ class Engine:
         verdict, states = self.runner.verify(plan, draft, speculator.target_layers)
         verified = time.perf_counter()
         events = scheduler.commit(plan, draft, verdict)
+        ended: list[SequenceState] = []
+        events = [self._closed(e, ended) if e.finish_reason is not None else e for e in events]
+        took = _Seconds(time.perf_counter() - begin, drafted - scheduled, verified - drafted)
+        self._unsettled = partial(
+            self._settle, plan, draft, verdict, states, ended, len(events), took
+        )
+        return events
+
+    def settle(self) -> None:
+        """Tell drafters, controller and costs of the last step, if they do not know it yet.
+
+        That takes time, as states have to be computed, which no event waits for.
+        """
+        rest, self._unsettled = self._unsettled, None
+        if rest is not None:
+            rest()
+
+    def _settle(
+        self,
+        plan: Plan,
+        draft: Draft,
+        verdict: Verdict,
+        states: HiddenStates | None,
+        ended: list[SequenceState],
+        emitted: int,
+        took: _Seconds,
+    ) -> None:
+        begin, speculator = time.perf_counter() - took.step, self.speculator
         speculator.observe(plan, draft, verdict, states)
         if speculator.adaptive is not None:
-            now = time.perf_counter()
-            took = Seconds(now - begin, verified - drafted, speculator.spent)
-            speculator.adaptive.learn(plan, draft, len(events), took)
+            seconds = Seconds(time.perf_counter() - begin, took.verify, speculator.spent)
+            speculator.adaptive.learn(plan, draft, emitted, seconds)
         self.costs.observe(
             rows=plan.rows,
             decoding=plan.decoding,
-            emitted=len(events),
+            emitted=emitted,
             drafters={item.drafter for item, t in zip(plan.batch, draft.tokens, strict=True) if t},
             seconds=time.perf_counter() - begin,
-            draft_seconds=drafted - scheduled,
-            verify_seconds=verified - drafted,
+            draft_seconds=took.draft,
+            verify_seconds=took.verify,
         )
-        return [self._closed(e) if e.finish_reason is not None else e for e in events]
+        for sequence in ended:
+            self._forget(sequence, ended=True)
 
     @staticmethod
     def _fitted(plan: Plan, draft: Draft) -> Draft:
@@ -293,14 +337,14 @@ class Engine:
                 draft.tokens[i], draft.parents[i] = [], []
         return draft
 
-    def _closed(self, event: Event) -> Event:
-        """Let go of the sample that ``event`` ends; the event takes its counts along."""
+    def _closed(self, event: Event, ended: list[SequenceState]) -> Event:
+        """Move the sample that ``event`` ends to ``ended``; the event takes its counts along."""
         samples = self._live[event.request_id]
         done = samples.pop(event.sample_index)
         if not samples:
             del self._live[event.request_id]
         self.counts.add(done.counts)
-        self._forget(done, ended=True)
+        ended.append(done)
         return event._replace(counts=done.counts)
 
     def _forget(self, sequence: SequenceState, ended: bool) -> None:

@@ -186,12 +186,16 @@ class Worker:
         self.engine.add(Request("warm-up", (0,) * max(1, shortest - WARM_TOKENS), params, 0))
         while self.engine.has_work:
             self.engine.step()
+        self.engine.settle()
 
     def _step(self) -> None:
         begin = time.perf_counter()
         events = self.engine.step()
-        self.pulse.longest = max(self.pulse.longest, time.perf_counter() - begin)
+        took = time.perf_counter() - begin
         self.outlet.send(Stepped(events, self._gauges()))
+        begin = time.perf_counter()
+        self.engine.settle()
+        self.pulse.longest = max(self.pulse.longest, took + time.perf_counter() - begin)
 
     def _tell(self) -> None:
         """Send what the controller believes: once a second, and when the engine falls idle."""

@@ -428,9 +428,12 @@ class NativeTransformer(Model):
                 nodes[i] = drafted
         if slow:
             some = [segments[i] for i in slow], store, [inputs[i] for i in slow]
-            for i, drafted in zip(slow, super().draft(*some, noise, needs_logits), strict=True):
+            for i, drafted in zip(slow, self._in_python(*some, noise, needs_logits), strict=True):
                 nodes[i] = drafted
         return nodes
+
+    _in_python = Model.draft
+    """Drafts where Python processes logits."""
 
 
 def words_of(segments: Sequence[Segment]) -> array[int]:

@@ -11,7 +11,10 @@ from ..config import NO_RECIPES, Recipe
 from ..errors import ModelError
 from ..native.checks import free_with
 from ..native.interface import PAIRED, Config
+from ..sampling.shared_noise import Noise
 from .base import Output, Store
+from .decide import DraftInput, DraftNodes
+from .head_chains import chains_in_python
 from .head_tensors import HeadTensors, check_tensors, drafted_ids
 from .heads import PEAGLE, Head, check_target
 from .native import NativeTransformer, words_of
@@ -179,3 +182,23 @@ class NativeHead(NativeTransformer):
 
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         return states_of(segments)
+
+    def _in_python(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+        needs_logits: bool = False,
+    ) -> list[DraftNodes]:
+        behind = self.hidden_layers
+
+        def passes(segment: Segment) -> tuple[torch.Tensor, Segment | None]:
+            output = self.run([segment], store, (behind,))
+            assert output.logits is not None
+            if self.mask_state is not None:
+                return output.logits, None
+            states = output.hidden[behind][-1:]
+            return output.logits, segment._replace(logits=1, states=states)
+
+        return chains_in_python(passes, segments, inputs, noise)

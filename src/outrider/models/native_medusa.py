@@ -8,8 +8,11 @@ import torch
 
 from ..native.checks import free_with
 from ..native.interface import HEADS, Config
+from ..sampling.shared_noise import Noise
 from .base import Output, Store
+from .decide import DraftInput, DraftNodes
 from .formats.shared import Checkpoint
+from .head_chains import chains_in_python
 from .head_tensors import check_tensors
 from .heads import Head, check_target
 from .native import NativeTransformer, words_of
@@ -97,3 +100,18 @@ class NativeMedusa(NativeTransformer):
 
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         return states_of(segments)
+
+    def _in_python(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+        needs_logits: bool = False,
+    ) -> list[DraftNodes]:
+        def passes(segment: Segment) -> tuple[torch.Tensor, Segment | None]:
+            logits = self.run([segment], store).logits
+            assert logits is not None
+            return logits, None
+
+        return chains_in_python(passes, segments, inputs, noise)
