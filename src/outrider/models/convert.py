@@ -50,6 +50,17 @@ def convert(folder: Path, out: Path) -> int:
     if not plain and not pickled:
         raise ModelError(f"{folder} has no weights: neither .safetensors nor {', '.join(PICKLED)}.")
     out.mkdir(parents=True, exist_ok=True)
+    try:
+        _write(folder, plain, pickled, out)
+        return _named(out)
+    except BaseException:  # so that the folder can be given again
+        for file in out.iterdir():
+            file.unlink()
+        raise
+
+
+def _write(folder: Path, plain: list[Path], pickled: list[Path], out: Path) -> None:
+    """Fill the new folder ``out``."""
     for file in folder.iterdir():
         if file.is_file() and not file.name.endswith(NOT_COPIED):
             shutil.copyfile(file, out / file.name)
@@ -59,7 +70,6 @@ def convert(folder: Path, out: Path) -> int:
         shutil.copyfile(folder / INDEX, out / INDEX)
     if pickled:
         _unpickle(pickled, out / "model.safetensors")
-    return _named(out)
 
 
 def _pickled(folder: Path) -> list[Path]:

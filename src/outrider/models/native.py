@@ -327,7 +327,7 @@ class NativeTransformer(Model):
         room, states = store.room(rows + kept), None
         if hidden:
             count = sum(len(segment.tokens) + len(segment.nodes) for segment in segments)
-            states = store.hidden_room(len(hidden), count)
+            states = store.hidden_room(hidden, count)
         tokens, scores = self.library.decide(
             self.handle,
             store.handle,
@@ -338,12 +338,12 @@ class NativeTransformer(Model):
             masks,
             keeps if kept else (),
             hidden,
-            states,
+            None if states is None else states.whole,
             [entries(s) for s, a in zip(segments, inputs, strict=True) if a] if planted else (),
         )
         samples = Samples(tokens, scores, room.tensor)
         if states is not None:
-            samples = samples._replace(hidden=dict(zip(hidden, states, strict=True)))
+            samples = samples._replace(hidden=states.by_layer)
         if keeping:
             samples = with_kept(samples, segments, inputs, slow)
         if slow:
