@@ -154,6 +154,32 @@ def test_events_do_not_wait_for_a_heads_states(target: Path, name: str) -> None:
     assert order == ["observe", "release"]
 
 
+@pytest.mark.parametrize(("later", "early"), [(1024, False), (8, True)])
+def test_a_prompts_states_wait_for_its_first_token(
+    target: Path, later: int, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is read in chunks; a long prompt's are made as they come."""
+    monkeypatch.setattr(eagle, "LATER", later)
+    engine = engine_of(target, "eagle3", max_num_batched_tokens=16)
+    drafter = engine.speculator.drafters["eagle3"]
+    assert isinstance(drafter, EagleDrafter)
+    made: list[int] = []
+    fuse = drafter.model.fuse
+    monkeypatch.setattr(
+        drafter.model, "fuse", lambda *args: made.append(len(args[1])) or fuse(*args)
+    )
+    prompt = prompts()[3]
+    engine.add(Request("a", tuple(prompt), SamplingParams(max_tokens=9, ignore_eos=True), 1))
+    while not engine.step():
+        assert bool(made) <= early
+    assert bool(made) == early
+    engine.settle()
+    assert sum(made) == len(prompt)
+    while engine.has_work:
+        engine.step()
+    assert engine.counts.accepted
+
+
 def test_a_worker_sends_events_before_states_are_made(target: Path) -> None:
     engine, order = engine_of(target, "eagle3"), list[str]()
     noted(engine.speculator.drafters["eagle3"], order)

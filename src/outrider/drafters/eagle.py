@@ -7,7 +7,7 @@ test", 2025; heads that draft in one pass: Hui et al., "P-EAGLE: parallel-drafti
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +22,15 @@ from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, 
 from .base import Drafter, DrafterContext, Needs
 from .heads import HeadSpec, native_target
 from .model import CATCH_UP, NOTHING, draft_limits, draft_of, num_alike, num_nodes
-from .states import PageStates, StateRing
+from .states import PageStates, StateRing, Waiting
 
 UNREAD = 4096
 """States that wait to be read, of all sequences together, or those of a step if they are more; a
 sequence that has more drafts from a shorter context."""
+
+
+LATER = 1024
+"""Rows of prompts, of all sequences together, whose states can wait for a first token."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,12 @@ class EagleSpec(HeadSpec):
         config, head, target = context.config, self.head(), native_target(self.name, context)
         model = NativeHead(head, target, context.max_model_len, config.drafter_quantization)
         nodes, width = num_nodes(config, config.max_draft_length), 4 * model.hidden_size
+        layers = tuple(sorted({*model.target_layers}))
         return Needs(
             model.page_bytes(config.page_size) + width,
-            width * _room(config, nodes),
+            width * _room(config, nodes) + 4 * LATER * len(layers) * target.hidden_size,
             nodes,
-            tuple(sorted({*model.target_layers})),
+            layers,
             model,
             weight_bytes=model.added_bytes(target),
         )
@@ -81,6 +86,11 @@ class _State:
     first: int = 1
     num_computed: int = 1
     noted: int = 0
+
+
+def _copied(rows: torch.Tensor) -> torch.Tensor:
+    """Return a copy, by NumPy: copies of torch wake its threads, which then spin."""
+    return torch.from_numpy(rows.numpy().copy())
 
 
 def begun(segment: Segment, depth: int, model: NativeHead) -> Segment:
@@ -140,6 +150,7 @@ class EagleDrafter(Drafter):
         self._at_ends = PageStates(num_pages, model.hidden_size)
         self._states: dict[str, _State] = {}
         self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
+        self._waiting: dict[str, list[Waiting]] = {}
 
     @property
     def model(self) -> NativeHead:
@@ -157,6 +168,7 @@ class EagleDrafter(Drafter):
             sequence, stop = item.sequence, item.start + item.count
             if not budget.depth or stop < 2:
                 continue
+            self._make(sequence.id)  # of a prompt whose last chunk is one token
             state = self._state(sequence, stop)
             start = state.num_computed
             if start >= stop:
@@ -189,6 +201,8 @@ class EagleDrafter(Drafter):
         states = self._ring.read(sequence.id, max(known, start - 1), end - 1)
         if known > start - 1:  # the last token of a page that another sequence computed
             page = sequence.pages[start // self._page_size - 1]
+            if any(page in each.pages for parts in self._waiting.values() for each in parts):
+                self._make_all()
             states = torch.cat([self._at_ends.states[page : page + 1], states])
         self._ring.forget(sequence.id, end - 1)
         first = state.first if self._window is None else max(state.first, end - self._window)
@@ -227,29 +241,86 @@ class EagleDrafter(Drafter):
         verdict: Verdict,
         states: HiddenStates | None,
     ) -> None:
-        """Make states of the hidden states of committed rows, and keep them."""
+        """Make states of the hidden states of committed rows, and keep them.
+
+        Those of a prompt wait until its first token is out, if they are not too many.
+        """
         assert states is not None
         which, to = array("i"), array("i")
         ends: list[int] = []
         at: list[int] = []
-        size = self._page_size
+        self._make_room(states)
         for item, path, first in zip(batch, verdict.path, states.first, strict=True):
             rows = [*range(first, first + item.count), *(first + item.count + n for n in path)]
             start, sequence = item.start, item.sequence
+            number = self._ring.written
             places = self._ring.append(sequence.id, start, len(rows))
+            pages, lines = self._ends(sequence, start, places)
+            if not item.samples and self._num_waiting + len(rows) <= LATER:
+                own = {
+                    n: _copied(all_[first : first + item.count])
+                    for n, all_ in states.layers.items()
+                }
+                waiting = Waiting(number, own, places, pages, lines)
+                self._waiting.setdefault(sequence.id, []).append(waiting)
+                continue
+            self._make(sequence.id)
             which.extend(rows)
             to.extend(places)
-            if sequence.pages:  # else it has ended and given them back
-                for place in range(-(start + 1) % size, len(rows), size):
-                    ends.append(sequence.pages[(start + place) // size])
-                    at.append(places[place])
-        layers = [states.layers[layer] for layer in self._model.target_layers]
-        self._model.fuse(layers, which, self._ring.states, to)
-        self._at_ends.keep(ends, self._ring.states, at)
+            ends += pages
+            at += lines
+        self._fuse(states.layers, which, to, ends, at)
         for item in batch:
             state = self._states.get(item.sequence.id)
             if state is not None:
                 self._note(item.sequence, state)
+
+    def _ends(
+        self, sequence: SequenceState, start: int, places: array[int]
+    ) -> tuple[list[int], list[int]]:
+        """Return the pages whose last tokens are among those from ``start`` on, and their places.
+
+        A sequence that has ended has given its pages back.
+        """
+        size = self._page_size
+        if not sequence.pages:
+            return [], []
+        last = range(-(start + 1) % size, len(places), size)
+        return [sequence.pages[(start + n) // size] for n in last], [places[n] for n in last]
+
+    def _fuse(
+        self,
+        layers: Mapping[int, torch.Tensor],
+        which: array[int],
+        to: array[int],
+        pages: list[int],
+        at: list[int],
+    ) -> None:
+        if which:
+            hidden = [layers[layer] for layer in self._model.target_layers]
+            self._model.fuse(hidden, which, self._ring.states, to)
+            self._at_ends.keep(pages, self._ring.states, at)
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(len(each.to) for parts in self._waiting.values() for each in parts)
+
+    def _make(self, sequence: str) -> None:
+        """Make the states of a sequence that have waited."""
+        for _, layers, to, pages, at in self._waiting.pop(sequence, ()):
+            self._fuse(layers, array("i", range(len(to))), to, pages, at)
+
+    def _make_all(self) -> None:
+        for sequence in [*self._waiting]:
+            self._make(sequence)
+
+    def _make_room(self, states: HiddenStates) -> None:
+        """Make what has waited before newer states take its places in the ring."""
+        if self._waiting:
+            rows = len(next(iter(states.layers.values())))
+            first = min(parts[0].number for parts in self._waiting.values())
+            if self._ring.written + rows - first > self._ring.room:
+                self._make_all()
 
     def _known(self, sequence: SequenceState) -> _State:
         """Return the state of a new sequence whose beginning others may have computed."""
@@ -266,6 +337,7 @@ class EagleDrafter(Drafter):
             state.noted = full
 
     def release(self, seq_id: str, ended: bool) -> None:
+        self._make(seq_id)  # for its pages, which others may go on behind
         self._states.pop(seq_id, None)
         self._ring.release(seq_id)
         self._store.release(seq_id)

@@ -84,6 +84,20 @@ class StateRing:
         self._runs.pop(sequence, None)
 
 
+class Waiting(NamedTuple):
+    """Rows of a prompt whose states are not made yet, of all states the ``number``-th and on.
+
+    ``hidden`` are copies of the target's hidden states, fp32 [rows, width] by layer; ``to`` are
+    the rows of the ring, and ``pages`` those whose last tokens lie ``at`` some of these.
+    """
+
+    number: int
+    hidden: dict[int, torch.Tensor]
+    to: array[int]
+    pages: list[int]
+    at: list[int]
+
+
 class PageStates:
     """The state of the last token of each page, so that others may go on behind a shared prefix.
 
