@@ -89,7 +89,7 @@ def acceptance_length(head: Path, length: int, temperature: float) -> float:
     return found
 
 
-def first_token(head: Path, rounds: int = 15) -> dict[str, Any]:
+def first_token(head: Path, rounds: int = 41) -> dict[str, Any]:
     """Return the time to the first token with a head over that without, of a long prompt."""
     texts = " ".join(json.loads((POCKET / "prompts.json").read_text()))
     params = SamplingParams(temperature=0, max_tokens=8, seed=1, ignore_eos=True)
