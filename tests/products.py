@@ -112,5 +112,7 @@ class Product:
             assert 0 < engine.counts.accepted < engine.counts.nodes
         if option == "n":
             assert engine.scheduler.hit > 0
-            assert engine.scheduler.preemptions or (pool, batch) != ("tight", 4)
+            # Steps of few rows may bring a request to its end before the next needs pages.
+            crowded = (pool, batch) == ("tight", 4) and chunk >= batch
+            assert engine.scheduler.preemptions or not crowded
         return engine
