@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .. import tomls
 from ..errors import ConfigError, no_option, shown
 from ..limits import LARGEST_CONTEXT, LARGEST_DRAFT
 
@@ -177,13 +177,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or is no TOML.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"The spec {path} cannot be read: {reason}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"The spec {path} is no TOML: {error}.") from None
+    document = tomls.read(path, f"The spec {path}")
     part = document.get(PART)
     return part if isinstance(part, dict) else document
 

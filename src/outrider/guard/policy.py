@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from .. import tomls
 from ..errors import ConfigError, no_option, shown
 from .checks import check
 
@@ -196,13 +196,7 @@ def read(file: Path) -> Policy:
         ConfigError: it cannot be read, or is no policy.
     """
     where = f"The policy {file}"
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{where} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{where} is no TOML: {' '.join(str(error).split())}.") from None
-    return parse(document, where)
+    return parse(tomls.read(file, where), where)
 
 
 def parse(document: Mapping[str, Any], where: str = "The policy") -> Policy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...errors import ConfigError
+from ...errors import ConfigError, shown
 from ..capabilities import find
 from ..engines import trtllm
 from ..launch import Launch
@@ -67,8 +67,8 @@ def _target(build: Command, spec: Spec) -> Spec:
     mode = build.get("--speculative_decoding_mode") or ""
     if mode not in MODES:
         raise ConfigError(
-            f"The mode {mode!r} has no successor in TensorRT-LLM {find('trtllm').version}; take "
-            "draft_tokens_external, an EAGLE-3 head, MTP or NGram."
+            f"The mode {shown(mode)} has no successor in TensorRT-LLM {find('trtllm').version}; "
+            "take draft_tokens_external, an EAGLE-3 head, MTP or NGram."
         )
     length = _number(build, "max_draft_len")
     if length is None:
@@ -85,7 +85,7 @@ def _numbers(build: Command) -> dict[str, Any]:
 def _number(build: Command, name: str) -> int | None:
     value = build.get(f"--{name}")
     if value is not None and not value.isdecimal():
-        raise ConfigError(f"--{name} is {value!r}; give a whole number.")
+        raise ConfigError(f"--{name} is {shown(value)}; give a whole number.")
     return None if value is None else int(value)
 
 

@@ -200,7 +200,7 @@ def current(config: dict[str, Any], batch: int, changes: list[Change]) -> dict[s
     model = config.get("model")
     if isinstance(model, str) and any(word in model.lower() for word in GONE):
         raise ConfigError(
-            f"The drafter {model} is a Medusa or MLP head by its name, and vLLM "
+            f"The drafter {shown(model)} is a Medusa or MLP head by its name, and vLLM "
             f"{versions('vllm')[0]} has neither (0.32.0 still did); take an EAGLE-3 head, or serve "
             "Medusa's heads with Outrider."
         )
