@@ -34,7 +34,7 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Demand:
-    """What is asked; it is checked when it is made.
+    """A question to ``plan``; it is checked when it is made.
 
     Args:
         situation: model, drafter, machine and the tokens of a request.

@@ -68,7 +68,7 @@ class Drafter:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """How a model is split: GPUs of a layer, and stages of layers."""
+    """The split of a model: GPUs of a layer, and stages of layers."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -98,7 +98,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """How clients reach the model, and how many replicas there are."""
+    """The address and the names that clients use, and the number of replicas."""
 
     name: str = "model"
     namespace: str = "default"
@@ -123,7 +123,7 @@ class Spec:
 
     @property
     def drafts(self) -> bool:
-        """Whether the engine drafts at any batch size."""
+        """Return whether the engine drafts at any batch size."""
         lengths = [length for _, _, length in self.drafter.schedule]
         lengths = lengths or [self.drafter.num_speculative_tokens or 0]
         by_itself = self.drafter.num_speculative_tokens is None and not self.drafter.schedule

@@ -25,7 +25,7 @@ LONGEST = 7 * 86400.0
 
 @dataclass(frozen=True)
 class Signal:
-    """When a figure is bad, when it is good again, and for how long it must be bad.
+    """The limits of a figure: bad, good again, and for how long it must be bad.
 
     Of a figure that must not fall, ``bad`` lies below ``clear``; of one that must not rise, above.
     """
@@ -36,16 +36,16 @@ class Signal:
 
     @property
     def falls(self) -> bool:
-        """Whether low values are the bad ones."""
+        """Return whether low values are the bad ones."""
         return self.bad < self.clear
 
     def is_bad(self, value: float, before: bool) -> bool:
-        """Whether a value is bad, given whether the last one was."""
+        """Return whether a value is bad, given whether the last one was."""
         limit = self.clear if before else self.bad
         return value < limit if self.falls else value > limit
 
     def is_clear(self, value: float) -> bool:
-        """Whether a value is good enough to go back."""
+        """Return whether a value is good enough to go back."""
         return value >= self.clear if self.falls else value <= self.clear
 
 
@@ -76,13 +76,13 @@ class Server:
 
     @property
     def has_switch(self) -> bool:
-        """Whether its drafting can be changed while it runs."""
+        """Return whether its drafting can be changed while it runs."""
         return self.kind in WITH_SWITCH
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where figures come from.
+    """The source of figures.
 
     ``engine`` and ``standby`` are label matchers of their series, as ``instance="host:8000"``;
     ``queries`` are expressions in place of the usual ones, where $MATCHER and $WINDOW are filled
@@ -99,7 +99,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What divides traffic between the two, and their names there."""
+    """The switch that divides traffic between the two, and their names there."""
 
     kind: str = "none"
     address: str | None = None
@@ -122,7 +122,7 @@ class Minimum:
 
 @dataclass(frozen=True)
 class Recovery:
-    """How things go back.
+    """The way back.
 
     Args:
         cooldown: least seconds between two changes that are not urgent.
@@ -144,7 +144,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Lease:
-    """What keeps two guards from acting at once: a lock in the folder, or a Kubernetes Lease."""
+    """The lease by which one guard alone acts: a lock in the folder, or a Kubernetes Lease."""
 
     kind: str = "file"
     url: str | None = None
@@ -185,7 +185,7 @@ class Policy:
 
     @property
     def can_shift(self) -> bool:
-        """Whether traffic can be moved at all."""
+        """Return whether traffic can be moved at all."""
         return self.traffic.kind != "none" and self.standby is not None
 
 

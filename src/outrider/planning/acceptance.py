@@ -55,7 +55,7 @@ def _odds(chance: float) -> float:
 
 
 class Drafts(NamedTuple):
-    """What becomes of drafts of one length, by position; the last one stands for all beyond.
+    """The fate of drafts of one length, by position; the last one stands for all beyond.
 
     ``chances`` are those of acceptance, where there is a token and all before it were accepted.
     ``filled`` are the chances that there is one, where all before it were accepted, and
@@ -99,7 +99,7 @@ def _long(values: Sequence[float], k: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What becomes of drafted tokens, and how sure that is.
+    """The fate of drafted tokens, and how sure that is.
 
     ``drafts[i]`` are drafts of i + 1 tokens; the last ones stand for all longer ones. They differ
     where acceptance comes in runs: a long draft takes a whole run in one step, short ones take

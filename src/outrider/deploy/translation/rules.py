@@ -12,7 +12,7 @@ from ..capabilities import DATA
 
 @dataclass(frozen=True)
 class Rule:
-    """What became of one old option: a key of ``speculative_config``, an option, or nothing.
+    """The successor of one old option: a key of ``speculative_config``, an option, or nothing.
 
     ``value`` is the option's value where the old one had none; ``switch`` says it had none.
     """
