@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -269,10 +268,9 @@ def _value(one: Field[Any], value: Any, where: str) -> Any:
 
 
 def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise ConfigError(f"{where} is {shown(value)}; give a number.")
-    if not 0 <= value <= LONGEST:
-        raise ConfigError(f"{where} is {shown(value)}; give 0 to {LONGEST:.0f}.")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= LONGEST:  # NaN neither
+        raise ConfigError(f"{where} is {shown(value)}; give a number from 0 to {LONGEST:.0f}.")
     return float(value)
 
 

@@ -206,7 +206,7 @@ def of_json(document: Any, where: str) -> State:
         values["reduced_to"] = max(1, int(values["reduced_to"]))
         values["seen"] = _number(values["seen"])
         return State(**values)
-    except (TypeError, ValueError, AttributeError, KeyError):
+    except (TypeError, ValueError, OverflowError, AttributeError, KeyError):
         raise damaged from None
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import exp, isfinite, log
+from math import exp, log
 from operator import mul
 from pathlib import Path
 from statistics import fmean
@@ -149,7 +149,7 @@ class Acceptance:
 
 def _checked(rate: Any, what: str) -> float:
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if not number or not isfinite(rate) or not 0 <= rate <= 1:
+    if not number or not 0 <= rate <= 1:  # NaN neither
         raise ConfigError(f"{what} is {shown(rate)}; give a share from 0 to 1.")
     return float(rate)
 

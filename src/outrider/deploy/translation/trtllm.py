@@ -12,7 +12,7 @@ from ..launch import Launch
 from ..spec import Drafter, Spec, Target
 from ..yamls import dump
 from .rules import Change, table
-from .words import Command, options
+from .words import Command, count, options
 
 MODES = {"draft_tokens_external": "draft_model", "eagle": "eagle3"}
 """Modes of a build that have a successor, and the method of a spec."""
@@ -84,9 +84,7 @@ def _numbers(build: Command) -> dict[str, Any]:
 
 def _number(build: Command, name: str) -> int | None:
     value = build.get(f"--{name}")
-    if value is not None and not value.isdecimal():
-        raise ConfigError(f"--{name} is {shown(value)}; give a whole number.")
-    return None if value is None else int(value)
+    return None if value is None else count(value, f"--{name}")
 
 
 def _explain(build: Command, changes: list[Change], placeholder: str) -> None:

@@ -11,6 +11,8 @@ from ...errors import ConfigError, shown
 
 WRAPPERS = frozenset({"exec", "env", "sudo", "nohup", "time", "$"})
 SEPARATORS = frozenset({";", "&&", "||", "|", "&"})
+LONGEST_NUMBER = 12
+"""Digits."""
 OPERATORS = frozenset(";&|<>()")
 TOKEN = re.compile(
     r"""\s+|\#.*|([;&|<>()]+)|((?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|<>()'"\\])+)"""
@@ -134,6 +136,18 @@ def options(
             command.options.append((flag, words[index]))
             index += 1
     return command
+
+
+def count(value: object, flag: str) -> int:
+    """Return an option's value as a number.
+
+    Raises:
+        ConfigError: it is no whole number, or a larger one than any option takes.
+    """
+    text = str(value)
+    if not text.isdecimal() or len(text) > LONGEST_NUMBER:
+        raise ConfigError(f"{flag} is {shown(value)}; give a whole number.")
+    return int(text)
 
 
 def _is_flag(word: str) -> bool:
