@@ -186,7 +186,8 @@ def test_the_dashboard_can_be_provisioned() -> None:
     assert dashboard["uid"]
     # Of an export for import by hand; provisioning does not fill them in.
     assert not {"id", "__inputs", "__requires"} & dashboard.keys()
-    places, numbers = set(), []
+    places: set[tuple[int, int]] = set()
+    numbers: list[int] = []
     for panel in dashboard["panels"]:
         numbers.append(panel["id"])
         at = panel["gridPos"]
