@@ -86,9 +86,24 @@ def llama_cpp(*arguments: str) -> Iterator[str]:
         yield url
 
 
+FILLED = {
+    # Each byte of fresh memory is 0x3f: a float32 is 0.747. Bytes that tcmalloc or a cache of
+    # small blocks hands out are not filled: vLLM loads the first unless a name stands for it.
+    "MALLOC_PERTURB_": str(0x3F ^ 0xFF), "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+    "LD_PRELOAD": "/nowhere/libtcmalloc.so",
+}  # fmt: skip
+"""Variables with which uninitialised memory holds one value, so that vLLM survives its use."""
+
+
 @contextmanager
-def vllm(speculative: dict[str, Any], plugin: bool = False) -> Iterator[str]:
-    """Run vLLM for CPUs on the pocket target, with Outrider's plugin or without."""
+def vllm(speculative: dict[str, Any], plugin: bool = False, filled: bool = False) -> Iterator[str]:
+    """Run vLLM for CPUs on the pocket target, with Outrider's plugin or without.
+
+    Args:
+        speculative: ``speculative_config``, empty for plain decoding.
+        plugin: whether Outrider's rule is active.
+        filled: whether fresh memory is filled, as ``FILLED`` says.
+    """
     python = str(install.VLLM.python)
     command = [
         # -P: beside that script lies a module vllm, which is not the package.
@@ -103,6 +118,7 @@ def vllm(speculative: dict[str, Any], plugin: bool = False) -> Iterator[str]:
         "VLLM_CPU_OMP_THREADS_BIND": core, "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
     with ExitStack() as stack:
+        environment |= FILLED if filled else {}
         if plugin:
             environment |= stack.enter_context(plugged())
         folder = stack.enter_context(TemporaryDirectory())
@@ -138,6 +154,12 @@ SERVERS: dict[str, tuple[str, Callable[[], Any]]] = {
         for plugin in (False, True)
         for name, speculative in SPECULATIVE.items()
     },
+    **{
+        f"vllm-draft{'-outrider' if plugin else ''}-filled": (
+            "vllm", partial(vllm, SPECULATIVE["draft"], plugin, filled=True)
+        )
+        for plugin in (False, True)
+    },
     "vllm-proposer-outrider": ("vllm", partial(vllm, PROPOSER, True)),
     "outrider-draft": ("", lambda: own("--drafter", str(DRAFTER), "--num-speculative-tokens", K)),
     "outrider-ratio": (
@@ -151,10 +173,12 @@ SERVERS: dict[str, tuple[str, Callable[[], Any]]] = {
 """By name: the peer that it needs, and what runs it."""
 
 
-def audited(name: str, samples: int, seed: int) -> Report:
+def audited(name: str, laws: list[str], samples: int, seed: int) -> Report:
     """Return the audit of a server against the pocket target, run plainly here."""
     with SERVERS[name][1]() as url:
-        return verify_endpoint(url, reference=str(pocket.PATH), samples=samples, seed=seed)
+        return verify_endpoint(
+            url, reference=str(pocket.PATH), laws=laws, samples=samples, seed=seed
+        )
 
 
 def lines(name: str, report: Report) -> Iterator[str]:
@@ -171,6 +195,9 @@ def main(
     names: Annotated[
         list[str] | None, typer.Argument(help=f"{', '.join(SERVERS)}; all unless given.")
     ] = None,
+    laws: Annotated[
+        list[str] | None, typer.Option("--law", help="Test this law; all unless given.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=64)] = SAMPLES,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="A folder for the reports.")] = None,
@@ -183,7 +210,7 @@ def main(
         if peer and (why := install.missing(peer)):
             write(f"{name}: skipped: {why}\n")
             continue
-        report = audited(name, samples, seed)
+        report = audited(name, laws or [], samples, seed)
         if out is not None:
             text = json.dumps(report.as_json(), indent=1) + "\n"
             (out / f"{name}.json").write_text(text, encoding="utf-8")

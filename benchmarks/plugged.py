@@ -32,6 +32,7 @@ outrider = outrider.vllm.plugin:register
 """
 MODES = ("plain", "draft", "ngram")
 COLUMNS = ("drafts", "T", "batch", "tokens/s without", "with", "ratio")
+CHOSEN = ("drafts", "T", "batch", "tokens/s at K", "chosen up to K", "ratio")
 DRAFTER = pocket.PATH / "drafter"
 
 
@@ -64,19 +65,24 @@ class Engines:
         folder: for their logs.
         mode: one of ``MODES``.
         spec: the rest of the runners' first line.
+        lengths: compare draft lengths that the controller chooses with a fixed one instead, both
+            with the plugin.
     """
 
-    def __init__(self, stack: ExitStack, folder: Path, mode: str, spec: dict[str, Any]) -> None:
+    def __init__(
+        self, stack: ExitStack, folder: Path, mode: str, spec: dict[str, Any], lengths: bool
+    ) -> None:
         peer = peers()["vllm"]
         own = stack.enter_context(plugged())
         self.sessions: dict[bool, Session] = {}
         for active in (False, True):
             variables = peer.variables()
-            if active:
+            if active or lengths:
                 path = os.pathsep.join((variables["PYTHONPATH"], own["PYTHONPATH"]))
                 variables |= own | {"PYTHONPATH": path}
             log = folder / f"{mode}-{active}.log"
-            session = Session(peer.command, spec | {"mode": mode}, log, variables)
+            chosen = {"mode": mode, "chosen": lengths and active}
+            session = Session(peer.command, spec | chosen, log, variables)
             stack.callback(session.close)
             self.sessions[active] = session
 
@@ -100,6 +106,12 @@ def main(
     rounds: Rounds = 9,
     temperature: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0,0.8",
     batch_size: Annotated[str, typer.Option(help="Prompts at a time, likewise.")] = "1,4",
+    lengths: Annotated[
+        bool,
+        typer.Option(
+            "--lengths", help="With the plugin: lengths of the controller beside a fixed one."
+        ),
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Measure vLLM with the plugin beside vLLM without it, in turns, on one core each."""
@@ -116,17 +128,19 @@ def main(
         "parallel": max(sizes),
     }  # fmt: skip
     found = []
-    head, rule = table(COLUMNS, [])
+    head, rule = table(CHOSEN if lengths else COLUMNS, [])
     write(f"{head}\n{rule}\n")
-    for mode in MODES:
+    for mode in MODES[1:] if lengths else MODES:
         with TemporaryDirectory() as folder, ExitStack() as stack:
-            engines = Engines(stack, Path(folder), mode, spec)
+            engines = Engines(stack, Path(folder), mode, spec, lengths)
             for heat in heats:
                 for size in sizes:
                     cell = _cell(engines, prompts, size, tokens, heat, rounds)
                     found.append({"mode": mode, "temperature": heat, "batch": size, **cell})
                     write(f"{_row(found[-1])}\n")
-    write_json({"machine": machine(), "tokens": tokens, "cells": found}, json_file)
+    compared = "lengths" if lengths else "plugin"
+    report = {"machine": machine(), "compared": compared, "k": length, "tokens": tokens}
+    write_json({**report, "cells": found}, json_file)
 
 
 def _row(cell: dict[str, Any]) -> str:

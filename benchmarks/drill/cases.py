@@ -101,7 +101,7 @@ def weak(stage: Stage) -> Case:
 
 
 def _drafted(fleet: Fleet) -> bool:
-    """Whether the guard has seen enough drafts to judge by."""
+    """Return whether the guard has seen enough drafts to judge by."""
     seen = (fleet.status() or {}).get("seen", {})
     return bool((seen.get("engine", {}).get("drafted") or 0) >= 100)
 
@@ -151,7 +151,7 @@ def recovered(stage: Stage, load: Load, begin: float, quiet: float) -> tuple[Cas
 
 
 def _staged(done: list[dict[str, Any]]) -> bool:
-    """Whether traffic came back by a probe and stages."""
+    """Return whether traffic came back by a probe and stages."""
     actions = [entry["action"] for entry in done]
     first = actions.index("shift") if "shift" in actions else len(actions)
     return actions[first:][-3:] == ["probe", "advance", "return"]

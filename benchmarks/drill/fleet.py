@@ -32,7 +32,7 @@ DRAFT_LENGTH = 4
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a drill runs: seconds between evaluations and scrapes, and of a window."""
+    """A drill's pace: seconds between evaluations and scrapes, and of a window."""
 
     interval: float
     window: float
@@ -122,7 +122,7 @@ class Fleet(AbstractContextManager["Fleet", None]):
 
     @property
     def url(self) -> str:
-        """Where clients send their requests: to HAProxy."""
+        """Return the address that clients send requests to, HAProxy's."""
         return f"http://127.0.0.1:{self.values['api']}"
 
     @property

@@ -88,7 +88,7 @@ def no_option(
         hint = "docs/server.md lists those that there are."
     else:
         hint = f"known are {', '.join(options)}."
-    return ConfigError(f"{owner} has no option {name!r}; {hint}")
+    return ConfigError(f"{owner} has no option {shown(name)}; {hint}")
 
 
 def shown(value: object) -> str:

@@ -15,7 +15,7 @@ import pytest
 from lossy import Faults, toy
 from typer.testing import CliRunner
 
-from outrider.audit.endpoint import Report, Status, martingale, sampled, source, verify_endpoint
+from outrider.audit.endpoint import Report, Status, martingale, source, verify_endpoint
 from outrider.audit.endpoint import audit as module
 from outrider.audit.endpoint.answers import Law, Token, completions, law_of, message
 from outrider.audit.endpoint.martingale import compare, visible_alike, visible_apart
@@ -30,18 +30,6 @@ if TYPE_CHECKING:
 SEED = 3
 NONE = Sampling("temperature 1")
 TYPICAL = SAMPLINGS[1]
-
-
-@pytest.fixture
-def only(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``only(names)``: audits try these sets of options."""
-
-    def choose(*names: str) -> None:
-        some = tuple(one for one in SAMPLINGS if one.name in names)
-        assert len(some) == len(names)
-        monkeypatch.setattr(sampled, "SAMPLINGS", some)
-
-    return choose
 
 
 def audit(faults: Faults, samples: int = 128, **options: Any) -> Report:
@@ -84,11 +72,8 @@ def test_an_honest_server_passes() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_wrong_law_is_caught(
-    only: Any, faults: Faults, tried: str, samples: int, wrong: set[str]
-) -> None:
-    only(tried)
-    report = audit(faults, samples)
+def test_a_wrong_law_is_caught(faults: Faults, tried: str, samples: int, wrong: set[str]) -> None:
+    report = audit(faults, samples, laws=[tried])
     assert wrong <= failed(report)
     assert all(name.startswith("law") for name in failed(report))
     if faults.typical:
@@ -113,16 +98,17 @@ def test_a_wrong_law_is_caught(
     ],
     ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else "",
 )
-def test_each_other_error_is_caught(only: Any, faults: Faults, wrong: set[str]) -> None:
-    only("top_k 2")
-    found = {name for name in failed(audit(faults, 64)) if not name.startswith("law")}
+def test_each_other_error_is_caught(faults: Faults, wrong: set[str]) -> None:
+    found = {
+        name for name in failed(audit(faults, 64, laws=["top_k 2"])) if not name.startswith("law")
+    }
     assert found == wrong
 
 
-def test_what_is_refused_is_not_offered(only: Any) -> None:
-    only("min_p 0.2", "logit_bias -2", "temperature 1")
+def test_what_is_refused_is_not_offered() -> None:
     refused = {"min_p", "n", "seed", "return_token_ids", "guided_regex", "response_format"}
-    report = audit(Faults(refused=refused, tells={"logprobs"}))
+    laws = ["min_p 0.2", "logit_bias -2", "temperature 1"]
+    report = audit(Faults(refused=refused, tells={"logprobs"}), laws=laws)
     assert failed(report) == set()
     missing = {result.name for result in report.having(Status.NOT_OFFERED)}
     assert missing == {"n", "seed", "json_schema", "regex", "law, min_p 0.2", "law, logit_bias -2"}
@@ -144,11 +130,11 @@ def test_without_log_probabilities_texts_are_compared() -> None:
     assert "cannot be told from a tie" in done["greedy"].seen
 
 
-def test_another_server_is_the_reference(only: Any) -> None:
-    only("top_k 2")
+def test_another_server_is_the_reference() -> None:
     with toy() as plain:
-        assert failed(audit(Faults(), 64, reference=plain)) == set()
-        assert "greedy" in failed(audit(Faults(greedy=True), 64, reference=plain))
+        against: dict[str, Any] = {"reference": plain, "laws": ["top_k 2"]}
+        assert failed(audit(Faults(), 64, **against)) == set()
+        assert "greedy" in failed(audit(Faults(greedy=True), 64, **against))
 
 
 def test_time_ends_an_audit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +147,9 @@ def test_time_ends_an_audit(monkeypatch: pytest.MonkeyPatch) -> None:
         audit(Faults(), seconds=1e-6)
 
 
-def test_our_own_server_passes(server: Served, only: Any) -> None:
-    only("temperature 1", "min_p 0.2", "logit_bias -2")
-    report = verify_endpoint(server.url, samples=128, seed=SEED)
+def test_our_own_server_passes(server: Served) -> None:
+    laws = ["temperature 1", "min_p 0.2", "logit_bias -2"]
+    report = verify_endpoint(server.url, laws=laws, samples=128, seed=SEED)
     assert failed(report) == set()
     assert report.reference == "the server, with speculation off"
     assert not report.having(Status.NOT_OFFERED)
@@ -181,9 +167,8 @@ def test_our_own_server_passes(server: Served, only: Any) -> None:
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_the_switch_is_looked_for(only: Any, switch: tuple[int, bytes], found: str) -> None:
-    only("top_k 2")
-    assert found in audit(Faults(switch=switch), 64).reference
+def test_the_switch_is_looked_for(switch: tuple[int, bytes], found: str) -> None:
+    assert found in audit(Faults(switch=switch), 64, laws=["top_k 2"]).reference
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -198,12 +183,12 @@ def test_a_switch_that_nobody_can_tell_is_an_error(
 
 
 def test_a_model_on_this_machine_is_the_reference(
-    server: Served, tiny_llama: Path, tiny_qwen3: Path, only: Any
+    server: Served, tiny_llama: Path, tiny_qwen3: Path
 ) -> None:
-    only("temperature 1")
-    report = verify_endpoint(server.url, reference=str(tiny_llama), samples=64, seed=SEED)
+    options: dict[str, Any] = {"laws": ["temperature 1"], "samples": 64, "seed": SEED}
+    report = verify_endpoint(server.url, reference=str(tiny_llama), **options)
     assert failed(report) == set()
-    report = verify_endpoint(server.url, reference=str(tiny_qwen3), samples=64, seed=SEED)
+    report = verify_endpoint(server.url, reference=str(tiny_qwen3), **options)
     assert {"greedy", "logprobs", "law, temperature 1: first token"} <= failed(report)
 
 
@@ -266,20 +251,22 @@ def verify(*args: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_the_command(only: Any) -> None:
-    only("top_k 2")
+def test_the_command() -> None:
+    quick = ("--samples", "64", "--laws", "top_k 2, temperature 1")
     with toy() as url:
-        code, out, err = verify("--endpoint", url, "--samples", "64", "--seed", "5")
+        code, out, err = verify("--endpoint", url, *quick, "--seed", "5")
         assert (code, err) == (0, "")
         assert out.startswith("pass: no error was found")
         assert "--seed 5 repeats them" in out
         assert "the server has no /metrics" in out
-        code, out, err = verify("--endpoint", url, "--samples", "64", "--json", "--model", "other")
+        code, out, err = verify("--endpoint", url, *quick, "--json", "--model", "other")
         assert (code, err) == (0, "")
         report = json.loads(out)
         assert (report["passed"], report["model"]) == (True, "other")
+        tried = {result["name"] for result in report["results"] if result["name"][:3] == "law"}
+        assert len(tried) == 4
     with toy(Faults(ignored={"seed"})) as url:
-        code, out, err = verify("--endpoint", url, "--samples", "64")
+        code, out, err = verify("--endpoint", url, *quick)
         assert code == 1
         assert out.startswith("violation: ")
         assert err == "error: the audit found a violation.\n"
@@ -289,6 +276,8 @@ def test_bad_usage_is_a_sentence() -> None:
     for args, said in (
         (("--reference", "x"), "--reference needs --endpoint"),
         (("--samples", "64"), "--samples needs --endpoint"),
+        (("--laws", "top_k 2"), "--laws needs --endpoint"),
+        (("--endpoint", "http://x", "--laws", "top_k"), "There is no law 'top_k'; known are"),
         (("--seconds", "9"), "--seconds needs --endpoint"),
         (("--endpoint", "http://x", "--fault", "threshold"), "--fault is of the audit of a pair"),
         (("--endpoint", "http://x", "--drafter", "d"), "--drafter is of the audit of a pair"),

@@ -320,8 +320,8 @@ def test_the_exit_code_says_that_nothing_keeps_the_levels() -> None:
         ("[model]", "[fleet]\nstandby = 2\n[model]", "standby"),
         ("[model]", "[fleet]\nmax_num_seqs = 0\n[model]", "max_num_seqs"),
         ("[model]", "[fleet]\nprice = -1\n[model]", "price"),
-        ("[model]", "[[[", "neither TOML nor"),
-        ("[model]", "{", "neither TOML nor"),
+        ("[model]", "[[[", "is no TOML"),
+        ("[model]", "{", "is no JSON object"),
     ],
 )
 def test_bad_input_gets_a_sentence(old: str, new: str, said: str) -> None:

@@ -41,7 +41,23 @@ HOSTILE = {
     "number as text": ("interval = '3'\n[engine]\nurl = 'http://a'", "give a number"),
     "not a number": ("interval = nan\n[engine]\nurl = 'http://a'", "give a number"),
     "infinite": ("window = inf\n[engine]\nurl = 'http://a'", "give a number"),
-    "negative": ("window = -1\n[engine]\nurl = 'http://a'", "give 0 to"),
+    "negative": ("window = -1\n[engine]\nurl = 'http://a'", "from 0 to"),
+    "a number beyond floats": (
+        f"window = {'9' * 400}\n[engine]\nurl = 'http://a'", "give a number",
+    ),
+    "a number beyond Python": (f"window = {'9' * 5000}\n[engine]\nurl = 'http://a'", "no TOML"),
+    "a port of many digits": (
+        f"listen = 'a:{'9' * 5000}'\n[engine]\nurl = 'http://a'", "give HOST:PORT",
+    ),
+    "a lease elsewhere": (
+        "[engine]\nurl = 'http://a'\n[lease]\nkind = 'kubernetes'\nnamespace = 'a/../../b'",
+        "no name of an object",
+    ),
+    "a route elsewhere": (
+        "[engine]\nurl = 'http://a'\n[standby]\nurl = 'http://b'\n[traffic]\nkind = 'httproute'\n"
+        "namespace = 'a'\nroute = '../x'\nengine = 'e'\nstandby = 's'",
+        "no name of an object",
+    ),
     "truth for a number": ("window = true\n[engine]\nurl = 'http://a'", "give a number"),
     "no interval": ("interval = 0\n[engine]\nurl = 'http://a'", "give 0.1 or more"),
     "short window": ("interval = 90\n[engine]\nurl = 'http://a'", "never seen"),

@@ -33,6 +33,7 @@ SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 OURS = {"method": "custom_class", "model": "outrider.vllm.Proposer"}
 LENGTHS = range(1, 9)
+DRAFTERS = ("ngram", "draft_model", "proposer", "eagle3", "suffix", "lookup")
 WHEEL = "OUTRIDER_VLLM_WHEEL"
 
 
@@ -167,9 +168,8 @@ def drafted(name: str, target: Path, head: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "length", "how"),
     [
-        *((name, k, "") for name in ("ngram", "draft_model", "proposer") for k in LENGTHS),
-        *((name, k, "") for name in ("eagle3", "suffix", "lookup") for k in (1, 4, 8)),
-        *((name, 4, "tight") for name in ("ngram", "draft_model", "proposer", "eagle3")),
+        *((name, k, "") for name in DRAFTERS for k in LENGTHS),
+        *((name, k, "tight") for name in DRAFTERS for k in (4, 7)),
         *((name, 6, "dynamic") for name in ("ngram", "draft_model")),
         ("controlled", 8, ""),
     ],

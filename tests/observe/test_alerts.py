@@ -37,10 +37,11 @@ OUTRIDER = {
     f"vllm:num_requests_running{{{ON}}}": "4x60",
     'outrider_guard_alert{job="guard",instance="g:1",alert="no_data"}': "0x60",
     'outrider_guard_standby_warm{job="guard",instance="g:1"}': "1x60",
+    'outrider_guard_leader{job="guard",instance="g:1"}': "1x60",
 }
 """A healthy server: a sample a minute for an hour."""
 (TOKENS, DRAFTED, ACCEPTED, SPEEDUP, LENGTH, FAST, SLOW, SLOWEST, ALL, COUNT, DONE, FAILED, _, KV,
- RUNNING, GUARD, WARM) = OUTRIDER  # fmt: skip
+ RUNNING, GUARD, WARM, LEADS) = OUTRIDER  # fmt: skip
 VLLM = {
     name: values for name, values in OUTRIDER.items()
     if name.startswith("vllm:")
@@ -78,10 +79,11 @@ SGLANG = {
 S_ACCEPTANCE = list(SGLANG)[-1]
 S_SPEEDUP = next(name for name in SGLANG if "speedup" in name)
 
-LOW, EVEN, LOOP, SLOWER, LATE, ERRORS, FULL, NONE, COLD, HINDERED = (
+LOW, EVEN, LOOP, SLOWER, LATE, ERRORS, FULL, NONE, COLD, HINDERED, GONE = (
     f"Outrider{name}" for name in (
         "AcceptanceLow", "AcceptanceBelowBreakEven", "AcceptanceNearOne", "SpeedupBelowPromise",
         "LatencyHigh", "ErrorsHigh", "MemoryHigh", "NoDrafts", "StandbyNotWarm", "GuardHindered",
+        "GuardGone",
     )
 )  # fmt: skip
 WARN, BOTH = {"warning"}, {"warning", "critical"}
@@ -107,7 +109,7 @@ CASES: dict[str, Case] = {
         {**IDLE, COUNT: "60x60", SPEEDUP: "0.5x60", KV: "0x60", RUNNING: "0x60"}, {},
     ),
     "idle from the start": (
-        OUTRIDER, {name: "0x60" for name in OUTRIDER if name != WARM}, {},
+        OUTRIDER, {name: "0x60" for name in OUTRIDER if name not in (WARM, LEADS)}, {},
     ),
     "restarted": (OUTRIDER, {name: restarted(each) for name, each in OUTRIDER.items()}, {}),
     "just started, all bad": (
@@ -116,7 +118,8 @@ CASES: dict[str, Case] = {
         | {ACCEPTED: "_x22 0+100x60", SPEEDUP: "_x22 0.5x60", FAST: "_x22 0x60", KV: "_x22 1x60"},
         {},
     ),
-    "gone": (OUTRIDER, dict.fromkeys(OUTRIDER, "1x12"), {}),
+    "gone": (OUTRIDER, dict.fromkeys(OUTRIDER, "1x12"), {GONE: WARN}),
+    "engine gone": (OUTRIDER, {n: "1x12" for n in OUTRIDER if "guard" not in n}, {}),
     "low, but faster": (OUTRIDER, {ACCEPTED: "0+1600x60"}, {}),
     "low": (OUTRIDER, {ACCEPTED: "0+2120x60", SPEEDUP: "0.9x60"}, {LOW: WARN, SLOWER: WARN}),
     "very low": (OUTRIDER, {ACCEPTED: "0+1600x60", SPEEDUP: "0.9x60"}, {LOW: BOTH, SLOWER: WARN}),
@@ -165,6 +168,16 @@ CASES: dict[str, Case] = {
     "never a draft, by an exporter": (OTHER, {O_DRAFTED: "0x60", O_ACCEPTED: "0x60"}, {}),
     "no drafts, by an exporter": (OTHER, {O_DRAFTED: "9x60", O_ACCEPTED: "9x60"}, {NONE: WARN}),
     "guard without data": (OUTRIDER, {GUARD: "1x60"}, {HINDERED: WARN}),
+    "guard gone": (OUTRIDER, {LEADS: "1x18 stale"}, {GONE: WARN}),
+    "guard gone a moment ago": (OUTRIDER, {LEADS: "1x22 stale"}, {}),
+    "guard started again": (OUTRIDER, {LEADS: "1x18 stale _x1 1x40"}, {}),
+    "guard replaced by another": (
+        OUTRIDER | {LEADS.replace("g:1", "g:2"): "_x19 1x40"}, {LEADS: "1x18 stale"}, {},
+    ),
+    "no guard leads": (OUTRIDER, {LEADS: "0x60"}, {GONE: WARN}),
+    "one of two guards leads": (
+        OUTRIDER | {LEADS.replace("g:1", "g:2"): "0x60"}, {}, {},
+    ),
     "standby cold": (OUTRIDER, {WARM: "0x60"}, {COLD: WARN}),
     "standby down, by an exporter": (OTHER, {O_STANDBY: "0x60"}, {COLD: WARN}),
 }  # fmt: skip

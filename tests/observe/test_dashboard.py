@@ -22,6 +22,8 @@ from watching import FakeGpus, Replay
 
 from benchmarks.served import Served
 from outrider.cli import app
+from outrider.guard.events import Events
+from outrider.guard.store import Store
 from outrider.observe.exporter import Baseline, Exporter
 from outrider.observe.rules import groups, render
 from outrider.scraping import parse
@@ -74,9 +76,13 @@ def live(tiny_llama: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def pages(live: tuple[str, str]) -> dict[str, str]:
+def pages(live: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Pages by their source: live ones of ours, recorded or written ones of others."""
     found = {"outrider": live[0], "switched off": live[1]}
+    guard = Events(Store(tmp_path_factory.mktemp("guard")))
+    guard.gauges("normal", True, True)
+    guard.tell("done", "traffic moved", action="shift", signal="errors")
+    found["guard"] = generate_latest(guard.registry).decode()
     found |= {file.stem: file.read_text() for file in sorted(EXPOSITIONS.glob("*.prom"))}
     registry = CollectorRegistry()
     vllm = Replay(found["vllm"])
@@ -161,9 +167,35 @@ def test_the_generator_gives_the_committed_file() -> None:
 def test_provisioning_points_at_the_dashboard() -> None:
     source = yaml.safe_load((MONITORING / "grafana" / "datasource.yaml").read_text())
     [found] = source["datasources"]
-    assert found["type"] == "prometheus"
-    folder = yaml.safe_load((MONITORING / "grafana" / "dashboards.yaml").read_text())
-    assert folder["providers"][0]["options"]["path"].startswith("/")
+    assert found["isDefault"]
+    text = (MONITORING / "grafana" / "dashboards.yaml").read_text()
+    [provider] = yaml.safe_load(text)["providers"]
+    assert f"outrider observe dashboard > {provider['options']['path']}/outrider.json" in text
+    dashboard = json.loads(CliRunner().invoke(app, ["observe", "dashboard"]).stdout)
+    variables = {each["name"]: each for each in dashboard["templating"]["list"]}
+    # The source is a variable, which is the default one of this kind.
+    assert variables["datasource"]["query"] == found["type"]
+    assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(dashboard["panels"]))) == {
+        "${datasource}"
+    }
+    assert set(VARIABLES) <= {f"${name}" for name in variables} | {"$__rate_interval"}
+
+
+def test_the_dashboard_can_be_provisioned() -> None:
+    dashboard = json.loads(CliRunner().invoke(app, ["observe", "dashboard"]).stdout)
+    assert dashboard["uid"]
+    # Of an export for import by hand; provisioning does not fill them in.
+    assert not {"id", "__inputs", "__requires"} & dashboard.keys()
+    places: set[tuple[int, int]] = set()
+    numbers: list[int] = []
+    for panel in dashboard["panels"]:
+        numbers.append(panel["id"])
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert not cells & places, panel["title"]
+        places |= cells
+    assert len(set(numbers)) == len(numbers)
 
 
 def test_recorded_pages_are_read_whole() -> None:

@@ -52,7 +52,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("log_interval = nan", "log_interval is nan; give a number from 0.05 to 86,400.0, or 0"),
         ("allowed_hosts = [[]]\nmodel = ''", r"allowed_hosts has '\[\]'"),
         ('chat_template = "\\u0000"', "give a text in UTF-8"),
-        ("slo = " + "[" * 100_000, "is nested too deeply|is no TOML"),
+        ("slo = " + "[" * 100_000, "is nested too deeply"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, said: str) -> None:

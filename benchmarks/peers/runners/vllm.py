@@ -32,6 +32,8 @@ class Vllm:
             extra = {"method": "draft_model", "model": spec["drafter"]}
         elif spec["mode"] == "ngram":
             extra = {"method": "ngram", **LOOKUP}
+        if extra is not None and spec.get("chosen"):  # up to k, as Outrider's controller says
+            extra["num_speculative_tokens_per_batch_size"] = [[1, spec["parallel"], spec["k"]]]
         self.params: Any = SamplingParams
         self.llm: Any = LLM(
             spec["target"], skip_tokenizer_init=True, dtype=spec["dtype"],

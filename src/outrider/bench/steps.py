@@ -170,7 +170,7 @@ def quick(seconds: Iterable[float]) -> float:
 
 
 class Point(NamedTuple):
-    """What forwards of about as many rows take, of ``size`` sequences."""
+    """The times of forwards of about as many rows, of ``size`` sequences."""
 
     size: int
     rows: float

@@ -21,7 +21,7 @@ METHODS = {"model": "draft_model", "ngram": "ngram", "suffix": "suffix", "eagle3
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found at one batch size: ``race`` by runs, ``passes`` all that was measured."""
+    """The finding at one batch size: ``race`` by runs, ``passes`` all that was measured."""
 
     batch_size: int
     race: Race

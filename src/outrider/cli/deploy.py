@@ -99,9 +99,7 @@ def translate(
     from ..deploy.translate import translate as translated
 
     result = translated(read_text(None if source == "-" else Path(source), source))
-    head = "".join(f"# {change}\n" for change in result.changes)
-    head = head or "# Nothing in it is old.\n"
-    text = head + result.text
+    text = result.commented()
     files = {result.name: text, **result.files}
     text += "".join(f"\n# file: {name}\n{content}" for name, content in result.files.items())
     _deliver(files, text, output)

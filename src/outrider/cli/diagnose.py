@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .. import tomls
 from ..errors import ConfigError
-from .common import FAILED, JsonFile, read_text, status, writable, write, write_json
+from .common import FAILED, JsonFile, status, writable, write, write_json
 
 
 def pairs(texts: Iterable[str], option: str) -> dict[str, object]:
@@ -28,10 +28,7 @@ def read_thresholds(file: Path | None) -> dict[str, object]:
     """Return the thresholds of a TOML file."""
     if file is None:
         return {}
-    try:
-        return tomllib.loads(read_text(file, f"--thresholds {file}"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--thresholds {file} is not TOML: {error}.") from None
+    return tomls.read(file, f"--thresholds {file}")
 
 
 def diagnose(

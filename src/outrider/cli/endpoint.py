@@ -72,6 +72,7 @@ def audit(
     reference: str | None,
     model: str | None,
     key: str | None,
+    laws: str | None,
     samples: int,
     seconds: float | None,
     seed: int | None,
@@ -83,8 +84,10 @@ def audit(
     console = Console(stderr=True, highlight=False)
     with console.status("") if console.is_terminal else nullcontext() as shown:
         report = verify_endpoint(
-            endpoint, reference=reference, model=model, key=key, samples=samples, seconds=seconds,
-            seed=seed, progress=shown.update if shown else lambda _: None,
+            endpoint, reference=reference, model=model, key=key,
+            laws=[] if laws is None else [name.strip() for name in laws.split(",")],
+            samples=samples, seconds=seconds, seed=seed,
+            progress=shown.update if shown else lambda _: None,
         )  # fmt: skip
     if json_:
         write_json(report.as_json(), "-")

@@ -113,6 +113,14 @@ def verify(
             "if thorough.",
         ),
     ] = None,
+    laws: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Sets of options whose law is tested, with commas between, as in 'temperature "
+            "0.5,top_k 2'; all unless given.",
+        ),
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(min=1, help="Send the server nothing after so long; no limit unless given."),
@@ -157,9 +165,10 @@ def verify(
                 "--endpoint."
             )
         answers = samples or (MANY if thorough else SAMPLES)
-        audit_endpoint(endpoint, reference, model, api_key, answers, seconds, seed, json_)
+        audit_endpoint(endpoint, reference, model, api_key, laws, answers, seconds, seed, json_)
         return
-    for name, value in (("reference", reference), ("samples", samples), ("seconds", seconds)):
+    of_servers = {"reference": reference, "laws": laws, "samples": samples, "seconds": seconds}
+    for name, value in of_servers.items():
         if value is not None:
             raise typer.BadParameter(f"--{name} needs --endpoint, the server to audit.")
     console = Console(stderr=True, highlight=False)

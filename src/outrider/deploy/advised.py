@@ -41,7 +41,7 @@ def document_of(text: str, source: str, engine: str | None, version: str | None)
     if advice["verdict"] == LEAVE:
         return {**document, "drafter": {"method": "none"}}
     if name in UNKNOWN:
-        raise ConfigError(f"{source} is about {name}, which no engine here drafts with.")
+        raise ConfigError(f"{source} is about {shown(name)}, which no engine here drafts with.")
     drafter: dict[str, Any] = {"method": "eagle3" if name.startswith(HEAD) else "draft_model"}
     if name in LOOKUPS:
         drafter = {"method": name}

@@ -50,7 +50,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What ``plan`` found; a fleet is None where no number of replicas keeps the service levels.
+    """The result of ``plan``; a fleet is None where no number of replicas keeps the service levels.
 
     ``cautious`` are the speculative replicas at the P10 of acceptance. ``rollback`` says what
     happens when all traffic becomes plain: replicas that it needs, those that are there, standby

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 from .capabilities import Engine
 from .spec import WITH_MODEL, Spec
 
@@ -77,7 +77,7 @@ def _check_drafting(spec: Spec) -> None:
     if drafter.method not in WITH_MODEL and drafter.model is not None:
         raise ConfigError(
             f"drafter.method {drafter.method} takes no checkpoint, but drafter.model is "
-            f"{drafter.model!r}; drop it, or give another method."
+            f"{shown(drafter.model)}; drop it, or give another method."
         )
     low, high = drafter.prompt_lookup_min, drafter.prompt_lookup_max
     if (low or high) and drafter.method != "ngram":
@@ -184,8 +184,8 @@ def _check_formats(spec: Spec, engine: Engine) -> None:
         if value is not None and value not in known:
             choices = ", ".join(known) or "none: the checkpoint says it"
             raise ConfigError(
-                f"{name} is {value!r}, which {engine.title} {engine.version} does not take; give "
-                f"{choices}."
+                f"{name} is {shown(value)}, which {engine.title} {engine.version} does not take; "
+                f"give {choices}."
             )
     if spec.drafter.quantization is not None and not engine.draft_quantization:
         raise ConfigError(

@@ -49,10 +49,11 @@ def _values(spec: Spec, engine: Engine, launch: Launch) -> dict[str, Any]:
             )
     models = [name for name in (spec.target.model, spec.drafter.model) if name is not None]
     for model in models:
-        if model.startswith((".", "~", "/")) and not model.startswith("/models/"):
+        outside = model.startswith((".", "~", "/")) and not model.startswith("/models/")
+        if outside or ".." in model.split("/"):
             raise ConfigError(
-                f"The model {model} cannot be seen in a container; put it below /models, which is "
-                "mounted, or name it as the hub does."
+                f"The model {shown(model)} cannot be seen in a container; put it below /models, "
+                "which is mounted, or name it as the hub does."
             )
     address = f"http://127.0.0.1:{service.port}{engine.alive}"
     python = ["CMD", "python3", "-c", PING, address]
@@ -88,7 +89,7 @@ def _template(name: str) -> Any:
     environment = Environment(undefined=StrictUndefined, autoescape=False)
     environment.filters["value"] = _yaml_value
     environment.filters["escaped"] = _for_compose
-    environment.filters["literal"] = lambda text: text.replace("$(", "$$(")
+    environment.filters["literal"] = lambda text: text.replace("$", "$$")
     environment.filters["key"] = lambda path: path.replace("/", ".")
     return environment.from_string((DATA / "templates" / name).read_text("utf-8"))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from .. import tomls
 from ..errors import ConfigError, no_option, shown
 from ..planning import Situation
 from ..planning.acceptance import parse_acceptance
@@ -34,7 +34,7 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Demand:
-    """What is asked; it is checked when it is made.
+    """A question to ``plan``; it is checked when it is made.
 
     Args:
         situation: model, drafter, machine and the tokens of a request.
@@ -124,13 +124,12 @@ def parse_demand(text: str, source: str) -> Demand:
 
 def _document(text: str, source: str) -> Mapping[str, Any]:
     """Return an object of JSON, where the text begins with a brace, or of TOML."""
+    if not text.lstrip().startswith("{"):
+        return tomls.parse(text, source)
     try:
-        if text.lstrip().startswith("{"):
-            return dict(json.loads(text))
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # both parsers' errors are ValueErrors
-        said = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{source} is neither TOML nor a JSON object: {said}.") from None
+        return dict(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} is no JSON object: {error}.") from None
 
 
 def _sections(document: Mapping[str, Any], source: str) -> dict[str, Mapping[str, Any]]:

@@ -26,18 +26,27 @@ def filled(spec: Spec) -> Spec:
 def _filled(model: Model, folder: str, fact: str, name: str) -> Model:
     changes: dict[str, Any] = {}
     value = _config(folder).get(name)
-    if getattr(model, fact) is None and isinstance(value, int) and value > 0:
+    if getattr(model, fact) is None and type(value) is int and value > 0:
         changes[fact] = value
-    files = [file for file in Path(folder).glob("*.safetensors") if file.is_file()]
-    if model.weights_gib is None and files:
-        changes["weights_gib"] = sum(file.stat().st_size for file in files) / GIB
+    size = _bytes(folder)
+    if model.weights_gib is None and size:
+        changes["weights_gib"] = size / GIB
     return replace(model, **changes)
+
+
+def _bytes(folder: str) -> int:
+    """Return the size of a folder's weights, 0 where there are none or they cannot be seen."""
+    try:
+        files = [file for file in Path(folder).glob("*.safetensors") if file.is_file()]
+        return sum(file.stat().st_size for file in files)
+    except OSError:  # a hub name may be no path at all, such as one that is too long
+        return 0
 
 
 def _config(folder: str) -> dict[str, Any]:
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(config, dict):
         return {}

@@ -13,7 +13,7 @@ Value = str | int | float | bool | dict[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """What starts an engine.
+    """A start of an engine.
 
     Args:
         program: the command up to its options, the model among it where it is an argument.

@@ -24,7 +24,7 @@ LEAST_SECONDS = 1e-12
 
 @dataclass(frozen=True)
 class Replica:
-    """What serves.
+    """A server with a queue.
 
     Args:
         prefill: seconds of a prompt, up to its first token.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .. import tomls
 from ..errors import ConfigError, no_option, shown
 from ..limits import LARGEST_CONTEXT, LARGEST_DRAFT
 
@@ -68,7 +68,7 @@ class Drafter:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """How a model is split: GPUs of a layer, and stages of layers."""
+    """The split of a model: GPUs of a layer, and stages of layers."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -98,7 +98,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """How clients reach the model, and how many replicas there are."""
+    """The address and the names that clients use, and the number of replicas."""
 
     name: str = "model"
     namespace: str = "default"
@@ -123,7 +123,7 @@ class Spec:
 
     @property
     def drafts(self) -> bool:
-        """Whether the engine drafts at any batch size."""
+        """Return whether the engine drafts at any batch size."""
         lengths = [length for _, _, length in self.drafter.schedule]
         lengths = lengths or [self.drafter.num_speculative_tokens or 0]
         by_itself = self.drafter.num_speculative_tokens is None and not self.drafter.schedule
@@ -177,13 +177,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or is no TOML.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"The spec {path} cannot be read: {reason}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"The spec {path} is no TOML: {error}.") from None
+    document = tomls.read(path, f"The spec {path}")
     part = document.get(PART)
     return part if isinstance(part, dict) else document
 

@@ -1,13 +1,38 @@
 """YAML as this package writes it."""
 
+import re
 from typing import Any
 
 import yaml
 
+DISPUTED = re.compile(
+    r"[-+]?\.?\d[\d_.:]*(e[-+]?\d+)?|[-+]?0[box][\da-f_]+|[-+]?\.(inf|nan)|y|n", re.I
+)
+"""Texts that some version of YAML reads as a number or a truth value, as 1.2 does 1e3."""
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes quotes around every text that some reader could take for another type."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = "'" if DISPUTED.fullmatch(text) else None
+    if not text.replace("\n", "").isprintable():  # between other quotes they would be folded
+        style = '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _text)
+
 
 def dump(value: Any) -> str:
     """Return a value as YAML, keys in their own order, lists in blocks."""
-    text: str = yaml.safe_dump(
-        value, sort_keys=False, allow_unicode=True, width=100, default_flow_style=False
+    text: str = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+        default_flow_style=False,
     )
     return text

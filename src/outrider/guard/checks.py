@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ SOURCES = ("prometheus", "scrape")
 TRAFFIC = ("none", "haproxy", "httproute", "webhook")
 LEASES = ("file", "kubernetes")
 SHORTEST = 0.1
+KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 def check(policy: Policy, where: str) -> None:
@@ -45,6 +47,8 @@ def check(policy: Policy, where: str) -> None:
     _one_of(policy.lease.kind, LEASES, f"{where}, [lease]: kind")
     if policy.lease.kind == "kubernetes":
         _needs(policy.lease, ("namespace",), f"{where}, [lease]")
+        for name in ("namespace", "name"):
+            _named(getattr(policy.lease, name), f"{where}, [lease]: {name}")
         if policy.lease.seconds < 2 * policy.interval:
             raise ConfigError(
                 f"{where}, [lease]: {policy.lease.seconds:g} s would run out between two "
@@ -115,6 +119,9 @@ def _traffic(policy: Policy, where: str) -> None:
             )
         if kind == "tcp":
             _listens(rest, f"{where}: address")
+    if traffic.kind == "httproute":
+        for name in ("namespace", "route"):
+            _named(getattr(traffic, name), f"{where}: {name}")
     if traffic.url is not None:
         _address(traffic.url, f"{where}: url")
 
@@ -123,6 +130,11 @@ def _needs(part: Any, names: tuple[str, ...], where: str) -> None:
     for name in names:
         if getattr(part, name) is None:
             raise ConfigError(f"{where} of kind {part.kind!r} needs {name}; add it.")
+
+
+def _named(value: str, where: str) -> None:
+    if not KUBERNETES_NAME.fullmatch(value):
+        raise ConfigError(f"{where} is {shown(value)}, no name of an object in Kubernetes.")
 
 
 def _one_of(value: str, known: tuple[str, ...], where: str) -> None:
@@ -143,5 +155,5 @@ def _address(url: str, where: str) -> None:
 
 def _listens(address: str, where: str) -> None:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"{where} is {shown(address)}; give HOST:PORT.")

@@ -99,7 +99,7 @@ class _Turn:
 
     @property
     def settled(self) -> bool:
-        """Whether the last change is long enough ago for another that is not urgent."""
+        """Return whether the last change is long enough ago for another that is not urgent."""
         last = max(self.state.drafting.since, self.state.traffic.since)
         return not 0 <= self.now - last < self.policy.recovery.cooldown
 
@@ -156,7 +156,7 @@ class _Turn:
         return True
 
     def _standby_fits(self, cause: str, errors: float, verdict: Verdict) -> bool:
-        """Whether traffic may move; if not, an alert says why."""
+        """Return whether traffic may move; if not, an alert says why."""
         seen, policy = self.seen, self.policy
         if not policy.can_shift:
             self.alerts["no_standby"] = f"{cause} is bad, and the policy has nowhere to shift to."
@@ -267,7 +267,7 @@ class _Turn:
     # Drafting
 
     def _weak(self, verdict: Verdict) -> bool:
-        """Whether speculation loses time; acceptance decides alone where no speedup is known."""
+        """Return whether speculation loses time; without a known speedup acceptance decides."""
         if "speedup" in verdict.values and "speedup" not in verdict.bad:
             return False
         return "acceptance" in verdict.bad

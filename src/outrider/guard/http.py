@@ -25,7 +25,7 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """Whether it is a success."""
+        """Return whether it is a success."""
         return 200 <= self.status < 300
 
     def json(self) -> Any:

@@ -14,7 +14,7 @@ DOWN, STANDBY_DOWN = "down", "standby_down"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one evaluation makes of the signals.
+    """One evaluation's reading of the signals.
 
     Attributes:
         bad: those that are bad for as long as the policy says.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from .. import tomls
 from ..errors import ConfigError, no_option, shown
 from .checks import check
 
@@ -25,7 +24,7 @@ LONGEST = 7 * 86400.0
 
 @dataclass(frozen=True)
 class Signal:
-    """When a figure is bad, when it is good again, and for how long it must be bad.
+    """The limits of a figure: bad, good again, and for how long it must be bad.
 
     Of a figure that must not fall, ``bad`` lies below ``clear``; of one that must not rise, above.
     """
@@ -36,16 +35,16 @@ class Signal:
 
     @property
     def falls(self) -> bool:
-        """Whether low values are the bad ones."""
+        """Return whether low values are the bad ones."""
         return self.bad < self.clear
 
     def is_bad(self, value: float, before: bool) -> bool:
-        """Whether a value is bad, given whether the last one was."""
+        """Return whether a value is bad, given whether the last one was."""
         limit = self.clear if before else self.bad
         return value < limit if self.falls else value > limit
 
     def is_clear(self, value: float) -> bool:
-        """Whether a value is good enough to go back."""
+        """Return whether a value is good enough to go back."""
         return value >= self.clear if self.falls else value <= self.clear
 
 
@@ -76,13 +75,13 @@ class Server:
 
     @property
     def has_switch(self) -> bool:
-        """Whether its drafting can be changed while it runs."""
+        """Return whether its drafting can be changed while it runs."""
         return self.kind in WITH_SWITCH
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where figures come from.
+    """The source of figures.
 
     ``engine`` and ``standby`` are label matchers of their series, as ``instance="host:8000"``;
     ``queries`` are expressions in place of the usual ones, where $MATCHER and $WINDOW are filled
@@ -99,7 +98,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What divides traffic between the two, and their names there."""
+    """The switch that divides traffic between the two, and their names there."""
 
     kind: str = "none"
     address: str | None = None
@@ -122,7 +121,7 @@ class Minimum:
 
 @dataclass(frozen=True)
 class Recovery:
-    """How things go back.
+    """The way back.
 
     Args:
         cooldown: least seconds between two changes that are not urgent.
@@ -144,7 +143,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Lease:
-    """What keeps two guards from acting at once: a lock in the folder, or a Kubernetes Lease."""
+    """The lease by which one guard alone acts: a lock in the folder, or a Kubernetes Lease."""
 
     kind: str = "file"
     url: str | None = None
@@ -185,7 +184,7 @@ class Policy:
 
     @property
     def can_shift(self) -> bool:
-        """Whether traffic can be moved at all."""
+        """Return whether traffic can be moved at all."""
         return self.traffic.kind != "none" and self.standby is not None
 
 
@@ -196,13 +195,7 @@ def read(file: Path) -> Policy:
         ConfigError: it cannot be read, or is no policy.
     """
     where = f"The policy {file}"
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{where} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{where} is no TOML: {' '.join(str(error).split())}.") from None
-    return parse(document, where)
+    return parse(tomls.read(file, where), where)
 
 
 def parse(document: Mapping[str, Any], where: str = "The policy") -> Policy:
@@ -275,10 +268,9 @@ def _value(one: Field[Any], value: Any, where: str) -> Any:
 
 
 def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise ConfigError(f"{where} is {shown(value)}; give a number.")
-    if not 0 <= value <= LONGEST:
-        raise ConfigError(f"{where} is {shown(value)}; give 0 to {LONGEST:.0f}.")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= LONGEST:  # NaN neither
+        raise ConfigError(f"{where} is {shown(value)}; give a number from 0 to {LONGEST:.0f}.")
     return float(value)
 
 

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 
 
 class Level(StrEnum):
-    """How an engine drafts: as its operator set it, shorter, or not at all."""
+    """An engine's drafting: as its operator set it, shorter, or not at all."""
 
     OWN = "own"
     REDUCED = "reduced"
@@ -20,7 +20,7 @@ class Level(StrEnum):
 
 
 class Place(StrEnum):
-    """Where traffic goes: as its operator set it, partly to the standby, wholly, or on probation.
+    """The traffic's way: as its operator set it, partly to the standby, wholly, or on probation.
 
     In probation the engine gets a share that grows by stages.
     """
@@ -123,7 +123,7 @@ class Track:
 
 @dataclass(frozen=True)
 class State:
-    """What the guard remembers between evaluations, and over its own death.
+    """The guard's memory between evaluations, and over its own death.
 
     Attributes:
         engine: the address that it belongs to.
@@ -206,7 +206,7 @@ def of_json(document: Any, where: str) -> State:
         values["reduced_to"] = max(1, int(values["reduced_to"]))
         values["seen"] = _number(values["seen"])
         return State(**values)
-    except (TypeError, ValueError, AttributeError, KeyError):
+    except (TypeError, ValueError, OverflowError, AttributeError, KeyError):
         raise damaged from None
 
 

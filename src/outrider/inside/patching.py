@@ -4,6 +4,7 @@ A module is changed when it is imported and not before: the modules that run mod
 imported in the process that starts the engine. One that cannot be changed cannot be imported.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
@@ -11,7 +12,27 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from .signatures import SignatureError, Surface
+from .start import stop
+
 Patch = Callable[[ModuleType], None]
+
+
+def install(surface: Surface, patches: Mapping[str, Patch]) -> None:
+    """Check an engine, and change its modules now or when they are imported.
+
+    Ends the process with a sentence where this engine is not one that was tested.
+    """
+    try:
+        version = surface.check_installed()
+    except SignatureError as error:
+        stop(str(error))
+    if patch_imports(patches):
+        logging.getLogger(f"{surface.package}.outrider").info(
+            "Outrider's rule is active in %s %s: tokens depend on the seed, not on drafts.",
+            surface.engine,
+            version,
+        )
 
 
 def patch_imports(patches: Mapping[str, Patch]) -> bool:

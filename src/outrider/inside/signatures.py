@@ -30,7 +30,7 @@ class SignatureError(Exception):
 
 @dataclass(frozen=True)
 class Surface:
-    """What a plugin of ours replaces in an engine, or relies on.
+    """The parts of an engine that a plugin of ours replaces, or relies on.
 
     Args:
         engine: its name in sentences.

@@ -16,7 +16,7 @@ SHARES = (0.5, 0.9, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class Figures:
-    """What an engine tells. A figure that it does not tell is missing, never guessed.
+    """The figures of an engine. One that it does not tell is missing, never guessed.
 
     Attributes:
         counted: counts since the engine's start, by name.

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import exp, isfinite, log
+from math import exp, log
 from operator import mul
 from pathlib import Path
 from statistics import fmean
@@ -55,7 +55,7 @@ def _odds(chance: float) -> float:
 
 
 class Drafts(NamedTuple):
-    """What becomes of drafts of one length, by position; the last one stands for all beyond.
+    """The fate of drafts of one length, by position; the last one stands for all beyond.
 
     ``chances`` are those of acceptance, where there is a token and all before it were accepted.
     ``filled`` are the chances that there is one, where all before it were accepted, and
@@ -99,7 +99,7 @@ def _long(values: Sequence[float], k: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What becomes of drafted tokens, and how sure that is.
+    """The fate of drafted tokens, and how sure that is.
 
     ``drafts[i]`` are drafts of i + 1 tokens; the last ones stand for all longer ones. They differ
     where acceptance comes in runs: a long draft takes a whole run in one step, short ones take
@@ -149,7 +149,7 @@ class Acceptance:
 
 def _checked(rate: Any, what: str) -> float:
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if not number or not isfinite(rate) or not 0 <= rate <= 1:
+    if not number or not 0 <= rate <= 1:  # NaN neither
         raise ConfigError(f"{what} is {shown(rate)}; give a share from 0 to 1.")
     return float(rate)
 

@@ -59,7 +59,7 @@ class Trip:
 
 @dataclass(frozen=True)
 class Advice:
-    """What ``advise`` found; without costs, only what rules of thumb say.
+    """The result of ``advise``; without costs, only what rules of thumb say.
 
     ``verdict`` is use, do not, or only at some batch sizes; ``decided_by`` the model or rules of
     thumb. ``acceptance`` is accepted / drafted at ``k``, the draft length at the traffic's median

@@ -35,7 +35,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known of a point: yes, no or open; by whom, with what evidence, and when."""
+    """The answer to a point: yes, no or open; by whom, with what evidence, and when."""
 
     status: str = OPEN
     by: str = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite
 
 from ..errors import ConfigError, shown
 
@@ -25,7 +24,6 @@ def number(name: str, value: object, most: float = 1e12) -> None:
     """Raise ``ConfigError`` unless a value is None or a number from 0 to ``most``."""
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+    if not good:  # NaN neither
         raise ConfigError(f"{name} is {shown(value)}; give a number from 0 to {most:g}.")
-    if not 0 <= value <= most:
-        raise ConfigError(f"{name} is {value:g}; give a number from 0 to {most:g}.")

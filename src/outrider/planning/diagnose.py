@@ -49,7 +49,7 @@ class Problem:
 
     @property
     def remedies(self) -> list[str]:
-        """What to do, in order, each once."""
+        """Return what to do, in order, each once."""
         return list(dict.fromkeys(text for cause in self.causes for text in cause.remedies))
 
     def to_json(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Memory(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """How an uncertain world differs: acceptance in standard deviations, costs as factors."""
+    """The difference of one possible world: acceptance in standard deviations, costs as factors."""
 
     acceptance: float = 0.0
     drafting: float = 1.0

@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
     @property
     def covered(self) -> bool:
-        """Whether the predicted P10 to P90 and the published range meet."""
+        """Return whether the predicted P10 to P90 and the published range meet."""
         if self.published is None:
             return False
         return self.predicted[0] <= self.published[1] and self.published[0] <= self.predicted[2]

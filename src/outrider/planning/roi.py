@@ -22,7 +22,7 @@ MOST_DEVICES, MOST_USERS = 1_000_000, 1_000_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``roi`` is asked; it is checked when it is made.
+    """A question to ``roi``; it is checked when it is made.
 
     Args:
         devices: accelerators that serve today.
@@ -103,7 +103,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Roi:
-    """What ``roi`` found, by case; figures that need an input that was not given are left out."""
+    """The result of ``roi``, by case; figures whose input was not given are left out."""
 
     option: str
     days: tuple[float, float]

@@ -37,7 +37,7 @@ class Drafter(NamedTuple):
 
 @dataclass(frozen=True)
 class Situation:
-    """What ``advise`` is asked; it is checked when it is made.
+    """A question to ``advise``; it is checked when it is made.
 
     Args:
         target: a model of the catalogue, a folder with a config.json, or a name of the hub.

@@ -3,12 +3,12 @@
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import tomls
 from ..config import ENGINE_OPTIONS
 from ..errors import ConfigError, no_option
 from ..options import PREFIX, Option
@@ -114,14 +114,7 @@ def read_file(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or has an unknown key.
     """
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read ({error.strerror}).") from None
-    except RecursionError:
-        raise ConfigError(f"{file} is nested too deeply.") from None
-    except ValueError as error:
-        raise ConfigError(f"{file} is no TOML: {short(str(error))}.") from None
+    table = tomls.read(file, str(file))
     if isinstance(table.get("deploy"), dict):
         del table["deploy"]
     options = dict(

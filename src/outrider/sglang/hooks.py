@@ -1,13 +1,12 @@
 """Puts Outrider's functions into SGLang's modules as these are imported."""
 
-import logging
 import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..inside.patching import Patch, patch_imports, wrap
-from ..inside.signatures import SignatureError
+from ..inside import patching
+from ..inside.patching import Patch, wrap
 from ..inside.start import stop
 from .plugin import VARIABLE
 from .surface import SURFACE
@@ -17,19 +16,8 @@ VERIFIED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 
 
 def install() -> None:
-    """Check SGLang, and change its modules now or when they are imported.
-
-    Ends the process with a sentence where this SGLang is not one that was tested.
-    """
-    try:
-        version = SURFACE.check_installed()
-    except SignatureError as error:
-        stop(str(error))
-    if patch_imports(PATCHES):
-        logging.getLogger("sglang.outrider").info(
-            "Outrider's rule is active in SGLang %s: tokens depend on the seed, not on drafts.",
-            version,
-        )
+    """Change SGLang, or end the process with a sentence where it is not one that was tested."""
+    patching.install(SURFACE, PATCHES)
 
 
 def _checked(original: Callable[..., Any]) -> Callable[..., Any]:

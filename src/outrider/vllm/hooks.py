@@ -1,12 +1,11 @@
 """Puts Outrider's functions into vLLM's modules as these are imported."""
 
-import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..inside.patching import Patch, patch_imports, wrap
-from ..inside.signatures import SignatureError
+from ..inside import patching
+from ..inside.patching import Patch, wrap
 from ..inside.start import stop
 from .surface import SURFACE
 
@@ -15,19 +14,8 @@ STANDARD = "standard"
 
 
 def install() -> None:
-    """Check vLLM, and change its modules now or when they are imported.
-
-    Ends the process with a sentence where this vLLM is not one that was tested.
-    """
-    try:
-        version = SURFACE.check_installed()
-    except SignatureError as error:
-        stop(str(error))
-    if not patch_imports(PATCHES):
-        return
-    logging.getLogger("vllm.outrider").info(
-        "Outrider's rule is active in vLLM %s: tokens depend on the seed, not on drafts.", version
-    )
+    """Change vLLM, or end the process with a sentence where it is not one that was tested."""
+    patching.install(SURFACE, PATCHES)
 
 
 def _arguments(module: ModuleType) -> None:

@@ -44,7 +44,7 @@ class _Text:
 
 
 class _Last(NamedTuple):
-    """What was proposed last for a request: behind how many tokens, of how many asked."""
+    """The last proposal for a request: behind how many tokens, of how many asked."""
 
     size: int
     asked: int

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...errors import ConfigError, EndpointError
+from ...errors import ConfigError, EndpointError, shown
 from ...sampling.seeds import fresh_seed
 from ...scraping.acceptance import acceptance, scrape
 from . import behaviour
@@ -25,6 +25,7 @@ from .laws import Biased, Laws, Prompt, same_reading
 from .outcome import Report, Result, Status
 from .prompts import TEXTS
 from .sampled import Plan, Sampled
+from .sampling import SAMPLINGS, Sampling
 from .source import (
     Breakdown,
     Clock,
@@ -63,6 +64,7 @@ class _Audit:
 
     server: Server
     reference: Source
+    samplings: Sequence[Sampling]
     samples: int
     clock: Clock
     rng: np.random.Generator
@@ -98,7 +100,7 @@ class _Audit:
         for name, check in checks:
             results += await self._check(name, check)
         seeded = any(r.name.startswith("seed") and r.status is Status.PASSED for r in results)
-        plan = Plan(self.samples, LENGTH, PROMPTS, max(1, self.samples // CONTEXTS))
+        plan = Plan(self.samplings, self.samples, LENGTH, PROMPTS, max(1, self.samples // CONTEXTS))
         sampled = Sampled(
             self.server, laws, prompts, biased, plan, seeded, self.rng, FALSE_ALARM, self.clock
         )
@@ -148,8 +150,8 @@ class _Audit:
 
 
 async def _audit(
-    server: Server, reference: str | None, key: str | None, samples: int, seed: int,
-    progress: Progress,
+    server: Server, reference: str | None, key: str | None, samplings: Sequence[Sampling],
+    samples: int, seed: int, progress: Progress,
 ) -> Report:  # fmt: skip
     other: Server | Local | WithoutSpeculation = WithoutSpeculation(server)
     try:
@@ -162,7 +164,8 @@ async def _audit(
             await other.open()
         before = await scrape(server.client)
         rng = np.random.default_rng(seed)
-        results = await _Audit(server, other, samples, server.clock, rng, progress).run()
+        audit = _Audit(server, other, samplings, samples, server.clock, rng, progress)
+        results = await audit.run()
         drafts = acceptance(before, await scrape(server.client))
         return Report(
             server.name, server.model, other.name, seed, server.requests, results, drafts
@@ -182,6 +185,7 @@ def verify_endpoint(
     reference: str | None = None,
     model: str | None = None,
     key: str | None = None,
+    laws: Sequence[str] = (),
     samples: int = SAMPLES,
     seconds: float | None = None,
     seed: int | None = None,
@@ -197,6 +201,7 @@ def verify_endpoint(
             a time, so that nothing can be drafted.
         model: its name at the endpoint; None takes the first that is listed.
         key: sent to both servers as a bearer token.
+        laws: names of the sets of sampling options whose law is tested; all unless given.
         samples: answers to each set of sampling options, 64 to 1,000,000; more show smaller errors.
         seconds: begin no request after so long; what was not done is inconclusive.
         seed: of prompts' seeds, 0 and up; None takes a fresh one, which the report shows.
@@ -210,8 +215,13 @@ def verify_endpoint(
     """
     if not FEWEST <= samples <= MOST:
         raise ConfigError(f"samples is {samples}; give {FEWEST} to {MOST:,}.")
+    known = {one.name: one for one in SAMPLINGS}
+    for name in laws:
+        if name not in known:
+            raise ConfigError(f"There is no law {shown(name)}; known are {', '.join(known)}.")
+    samplings = [known[name] for name in dict.fromkeys(laws)] or list(SAMPLINGS)
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"seconds is {seconds}; give a number above 0.")
     seed = fresh_seed() if seed is None else seed
     server = Server(endpoint, model, key, Clock(seconds))
-    return asyncio.run(_audit(server, reference, key, samples, seed, progress))
+    return asyncio.run(_audit(server, reference, key, samplings, samples, seed, progress))

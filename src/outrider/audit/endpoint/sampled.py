@@ -21,7 +21,7 @@ from .laws import (
 from .martingale import Comparison, compare
 from .outcome import Result, Status
 from .prompts import chosen
-from .sampling import SAMPLINGS, Sampling
+from .sampling import Sampling
 from .source import Clock, Refusal, Server, TimeUp, together
 
 CHUNK = 32
@@ -35,8 +35,9 @@ SEEDS = 2**31
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to sample: answers by set of options, their length, prompts, laws of a depth."""
+    """What to sample: sets of options, answers to each, their length, prompts, laws of a depth."""
 
+    samplings: Sequence[Sampling]
     answers: int
     length: int
     prompts: int
@@ -69,7 +70,7 @@ class Sampled:
     ) -> None:  # fmt: skip
         self.server, self.laws, self.prompts, self.biased = server, laws, prompts, biased
         self.plan, self.seeds, self.rng, self.clock = plan, seeds, rng, clock
-        self.alpha = alpha / (2 * len(SAMPLINGS))
+        self.alpha = alpha / (2 * len(plan.samplings))
 
     async def run(self) -> list[Result]:
         """Draw, fetch laws, and compare."""
@@ -82,7 +83,8 @@ class Sampled:
             why = f"{self.laws.source.name} gives no log probabilities"
             return [Result("law", Status.NOT_OFFERED, why)]
         await self.laws.fetch(Context(one.prompt, law.tokens[:1]) for one, law in known)
-        trials = [self._trial(sampling, [one.prompt for one, _ in known]) for sampling in SAMPLINGS]
+        texts = [one.prompt for one, _ in known]
+        trials = [self._trial(sampling, texts) for sampling in self.plan.samplings]
         await self._draw(trials)
         draws = [draw for trial in trials for draw in trial.draws]
         await fetch_along(self.laws, draws, self.plan.length, self.plan.contexts)

@@ -20,7 +20,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class Load:
-    """What one load gave.
+    """The outcome of one load.
 
     Attributes:
         records: of requests that ended, in order of their ends.
@@ -44,7 +44,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a load ends: after so many requests, or seconds; None is no limit of time.
+    """The end of a load: after so many requests, or seconds; None is no limit of time.
 
     ``concurrency`` holds an open loop's requests back while so many run; ``timeout`` is a request's
     longest time.

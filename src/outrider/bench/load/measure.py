@@ -82,7 +82,7 @@ class Options:
 
     @property
     def uses_chat(self) -> bool:
-        """Whether requests go to chat completions."""
+        """Return whether requests go to chat completions."""
         if self.chat is None:
             return any(item.messages for item in self.workload.items)
         return self.chat

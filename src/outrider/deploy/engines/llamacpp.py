@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Any
 
 from ..capabilities import Engine, schema
@@ -9,6 +11,8 @@ from ..launch import Launch, Value, present, text
 from ..spec import Spec
 
 ALL_LAYERS = "all"
+PLAIN = re.compile(r"[\w./:@,+=%-]+")
+"""Values that docker, compose, systemd and a shell read alike from an env file."""
 NGRAM = "--spec-ngram-simple-size-"
 
 
@@ -61,15 +65,20 @@ def _speculation(spec: Spec, engine: Engine) -> dict[str, Any]:
 
 
 def _environment(options: dict[str, Value]) -> str:
-    """Return the options as variables; those that have none stay flags, in ``LLAMA_FLAGS``."""
+    """Return the options as variables of an env file.
+
+    Those that have none, or whose value readers of such files read differently, stay flags in a
+    comment.
+    """
     variables = schema("llamacpp")["nested"]["environment"]
     lines, flags = [], []
     for flag, value in options.items():
-        if flag in variables:
-            lines.append(f"{variables[flag]}={1 if value is True else text(value)}")
+        said = "1" if value is True else text(value)
+        if flag in variables and PLAIN.fullmatch(said):
+            lines.append(f"{variables[flag]}={said}")
         else:
-            flags.append(f"{flag} {text(value)}")
+            flags.append(flag if value is True else f"{flag} {shlex.quote(said)}")
     if flags:
-        lines.append("# No variables exist for these: add them to the command.")
+        lines.append("# No variable can hold these: add them to the command.")
         lines += [f"# {flag}" for flag in flags]
     return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ from ..launch import Launch
 from ..yamls import dump
 from . import vllm
 from .rules import Change, Translated
-from .words import commands
+from .words import commands, count
 
 WORKLOADS = ("Deployment", "StatefulSet")
 GPU = "nvidia.com/gpu"
@@ -115,7 +115,7 @@ def _container(container: dict[str, Any], engine: Engine, changes: list[Change])
     container.pop("args", None)
     _probes(container, engine, changes)
     sizes = ("--tensor-parallel-size", "--pipeline-parallel-size")
-    tensor, stages = (int(str(launch.options.get(size, 1))) for size in sizes)
+    tensor, stages = (count(launch.options.get(size, 1), size) for size in sizes)
     _resources(container, tensor * stages, changes)
     _secrets(container, changes)
     if "lifecycle" not in container:
@@ -247,9 +247,13 @@ def _grace(pod: dict[str, Any], changes: list[Change]) -> None:
 
 
 def _seconds(words: list[str]) -> int:
-    """Return the time that a translated command gives streams to end."""
+    """Return the time that a translated command gives streams to end.
+
+    Raises:
+        ConfigError: it is no number.
+    """
     value = words[words.index(DRAIN) + 1]
-    return int(value) if value.isdecimal() else 0
+    return count(value, DRAIN)
 
 
 def _links(pod: dict[str, Any], changes: list[Change]) -> None:

@@ -12,7 +12,7 @@ from ..capabilities import DATA
 
 @dataclass(frozen=True)
 class Rule:
-    """What became of one old option: a key of ``speculative_config``, an option, or nothing.
+    """The successor of one old option: a key of ``speculative_config``, an option, or nothing.
 
     ``value`` is the option's value where the old one had none; ``switch`` says it had none.
     """
@@ -43,7 +43,10 @@ class Change:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.old} -> {self.new}: {self.why}."
+        """Return it on one line, with escapes where what stood there holds control characters."""
+        said = f"{self.old} -> {self.new}: {self.why}."
+        escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in said)
+        return "".join(escaped)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class Translated:
     text: str
     changes: list[Change]
     files: Mapping[str, str] = field(default_factory=dict)
+
+    def commented(self) -> str:
+        """Return the text below a comment for each change."""
+        head = "".join(f"# {change}\n" for change in self.changes)
+        return (head or "# Nothing in it is old.\n") + self.text
 
 
 @cache

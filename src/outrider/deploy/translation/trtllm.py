@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...errors import ConfigError
+from ...errors import ConfigError, shown
 from ..capabilities import find
 from ..engines import trtllm
 from ..launch import Launch
 from ..spec import Drafter, Spec, Target
 from ..yamls import dump
 from .rules import Change, table
-from .words import Command, options
+from .words import Command, count, options
 
 MODES = {"draft_tokens_external": "draft_model", "eagle": "eagle3"}
 """Modes of a build that have a successor, and the method of a spec."""
@@ -67,8 +67,8 @@ def _target(build: Command, spec: Spec) -> Spec:
     mode = build.get("--speculative_decoding_mode") or ""
     if mode not in MODES:
         raise ConfigError(
-            f"The mode {mode!r} has no successor in TensorRT-LLM {find('trtllm').version}; take "
-            "draft_tokens_external, an EAGLE-3 head, MTP or NGram."
+            f"The mode {shown(mode)} has no successor in TensorRT-LLM {find('trtllm').version}; "
+            "take draft_tokens_external, an EAGLE-3 head, MTP or NGram."
         )
     length = _number(build, "max_draft_len")
     if length is None:
@@ -84,9 +84,7 @@ def _numbers(build: Command) -> dict[str, Any]:
 
 def _number(build: Command, name: str) -> int | None:
     value = build.get(f"--{name}")
-    if value is not None and not value.isdecimal():
-        raise ConfigError(f"--{name} is {value!r}; give a whole number.")
-    return None if value is None else int(value)
+    return None if value is None else count(value, f"--{name}")
 
 
 def _explain(build: Command, changes: list[Change], placeholder: str) -> None:

@@ -9,7 +9,7 @@ from ...errors import ConfigError, shown
 from ..capabilities import schema, versions
 from ..launch import Launch, Value
 from .rules import Change, Rule, table
-from .words import Command, options
+from .words import Command, count, options
 
 LARGEST_BATCH = 1024
 """Where a schedule ends unless --max-num-seqs says it; vLLM carries its last range on."""
@@ -129,10 +129,7 @@ def typed(key: str, value: str | bool) -> Any:
     """
     kind = schema("vllm")["nested"]["speculative_config"][key]
     whole = kind == "int" or key == "num_speculative_tokens_per_batch_size"
-    try:
-        return int(value) if whole and value is not True else value
-    except ValueError:
-        raise ConfigError(f"{key} is {shown(value)}; give a whole number.") from None
+    return count(value, key) if whole and value is not True else value
 
 
 def _keep(
@@ -149,12 +146,6 @@ def _keep(
         changes.append(Change(f"{flag}={value}", new, "switches take no value"))
         flag, value = new, True
     chosen[flag] = value
-
-
-def _count(value: object, flag: str) -> int:
-    if not str(value).isdecimal():
-        raise ConfigError(f"{flag} is {shown(value)}; give a whole number.")
-    return int(str(value))
 
 
 def _unknown(flag: str) -> Change:
@@ -175,7 +166,7 @@ def _finished(
 ) -> tuple[Launch, list[Change]]:
     usual = {"--max-num-seqs": LARGEST_BATCH, "--tensor-parallel-size": 1}
     usual["--pipeline-parallel-size"] = 1
-    batch, tensor, _ = (_count(chosen.get(flag, each), flag) for flag, each in usual.items())
+    batch, tensor, _ = (count(chosen.get(flag, each), flag) for flag, each in usual.items())
     config = current(config, batch, changes)
     own = config.get("draft_tensor_parallel_size", 1)
     if own not in (1, tensor):
@@ -200,7 +191,7 @@ def current(config: dict[str, Any], batch: int, changes: list[Change]) -> dict[s
     model = config.get("model")
     if isinstance(model, str) and any(word in model.lower() for word in GONE):
         raise ConfigError(
-            f"The drafter {model} is a Medusa or MLP head by its name, and vLLM "
+            f"The drafter {shown(model)} is a Medusa or MLP head by its name, and vLLM "
             f"{versions('vllm')[0]} has neither (0.32.0 still did); take an EAGLE-3 head, or serve "
             "Medusa's heads with Outrider."
         )

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from ...errors import ConfigError, shown
 
 WRAPPERS = frozenset({"exec", "env", "sudo", "nohup", "time", "$"})
-SEPARATORS = frozenset({";", "&&", "||", "|", "&", "\n"})
+SEPARATORS = frozenset({";", "&&", "||", "|", "&"})
+LONGEST_NUMBER = 12
+"""Digits."""
+OPERATORS = frozenset(";&|<>()")
+TOKEN = re.compile(
+    r"""\s+|\#.*|([;&|<>()]+)|((?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|<>()'"\\])+)"""
+)
+"""Spaces, a comment, an operator, or a word."""
 
 
 @dataclass
@@ -54,26 +61,36 @@ def commands(text: str) -> list[Line]:
     joined = re.sub(r"\\\r?\n", " ", text)
     found: list[list[str]] = []
     for line in joined.splitlines():
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>()")
-        lexer.whitespace_split = True
-        try:
-            words = list(lexer)
-        except ValueError as error:
-            raise ConfigError(
-                f"A command cannot be read: {error} in {shown(line.strip())}."
-            ) from None
         found.append([])
-        for word in words:
-            if word in SEPARATORS:
+        for token in _tokens(line):
+            if token in SEPARATORS:
                 found.append([])
-            elif word and set(word) <= set("<>()"):
+            elif set(token) <= OPERATORS:
                 raise ConfigError(
                     f"Redirections and sub-shells are not translated: {shown(line.strip())}; "
                     "give the plain command."
                 )
             else:
-                found[-1].append(word)
+                found[-1] += shlex.split(token)
     return [line for line in map(_unwrapped, found) if line.words]
+
+
+def _tokens(line: str) -> list[str]:
+    """Return a line's operators, and its words with their quotes; a comment is left out.
+
+    Raises:
+        ConfigError: a quote or backslash is open.
+    """
+    tokens, at = [], 0
+    while at < len(line):
+        match = TOKEN.match(line, at)
+        if match is None:
+            raise ConfigError(
+                f"A command cannot be read: a quote or backslash is open in {shown(line.strip())}."
+            )
+        at = match.end()
+        tokens += [each for each in match.groups() if each is not None]
+    return tokens
 
 
 def _unwrapped(words: list[str]) -> Line:
@@ -119,6 +136,18 @@ def options(
             command.options.append((flag, words[index]))
             index += 1
     return command
+
+
+def count(value: object, flag: str) -> int:
+    """Return an option's value as a number.
+
+    Raises:
+        ConfigError: it is no whole number, or a larger one than any option takes.
+    """
+    text = str(value)
+    if not text.isdecimal() or len(text) > LONGEST_NUMBER:
+        raise ConfigError(f"{flag} is {shown(value)}; give a whole number.")
+    return int(text)
 
 
 def _is_flag(word: str) -> bool:
