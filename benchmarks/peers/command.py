@@ -7,11 +7,15 @@ import typer
 
 from outrider.cli.common import LEAST_ROUNDS, JsonFile, Rounds, numbers, png, write_json
 from outrider.errors import ConfigError, OutriderError
+from outrider.native.choice import available
 
+from .. import install
 from . import known, pairs
 from .markdown import markdown
-from .measure import Bench, Options
+from .measure import LENGTHS, Bench, Options
 from .report import report as make_report
+
+MODES = ("plain", "draft", "ngram")
 
 
 def chosen(text: str, choices: tuple[str, ...], option: str) -> tuple[str, ...]:
@@ -33,21 +37,44 @@ def main(
     pair: Annotated[
         str,
         typer.Option(
-            metavar="pocket|planted|1b|PATH",
+            metavar="pocket|planted|gqa|1b|PATH",
             help="Pairs with commas: the bundled one; planted (12 layers x 768, random weights, a "
-            "drafter that agrees on nine tokens of ten) or 1b (the shape of Llama-3.2-1B, the same "
-            "way), both made on first use; or a checkpoint's folder, its drafter in or beside it.",
+            "drafter that agrees on nine tokens of ten), gqa (10 layers x 1,024, four heads to a "
+            "key head) or 1b (the shape of Llama-3.2-1B), made the same way on first use; or a "
+            "checkpoint's folder, its drafter in or beside it.",
         ),
     ] = "planted",
     peers: Annotated[
         str, typer.Option(help="Peers with commas; all that are installed unless given.")
     ] = "transformers,llama.cpp,openvino,vllm",
     dtype: Annotated[
-        str, typer.Option(help="With commas: float32, bfloat16, int8, int4.")
+        str,
+        typer.Option(
+            help="With commas: float32, bfloat16, int8, int4, and int8-a8, int4-a8, where "
+            "Outrider's activations have 8 bits too, as others' have anyway."
+        ),
     ] = "float32,bfloat16",
+    isa: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(install.ISA_OPTIONS),
+            help="Keep every side within an instruction set of this CPU; llama.cpp's kernels for "
+            "it are built by `python -m benchmarks install llama.cpp-ISA`.",
+        ),
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="Modes with commas: plain, draft, ngram.")
+    ] = "plain,draft,ngram",
+    lengths: Annotated[
+        str,
+        typer.Option("--num-speculative-tokens", help="Draft lengths that are tried, with commas."),
+    ] = ",".join(map(str, LENGTHS)),
     concurrency: Annotated[
         str, typer.Option(help="Requests at a time, with commas; 1 runs the prompts one by one.")
     ] = "1",
+    threads: Annotated[
+        str, typer.Option(help="Thread counts that are tried, with commas; all cores, then 1.")
+    ] = "",
     prefill: Annotated[
         int, typer.Option(help="Measure the prefill of a prompt of so many tokens too.")
     ] = 0,
@@ -73,13 +100,19 @@ def main(
     """Measure against other engines on this CPU; `make peers` installs them."""
     if plot:
         from .plot import draw
-    all_peers = known.peers()
+    if isa is not None:
+        chosen(isa, tuple(install.ISA_OPTIONS), "--isa")
+        if isa not in available():
+            raise ConfigError(f"--isa is {isa!r}; this CPU runs {', '.join(available())}.")
+    all_peers = known.peers(isa)
     others = tuple(name for name in all_peers if name != known.OWN)
     sides = [all_peers[name] for name in (known.OWN, *chosen(peers, others, "--peers"))]
     options = Options(
         dtypes=chosen(dtype, known.DTYPES, "--dtype"), rounds=rounds, max_tokens=max_tokens,
-        temperature=temperature, prefill=prefill,
+        temperature=temperature, prefill=prefill, isa=isa, modes=chosen(mode, MODES, "--mode"),
+        lengths=tuple(sorted(numbers(lengths, int, "--num-speculative-tokens"))),
         concurrency=tuple(sorted(numbers(concurrency, int, "--concurrency"))),
+        threads=numbers(threads, int, "--threads") if threads else (),
     )  # fmt: skip
     benches: list[Bench] = []
     for name in dict.fromkeys(pair.split(",")):

@@ -14,14 +14,24 @@ from safetensors import safe_open
 from outrider.config import Recipe
 from outrider.models.export import bits_per_weight
 from outrider.models.families import read_config
+from outrider.native.choice import VARIABLE as OWN_ISA
 
 from .. import install
 from ..install import call, home, say
 
 OWN = "outrider"
-DTYPES = ("float32", "bfloat16", "int8", "int4")
-MODES = ("plain", "draft", "draft int8", "ngram")
+DTYPES = ("float32", "bfloat16", "int8", "int4", "int8-a8", "int4-a8")
+"""Behind -a8 stand the same weights; Outrider's activations then have 8 bits, as others' do."""
+BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
+MODES = ("plain", "draft", "draft int8", "draft int4", "ngram")
+ONEDNN_ISAS = {"avx2": "AVX2", "avx512bf16": "AVX512_CORE_BF16"}
+TORCH_ISAS = {"avx2": "avx2", "avx512bf16": "avx512"}
 FOLDER = Path(__file__).parent
+
+
+def weights_of(dtype: str) -> str:
+    """The dtype of the weights alone."""
+    return dtype.removesuffix("-a8")
 
 
 def run_module(python: str | Path, name: str) -> tuple[str, ...]:
@@ -44,6 +54,7 @@ class Peer:
         batches: True if it takes several prompts at a time.
         threads: True if it can be told how many threads to use; else it takes what it may.
         weights: the file of a conversion that holds the weights.
+        heeds: True if it stays within an instruction set that it is told to.
     """
 
     name: str
@@ -55,11 +66,20 @@ class Peer:
     batches: bool = True
     threads: bool = True
     weights: str = ""
+    heeds: bool = False
+
+    def form(self, dtype: str) -> str:
+        """Return what it is given of a dtype: activations are a choice of Outrider's alone."""
+        return dtype if self.name == OWN else weights_of(dtype)
 
     def modes(self, dtype: str) -> tuple[str, ...]:
-        """Return the modes of measurement: with a drafter of 8 bits where the peer has one."""
-        coarse = "int8" in self.dtypes and dtype in ("float32", "bfloat16")
-        return tuple(mode for mode in MODES if coarse or mode != "draft int8")
+        """Return the modes of measurement: with drafters of fewer bits where the peer has them."""
+        most = BITS[weights_of(dtype)]
+        return tuple(
+            mode
+            for mode in MODES
+            if not (few := mode.partition(" ")[2]) or (few in self.dtypes and BITS[few] < most)
+        )
 
     def variables(self) -> dict[str, str]:
         """Variables of its processes: they see the runners, and Outrider only for its own."""
@@ -106,9 +126,10 @@ class Peer:
         reads from the checkpoint itself, it holds in ``dtype``.
         """
         if self.converter is None:
-            few = self.name == OWN and dtype in ("int8", "int4")
-            own = bits_per_weight(checkpoint, Recipe.parse(dtype)) if few else None
-            return {"float32": 32.0, "bfloat16": 16.0}.get(dtype, own)
+            if (bits := BITS[weights_of(dtype)]) >= 16:
+                return float(bits)
+            own = self.name == OWN
+            return bits_per_weight(checkpoint, Recipe.parse(weights_of(dtype))) if own else None
         size = (self.conversions(checkpoint) / dtype / self.weights).stat().st_size
         return 8 * size / number_of_weights(checkpoint)
 
@@ -129,30 +150,42 @@ def weights_read(checkpoint: Path) -> int:
     return number_of_weights(checkpoint) - int(looked_up)
 
 
-def peers() -> dict[str, Peer]:
-    """Every peer by name, Outrider itself first."""
+def peers(isa: str | None = None) -> dict[str, Peer]:
+    """Every peer by name, Outrider itself first; all told to stay within ``isa``, if any."""
     lcpp = install.LLAMA_CPP.python
+    own, below, onednn, needed = {}, {}, {}, ["llama.cpp"]
+    if isa is not None:
+        own = {OWN_ISA: isa}
+        onednn = {"ONEDNN_MAX_CPU_ISA": ONEDNN_ISAS[isa]}
+        below = {"LD_LIBRARY_PATH": str(install.kernels(isa))}
+        needed.append(install.LLAMA_CPP_BELOW[isa].name)
+    torch = {**onednn, **({"ATEN_CPU_CAPABILITY": TORCH_ISAS[isa]} if isa else {})}
     everyone = (
-        Peer(OWN, run_module(sys.executable, "own"), dtypes=DTYPES, threads=False),
-        Peer("transformers", run_module(sys.executable, "transformers"), batches=False),
+        Peer(
+            OWN, run_module(sys.executable, "own"), None, own, DTYPES, threads=False, heeds=True
+        ),
+        Peer(
+            "transformers", run_module(sys.executable, "transformers"), None, torch, batches=False
+        ),
         Peer(
             "llama.cpp", run_module(lcpp, "llamacpp"), run_module(lcpp, "llamacpp_convert"),
             {
                 "PEER_SERVER": str(install.program("llama-server")),
                 "PEER_QUANTIZE": str(install.program("llama-quantize")),
+                **below,
             },
-            DTYPES, lambda: install.missing("llama.cpp"),
-            weights="model.gguf",
+            tuple(BITS), lambda: install.missing(*needed),
+            weights="model.gguf", heeds=True,
         ),
         Peer(
             "openvino", run_module(install.OPENVINO.python, "openvino"),
-            run_module(install.EXPORT.python, "openvino_convert"), {}, DTYPES,
+            run_module(install.EXPORT.python, "openvino_convert"), onednn, tuple(BITS),
             lambda: install.missing("openvino"),
             weights="openvino_model.bin",
         ),
         Peer(
             "vllm", run_module(install.VLLM.python, "vllm"), None,
-            {"VLLM_CACHE_ROOT": str(home() / install.VLLM.name / "cache")},
+            {"VLLM_CACHE_ROOT": str(home() / install.VLLM.name / "cache"), **torch},
             missing=lambda: install.missing("vllm"),
         ),
     )  # fmt: skip

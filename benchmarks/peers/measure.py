@@ -15,6 +15,8 @@ from .pairs import PROMPTS, Pair
 from .session import Answer, PeerError, Pool, Session, read_bandwidth
 
 LENGTHS = (2, 4, 6, 8)
+LONGEST = 32
+MOST_THREADS = 1024
 CHECKED_TOKENS = 32
 SEARCHED_TOKENS = 32
 WARM_TOKENS = 16
@@ -52,8 +54,10 @@ class Options:
         rounds: how often each side's best settings are run, 1 or more.
         max_tokens: output tokens of each prompt, 2 or more.
         temperature: 0 or above.
+        modes: "plain", "draft", "ngram"; of a draft model every kind of drafter is tried.
         lengths: draft lengths K that the search tries.
         threads: thread counts that it tries; 1 and all cores unless given.
+        isa: the instruction set that every side was told to stay within; None: the machine's own.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -65,8 +69,10 @@ class Options:
     rounds: int = 7
     max_tokens: int = 128
     temperature: float = 0.0
+    modes: tuple[str, ...] = ("plain", "draft", "ngram")
     lengths: tuple[int, ...] = LENGTHS
     threads: tuple[int, ...] = ()
+    isa: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("max_tokens", 2), ("temperature", 0), ("prefill", 0)):
@@ -76,6 +82,12 @@ class Options:
         for size in self.concurrency:
             if not 1 <= size <= PROMPTS:
                 raise ConfigError(f"concurrency is {size}; give numbers from 1 to {PROMPTS}.")
+        for count in self.threads:
+            if not 1 <= count <= MOST_THREADS:
+                raise ConfigError(f"a thread count is {count}; give 1 to {MOST_THREADS}.")
+        for length in self.lengths:
+            if not 1 <= length <= LONGEST:
+                raise ConfigError(f"a draft length is {length}; give numbers from 1 to {LONGEST}.")
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -215,10 +227,11 @@ class Bench:
 
     def _search(self, peer: Peer, dtype: str) -> None:
         """Run shortly every K with all threads, then the best with fewer; skip a mode with none."""
-        if dtype not in peer.dtypes:
+        if peer.form(dtype) not in peer.dtypes:
             self._skip("it has no such weights", peer.name, dtype)
             return
-        modes = [m for m in peer.modes(dtype) if self.pair.drafter or not m.startswith("draft")]
+        modes = [m for m in peer.modes(dtype) if m.partition(" ")[0] in self.options.modes]
+        modes = [m for m in modes if self.pair.drafter or not m.startswith("draft")]
         first, *fewer = self.threads if peer.threads else (available_cores(),)
         for load in self.options.loads:
             if load.kind == "batch" and not peer.batches:
@@ -307,7 +320,8 @@ class Bench:
         return [[prompt] for prompt in self.pair.prompts[: self.pair.single]]
 
     def _open(self, setting: Setting) -> Session:
-        peer, dtype = self.sides[setting.peer], setting.dtype
+        peer = self.sides[setting.peer]
+        dtype = peer.form(setting.dtype)
         target, drafter = self.pair.target, self.pair.drafter
         mode, _, coarse = setting.mode.partition(" ")
         calls = self._batches(setting.load)
@@ -323,8 +337,8 @@ class Bench:
             "context": longest + max(self.options.max_tokens, CHECKED_TOKENS),
             "parallel": max(map(len, calls)),
         }
-        self.bits[peer.name, dtype] = peer.bits_per_weight(target, dtype)
-        log = home() / "logs" / f"{peer.name}-{dtype}-{setting.mode}.log"
+        self.bits[peer.name, setting.dtype] = peer.bits_per_weight(target, dtype)
+        log = home() / "logs" / f"{peer.name}-{setting.dtype}-{setting.mode}.log"
         session = Session(peer.command, spec, log, peer.variables())
         self.versions[peer.name] = session.version
         return session

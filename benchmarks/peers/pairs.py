@@ -122,11 +122,15 @@ PLANTED = Recipe(
     "planted", vocabulary=4096, hidden=768, intermediate=2048, layers=12, heads=12, kv_heads=12,
     tied=False, theta=1e4, later=0.025,
 )  # fmt: skip
+GQA = Recipe(
+    "gqa", vocabulary=4096, hidden=1024, intermediate=2816, layers=10, heads=16, kv_heads=4,
+    tied=False, theta=1e4, later=0.025,
+)  # fmt: skip
 ONE_B = Recipe(
     "1b", vocabulary=128256, hidden=2048, intermediate=8192, layers=16, heads=32, kv_heads=8,
     tied=True, theta=5e5, later=0.0135,
 )  # fmt: skip
-RECIPES = {recipe.name: recipe for recipe in (PLANTED, ONE_B)}
+RECIPES = {recipe.name: recipe for recipe in (PLANTED, GQA, ONE_B)}
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,7 @@ def find_pair(which: str, count: int | None = None) -> Pair:
     """The pair of that name, made where it is not there yet, or the checkpoint at that path.
 
     Args:
-        which: pocket, planted, 1b, or a checkpoint's folder or hub name.
+        which: pocket, planted, gqa, 1b, or a checkpoint's folder or hub name.
         count: how many prompts are run one by one; 4 of the held-out code prompts (2 of a planted
             pair) unless given.
 

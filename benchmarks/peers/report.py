@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.bench.intervals import METHOD, median_interval, ranks
 from outrider.bench.machine import machine
+from outrider.native.choice import available
 
 from ..common import ratio
 from .known import OWN, weights_read
@@ -115,16 +116,26 @@ def compared(runs: list[dict[str, Any]], peer: str) -> dict[str, Any] | None:
     return {**ratio(ours[speeds], theirs[speeds]), "ours": ours["mode"], "theirs": theirs["mode"]}
 
 
-def bars(ratios: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return our speed over the fastest peer's, an entry for each dtype and load.
+def counted(bench: Bench) -> set[str]:
+    """Return the peers that a bar is set by: below the machine's own set, those that heed it."""
+    isa = bench.options.isa
+    own = isa is None or isa == available()[-1]
+    return {name for name, peer in bench.sides.items() if own or peer.heeds}
+
+
+def bars(ratios: list[dict[str, Any]], among: set[str]) -> list[dict[str, Any]]:
+    """Return our speed over the fastest of these peers, an entry for each dtype and load.
 
     ``geometric_mean`` is over the two ratios; null unless both are there.
     """
     entries = []
     for dtype, load in dict.fromkeys((r["dtype"], r["load"]) for r in ratios):
         entry: dict[str, Any] = {"dtype": dtype, "load": load}
+        cell = [
+            r for r in ratios if (r["dtype"], r["load"], r["peer"] in among) == (dtype, load, True)
+        ]
         for name in ("plain", "best"):
-            here = [r for r in ratios if (r["dtype"], r["load"]) == (dtype, load) and r[name]]
+            here = [r for r in cell if r[name]]
             worst = min(here, key=lambda r: r[name]["ratio"], default=None)
             entry[name] = worst and {"peer": worst["peer"], **worst[name]}
         both = [entry[name]["ratio"] for name in ("plain", "best") if entry[name]]
@@ -150,7 +161,7 @@ def pair_figures(bench: Bench) -> dict[str, Any]:
         "conversions": [{"peer": peer, "now": now} for peer, now in bench.conversions.items()],
         "runs": runs,
         "ratios": ratios,
-        "bars": bars(ratios),
+        "bars": bars(ratios, counted(bench)),
         "read_bandwidth": [
             {"dtype": dtype, "load": load.name, "bytes_per_second_by_round": measured}
             for (dtype, load), measured in bench.bandwidth.items()
@@ -180,6 +191,7 @@ def report(benches: Sequence[Bench]) -> dict[str, Any]:
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "rounds": options.rounds,
+        "isa": options.isa,
         "intervals": {"confidence": ranks(options.rounds)[1], "method": METHOD},
         "pairs": [pair_figures(bench) for bench in benches],
     }
@@ -188,9 +200,10 @@ def report(benches: Sequence[Bench]) -> dict[str, Any]:
 def heading(report: dict[str, Any]) -> str:
     """Return a line that says what ran where."""
     machine = report["machine"]
+    isa = report.get("isa")
     return (
         f"{report['max_tokens']} tokens, T = {report['temperature']:g} · {machine['cpu']}, "
-        f"{machine['cores']} cores · {machine['date'][:10]}"
+        f"{machine['cores']} cores{f' · {isa} at most' if isa else ''} · {machine['date'][:10]}"
     )
 
 

@@ -454,7 +454,7 @@ def two_peers(
     fake: Callable[..., Peer], pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Peer]:
     made = {name: fake(name, speed=s) for name, s in ((OWN, 30.0), ("transformers", 20.0))}
-    monkeypatch.setattr(known, "peers", lambda: made)
+    monkeypatch.setattr(known, "peers", lambda *_: made)
     monkeypatch.setattr(pairs, "find_pair", lambda *_: pair)
     return made
 

@@ -13,10 +13,10 @@ class Own:
 
     def __init__(self, spec: Spec) -> None:
         drafter = {"plain": None, "ngram": "ngram", "draft": spec["drafter"]}[spec["mode"]]
-        few, drafters = (
-            dtype if dtype in ("int8", "int4") else None
-            for dtype in (spec["dtype"], spec["drafter_dtype"])
-        )
+        few = spec["dtype"] if spec["dtype"].startswith("int") else None
+        # Nothing depends on a drafter's bits, so its activations have 8 of them too.
+        coarse = spec["drafter_dtype"].removesuffix("-a8")
+        drafters = f"{coarse}-a8" if coarse.startswith("int") else None
         try:
             self.llm = LLM(
                 spec["target"], drafter=drafter, num_speculative_tokens=spec["k"] or 1,
