@@ -147,14 +147,19 @@ def test_an_engine_shares(pair: Path) -> None:
     assert engine.drafter.model.shared_bytes == EMBEDDING + PACKED  # type: ignore[attr-defined]
 
 
-def test_a_drafter_is_of_8_bits_unless_told_otherwise(pair: Path) -> None:
+def test_a_drafter_has_half_of_the_targets_bits_unless_told_otherwise(pair: Path) -> None:
     def drafting(**options: str) -> torch.Tensor:
         drafter = make_engine(pair, "model", dtype="bfloat16", **options).drafter
         return logits(drafter.model)  # type: ignore[attr-defined]
 
-    whole, coarse = (logits(opened(pair / "drafter", None, text)) for text in (None, "int8-a8"))
+    whole, coarse, coarsest = (
+        logits(opened(pair / "drafter", None, text)) for text in (None, "int8-a8", "int4-a8")
+    )
     assert not torch.equal(whole, coarse)
+    assert not torch.equal(coarse, coarsest)
     assert torch.equal(drafting(), coarse)
+    assert torch.equal(drafting(quantization="int8"), coarsest)
+    assert torch.equal(drafting(quantization="int4", drafter_quantization="int8-a8"), coarse)
     assert torch.equal(drafting(drafter_quantization="none"), whole)
     export(pair / "drafter", pair / "few", Recipe.parse("int4"))
     few = load_model(pair / "few", "bfloat16", CPU, 64, "auto")

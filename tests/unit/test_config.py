@@ -19,6 +19,23 @@ from outrider.errors import (
 )
 
 
+@pytest.mark.parametrize(
+    ("target", "drafter", "found"),
+    [
+        (None, "auto", "auto"), ("int8", "auto", "auto-few"), ("int4-g32", "auto", "auto-few"),
+        ("int8", "none", "none"), ("int4", "int8-a8", "int8-a8"), (None, "int4", "int4"),
+    ],
+)  # fmt: skip
+def test_a_drafters_recipe_follows_the_target(target: str | None, drafter: str, found: str) -> None:
+    made = EngineConfig(quantization=target, drafter_quantization=drafter)
+    assert made.drafter_recipe == found
+
+
+def test_what_the_engine_chooses_is_no_option() -> None:
+    with pytest.raises(ConfigError, match="quantization is 'auto-few'"):
+        EngineConfig(drafter_quantization="auto-few")
+
+
 def test_the_defaults_are_good() -> None:
     made = EngineConfig()
     assert made.num_speculative_tokens is None

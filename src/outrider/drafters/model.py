@@ -110,7 +110,7 @@ class ModelSpec(DrafterSpec):
             str(target.dtype).removeprefix("torch."),
             target.device,
             context.max_model_len,
-            config.drafter_quantization,
+            config.drafter_recipe,
             config.window_of(self.name),
             target,
         )

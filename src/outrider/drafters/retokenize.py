@@ -94,7 +94,7 @@ class RetokenizeSpec(DrafterSpec):
             str(target.dtype).removeprefix("torch."),
             target.device,
             min(length, LONGER * context.max_model_len),
-            config.drafter_quantization,
+            config.drafter_recipe,
             config.window_of(self.name),
         )
         if not isinstance(model, NativeTransformer):

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from ..config import NO_RECIPES, Recipe, free_memory
+from ..config import AUTOMATIC, NO_RECIPES, Recipe, free_memory
 from ..errors import ConfigError, MemoryBudgetError, ModelError
 from ..fields import readable
 from ..gguf import is_gguf
@@ -47,7 +47,7 @@ def load_model(
     Args:
         folder, dtype, device, max_length: see ``Transformer`` and ``Fallback``.
         window: see ``read_architecture``.
-        quantization: a recipe's text, or "auto" for int8-a8 by the native step.
+        quantization: a recipe's text, or one of ``AUTOMATIC`` for its recipe by the native step.
         share_weights_with: a model; weights that two native models have in common are held once.
         model_config: of the checkpoint, where it was read already.
 
@@ -61,7 +61,8 @@ def load_model(
     with readable(f"{folder} cannot be loaded", "fetch the checkpoint again."):
         config = model_config or read_config(folder)
         architecture = read_architecture(config, folder, window)
-        recipe = None if quantization in (None, *NO_RECIPES) else Recipe.parse(quantization)
+        open_ = (None, *NO_RECIPES, *AUTOMATIC)
+        recipe = None if quantization in open_ else Recipe.parse(quantization)
         quantised = is_gguf(folder) or getattr(config, "quantization_config", None) is not None
         if recipe and quantised:
             raise ConfigError(
@@ -86,8 +87,8 @@ def load_model(
             if step is not None:
                 if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
                     logger.warning(HALF, folder)
-                if quantization == "auto" and not quantised:
-                    recipe = Recipe.parse("int8-a8")
+                if quantization in AUTOMATIC and not quantised:
+                    recipe = Recipe.parse(AUTOMATIC[quantization])
                 other = share_weights_with
                 native = other if isinstance(other, NativeTransformer) else None
                 return NativeTransformer(
