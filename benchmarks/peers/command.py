@@ -115,12 +115,16 @@ def main(
         threads=numbers(threads, int, "--threads") if threads else (),
     )  # fmt: skip
     benches: list[Bench] = []
+
+    def keep() -> None:  # after every load: a long run may end before its time
+        if json_ != "-":
+            write_json(make_report(benches), json_)
+
     for name in dict.fromkeys(pair.split(",")):
         benches.append(Bench(pairs.find_pair(name, num_prompts), sides, options))
-        benches[-1].run()
-        report = make_report(benches)
-        if json_ != "-":  # after every pair: a long run may end before its time
-            write_json(report, json_)
+        benches[-1].run(keep)
+    report = make_report(benches)
+    keep()
     runs = [run for entry in report["pairs"] for run in entry["runs"]]
     if not runs:
         raise OutriderError("nothing could be measured; the lines above say why.")

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -182,8 +183,8 @@ class Bench:
         # A process has one load, so that the memory of a load is its own.
         self.pool: Pool[Setting] = Pool(self._open, self._need)
 
-    def run(self) -> None:
-        """Measure all dtypes, one after the other."""
+    def run(self, after: Callable[[], None] = lambda: None) -> None:
+        """Measure all dtypes, one after the other; ``after`` is called behind every load."""
         try:
             usable = [peer for peer in self.sides.values() if self._usable(peer)]
             for dtype in self.options.dtypes:
@@ -192,6 +193,7 @@ class Bench:
                     self._search(peer, dtype)
                 for load in self.options.loads:
                     self._run_rounds(dtype, load)
+                    after()
         finally:
             self.pool.close()
 
@@ -324,11 +326,12 @@ class Bench:
         dtype = peer.form(setting.dtype)
         target, drafter = self.pair.target, self.pair.drafter
         mode, _, coarse = setting.mode.partition(" ")
+        drafts = mode == "draft"
         calls = self._batches(setting.load)
         longest = max(len(prompt) for prompts in calls for prompt in prompts)
         spec = {
             "target": str(peer.convert(target, dtype)),
-            "drafter": str(peer.convert(drafter, coarse or dtype)) if drafter else None,
+            "drafter": str(peer.convert(drafter, coarse or dtype)) if drafts and drafter else None,
             "dtype": dtype,
             "drafter_dtype": coarse or dtype,
             "mode": mode,
