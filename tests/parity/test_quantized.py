@@ -195,6 +195,26 @@ def test_a_row_has_the_same_bits_in_any_company(
         assert torch.equal(product(list(range(count))), expected[:count]), count
 
 
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_largest_sums_are_exact(
+    isa: str, coarse: bool, bits: int, products: Callable[..., Products]
+) -> None:
+    """Sums of the largest codes and digits fit where they are kept, whichever the sign."""
+    out, width, top = 32, 256, (1 << bits) - 1
+    head = Quantized(
+        torch.full((out, width), top, dtype=torch.uint8), torch.ones(out, 2),
+        torch.zeros(out, 2, dtype=torch.uint8), bits, 128,
+    )  # fmt: skip
+    table = torch.ones(32, width)
+    table[1::2] = -1
+    for count in (1, 2, 3, 7, 9):
+        found = products(step(isa), head, table, 1, coarse)(list(range(count)))
+        expected = table[:count, :1] * (top * width)
+        assert torch.allclose(found, expected.expand(-1, out), rtol=1e-6, atol=0)
+
+
 @pytest.mark.skipif("amx" not in HERE, reason="this CPU has no AMX")
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize(("bits", "out", "width", "group", "zeros"), SHAPES)

@@ -4,6 +4,8 @@
 // those of eight: low nibbles the first four inputs, high nibbles the other four.
 #pragma once
 
+#include <type_traits>
+
 #include "isa.hpp"
 
 namespace outrider {
@@ -165,69 +167,100 @@ inline std::int32_t highest(Ints a) {
 }
 #endif
 
-// A row's digits take 2 * width bytes. With VNNI these are [2][width] bytes, digit = 256 * the
+// A row's digits take 2 * half bytes. With VNNI these are [2][half] bytes, digit = 256 * the
 // first + the second (-128 to 127); elsewhere int16, of every four inputs the first, the third,
-// the second and the fourth, which is how pairs of codes fall out of their words.
+// the second and the fourth, which is how pairs of codes fall out of their words. Digits of 8 bits
+// beside codes of 4 are bytes on every set but the portable one: `bytes` says so.
+//
+// Sums take the codes and digits of INPUTS after INPUTS; what is kept in less than 32 bits
+// meanwhile is taken up by `settle`.
+constexpr int INPUTS = 32;
 
 #if defined(__AVX512VNNI__)
 
 constexpr int DIGIT_BYTES = 1;  // from a digit to the next
+constexpr bool BYTES = false;   // there are ByteSums
+constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
 
 // Sums over a block: 256 * high + low.
 struct Sums {
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2;
     __m512i high, low;
     Sums() : high(_mm512_setzero_si512()), low(_mm512_setzero_si512()) {}
     Sums(Ints zeros, const Part& part)
         : high(_mm512_setzero_si512()),
           low(_mm512_dpwssd_epi32(high, zeros.v, repeated(&part.low))) {}
-    void add_four(__m512i codes, const std::int8_t* digits, int width) {
+    void add_four(__m512i codes, const std::int8_t* digits, int half) {
         high = _mm512_dpbusd_epi32(high, codes, repeated(digits));
-        low = _mm512_dpbusd_epi32(low, codes, repeated(digits + width));
+        low = _mm512_dpbusd_epi32(low, codes, repeated(digits + half));
     }
-    void add(Codes<8> codes, const std::int8_t* row, int width, int at) {
-        add_four(codes.first, row + at, width);
+    void add(Codes<8> codes, const std::int8_t* row, int half, int at) {
+        add_four(codes.first, row + at, half);
     }
-    void add(Codes<4> codes, const std::int8_t* row, int width, int at) {
-        add_four(codes.first, row + at, width);
-        add_four(codes.second, row + at + 4, width);
+    void add(Codes<4> codes, const std::int8_t* row, int half, int at) {
+        add_four(codes.first, row + at, half);
+        add_four(codes.second, row + at + 4, half);
     }
+    void settle() {}
     Ints all() const { return {_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)}; }
 };
 
 // The same of digits of 8 bits.
 struct ShortSums {
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1;
     __m512i low;
     ShortSums() : low(_mm512_setzero_si512()) {}
     ShortSums(Ints zeros, const Part& part) : low(Sums(zeros, part).low) {}
     void add_four(__m512i codes, const std::int8_t* digits) {
         low = _mm512_dpbusd_epi32(low, codes, repeated(digits));
     }
-    void add(Codes<8> codes, const std::int8_t* row, int width, int at) {
-        add_four(codes.first, row + width + at);
+    void add(Codes<8> codes, const std::int8_t* row, int half, int at) {
+        add_four(codes.first, row + half + at);
     }
-    void add(Codes<4> codes, const std::int8_t* row, int width, int at) {
-        add_four(codes.first, row + width + at);
-        add_four(codes.second, row + width + at + 4);
+    void add(Codes<4> codes, const std::int8_t* row, int half, int at) {
+        add_four(codes.first, row + half + at);
+        add_four(codes.second, row + half + at + 4);
     }
+    void settle() {}
     Ints all() const { return {low}; }
 };
+template <int BITS>
+using Short = ShortSums;
 
-inline void put_digits(std::int8_t* row, int width, int at, Ints digits) {
-    const __m512i half = _mm512_add_epi32(digits.v, _mm512_set1_epi32(128));
-    _mm_storeu_si128((__m128i*)(row + at), _mm512_cvtepi32_epi8(_mm512_srai_epi32(half, 8)));
-    _mm_storeu_si128((__m128i*)(row + width + at), _mm512_cvtepi32_epi8(digits.v));
+inline void put_digits(std::int8_t* row, int half, int at, Ints digits, bool) {
+    const __m512i upper = _mm512_add_epi32(digits.v, _mm512_set1_epi32(128));
+    _mm_storeu_si128((__m128i*)(row + at), _mm512_cvtepi32_epi8(_mm512_srai_epi32(upper, 8)));
+    _mm_storeu_si128((__m128i*)(row + half + at), _mm512_cvtepi32_epi8(digits.v));
 }
 
 #elif defined(__AVX2__)
 
 constexpr int DIGIT_BYTES = 2;
+constexpr bool BYTES = true;
 
 #if defined(__AVX512F__)
+constexpr int MOST_SUMS = 16, INTS = 1;  // INTS: registers of an Ints
 inline void add_pairs(Ints& sum, __m512i codes, __m512i digits) {
     sum.v = _mm512_add_epi32(sum.v, _mm512_madd_epi16(codes, digits));
 }
 inline __m256i narrowed(Ints digits) { return _mm512_cvtepi32_epi16(digits.v); }
+
+// Pairs of products of 4-bit codes and digits of 8 bits: at most 2 * 15 * 127, eight of which fit.
+struct Bytes {
+    __m512i v;
+    Bytes() : v(_mm512_setzero_si512()) {}
+    void add(const Codes<4>& c, Ints first, Ints second) {
+        v = _mm512_add_epi16(v, _mm512_maddubs_epi16(c.first, first.v));
+        v = _mm512_add_epi16(v, _mm512_maddubs_epi16(c.second, second.v));
+    }
+    Ints all() const { return {_mm512_madd_epi16(v, _mm512_set1_epi16(1))}; }
+};
+inline Ints four_of(const void* p) { return {repeated(p)}; }
 #else
+constexpr int MOST_SUMS = 8, INTS = 2;
+// Finishes a sum before the next row's begins: side by side they would need more registers than
+// there are.
+inline void pin(__m256i& a, __m256i& b) { asm volatile("" : "+x"(a), "+x"(b)); }
 template <int BITS>
 struct Codes {
     __m256i a, b;
@@ -242,9 +275,33 @@ inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
 inline __m256i narrowed(Ints digits) {
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(digits.a, digits.b), 0xd8);
 }
+
+// Pairs of products of 4-bit codes and digits of 8 bits: at most 2 * 15 * 127, eight of which fit.
+struct Bytes {
+    __m256i a, b;
+    Bytes() : a(_mm256_setzero_si256()), b(_mm256_setzero_si256()) {}
+    void add(const Codes<4>& c, Ints first, Ints second) {
+        const __m256i mask = _mm256_set1_epi8(15);
+        auto part = [&](int shift, Ints digits) {
+            const __m256i x = _mm256_and_si256(_mm256_srli_epi16(c.a, shift), mask);
+            const __m256i y = _mm256_and_si256(_mm256_srli_epi16(c.b, shift), mask);
+            a = _mm256_add_epi16(a, _mm256_maddubs_epi16(x, digits.a));
+            b = _mm256_add_epi16(b, _mm256_maddubs_epi16(y, digits.b));
+        };
+        part(0, first);
+        part(4, second);
+        pin(a, b);
+    }
+    Ints all() const {
+        const __m256i one = _mm256_set1_epi16(1);
+        return {_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one)};
+    }
+};
+inline Ints four_of(const void* p) { return repeated(p); }
 #endif
 
 struct Sums {
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = INTS;
     Ints sum;
     Sums() : sum(ints(0)) {}
 #if defined(__AVX512F__)
@@ -270,6 +327,7 @@ struct Sums {
                   repeated(row + 2 * at));
         add_pairs(sum, _mm256_srli_epi16(c.a, 8), _mm256_srli_epi16(c.b, 8),
                   repeated(row + 2 * at + 4));
+        pin(sum.a, sum.b);
     }
     void add(Codes<4> c, const std::int8_t* row, int, int at) {
         const __m256i mask = _mm256_set1_epi16(15);
@@ -281,13 +339,38 @@ struct Sums {
         part(8, row + 2 * at + 4);
         part(4, row + 2 * at + 8);
         part(12, row + 2 * at + 12);
+        pin(sum.a, sum.b);
     }
 #endif
+    void settle() {}
     Ints all() const { return sum; }
 };
 
-inline void put_digits(std::int8_t* row, int, int at, Ints digits) {
+struct ByteSums {
+    static constexpr int DIGIT = 1, REGISTERS = 2 * Sums::REGISTERS;
+    Sums sums;
+    Bytes bytes;
+    ByteSums() = default;
+    ByteSums(Ints zeros, const Part& part) : sums(zeros, part) {}
+    void add(const Codes<4>& codes, const std::int8_t* row, int, int at) {
+        bytes.add(codes, four_of(row + at), four_of(row + at + 4));
+    }
+    void settle() {
+        sums.sum = sums.sum + bytes.all();
+        bytes = Bytes();
+    }
+    Ints all() const { return sums.sum; }
+};
+template <int BITS>
+using Short = std::conditional_t<BITS == 4, ByteSums, Sums>;
+
+inline void put_digits(std::int8_t* row, int, int at, Ints digits, bool bytes) {
     __m256i words = narrowed(digits);
+    if (bytes) {
+        const __m128i low = _mm256_castsi256_si128(words);
+        const __m128i high = _mm256_extracti128_si256(words, 1);
+        return _mm_storeu_si128((__m128i*)(row + at), _mm_packs_epi16(low, high));
+    }
     words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
     _mm256_storeu_si256((__m256i*)(row + 2 * at), words);
 }
@@ -295,6 +378,8 @@ inline void put_digits(std::int8_t* row, int, int at, Ints digits) {
 #else
 
 constexpr int DIGIT_BYTES = 2;
+constexpr bool BYTES = false;
+constexpr int MOST_SUMS = 1;
 
 template <int BITS>
 struct Codes {
@@ -303,6 +388,7 @@ struct Codes {
 };
 
 struct Sums {
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1;
     Ints sum;
     Sums() : sum(ints(0)) {}
     Sums(Ints zeros, const Part& part)
@@ -322,10 +408,13 @@ struct Sums {
         add_four(codes.bytes, 0, 15, row + 2 * at);
         add_four(codes.bytes, 4, 15, row + 2 * at + 8);
     }
+    void settle() {}
     Ints all() const { return sum; }
 };
+template <int BITS>
+using Short = Sums;
 
-inline void put_digits(std::int8_t* row, int, int at, Ints digits) {
+inline void put_digits(std::int8_t* row, int, int at, Ints digits, bool) {
     for (int i = 0; i < LANES; ++i) {
         const int place = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
         const std::int16_t digit = std::int16_t(digits.v[i]);
@@ -333,10 +422,6 @@ inline void put_digits(std::int8_t* row, int, int at, Ints digits) {
     }
 }
 
-#endif
-
-#if !defined(__AVX512VNNI__)
-using ShortSums = Sums;  // which multiply 16 bits at once
 #endif
 
 }  // namespace outrider

@@ -104,7 +104,7 @@ inline float total(F32x16 a) {
 
 #elif defined(__AVX2__)
 
-constexpr int MAX_ROWS = 2;
+constexpr int MAX_ROWS = 4;
 constexpr int MAX_SUMS = 4;
 
 struct F32x16 {

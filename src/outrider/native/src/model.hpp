@@ -95,7 +95,7 @@ struct Weights : Model {
     std::vector<Layer<T>> layers;
     // Other models may hold the same. `table`: a packed embedding that is not the head, or null.
     std::shared_ptr<Weight<T>> head, table;
-    int width = 0, blocks = 0;  // of a row of digits, at most
+    int half = 0, blocks = 0;  // of a row of digits, at most
     Memory<float> norm, state_norm, fuse_norm;
     Weight<T> fuse;  // [hidden, fused]
     std::vector<Weight<T>> drafts;  // [heads][blocks + 1]

@@ -19,13 +19,13 @@ template <class T>
 void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, int stride,
                              int count, const End& end) {
     const bool quantised = !weight.packed.empty(), alone = count <= DIGITS_ALONE;
+    const Digits mine = alone ? own_digits(team) : digits;
     if (quantised && !alone)
         team.share(count, 4, [&](int first, int last) {
-            digitise(weight.packed, x, stride, first, last, digits);
+            digitise(weight.packed, x, stride, first, last, mine);
         });
-    const Digits mine = alone ? own_digits(team) : digits;
     bool ready = !quantised || !alone;
-    team.share(weight.units(), grain(weight.units(), team.count), [&](int first, int last) {
+    team.share(weight.units(), grain(weight.units(), team.count, count), [&](int first, int last) {
         if (!ready) digitise(weight.packed, x, stride, 0, count, mine);
         ready = true;
         multiply(weight, first, last, x, stride, mine, count, end);

@@ -11,6 +11,8 @@ constexpr int ALONE = 16;
 // Rows that every worker makes digits of for itself: half a microsecond each, which is about what
 // it takes to meet.
 constexpr int DIGITS_ALONE = 4;
+// Rows from which they are not all near, so that reading them counts.
+constexpr int MANY = 64;
 
 template <class T>
 void rms_norm(T* to, const float* x, const float* weight, int width, int stride, float eps) {
@@ -29,13 +31,14 @@ struct Multiplier {
     Multiplier(const Weights<T>& weights, std::size_t count) : m(weights) {
         const std::size_t alone = std::size_t(ALONE) * pool_size();
         if (count < alone) count = alone;
-        digits = {m.scratch.digits.reserve(count * 2 * m.width),
+        digits = {m.scratch.digits.reserve(count * 2 * m.half),
                   m.scratch.parts.reserve(count * m.blocks), m.c.coarse != 0};
     }
 
-    // Chunks of about an eighth of a worker's part, of whole groups of units.
-    static int grain(int units, int workers) {
-        const int wanted = units / (8 * workers) / 4 * 4;
+    // Chunks of about an eighth of a worker's part, of whole groups of units; of many rows a
+    // quarter, so that the rows are not read for too few of them.
+    static int grain(int units, int workers, int rows) {
+        const int wanted = units / ((rows > MANY ? 4 : 8) * workers) / 4 * 4;
         return wanted < 4 ? 4 : wanted > 64 ? 64 : wanted;
     }
 
@@ -46,7 +49,7 @@ struct Multiplier {
     // The place of a worker that makes its own digits.
     Digits own_digits(const Team& team) const {
         const std::size_t row = std::size_t(team.index) * ALONE;
-        return {digits.digits + row * 2 * m.width, digits.parts + row * m.blocks,
+        return {digits.digits + row * 2 * m.half, digits.parts + row * m.blocks,
                 digits.coarse};
     }
 

@@ -102,36 +102,43 @@ inline void finish(const End& end, const float* bias, int row, int unit, F32x16*
 // hardware stops at the end of a page, and the first-level cache waits for few lines at a time.
 constexpr int AHEAD = 1 << 16;
 
-// R rows by C units. The order of a sum is that of its inputs, for every R and C.
+// R rows by C units, as many of them side by side as registers hold sums. The order of a sum is
+// that of its inputs, for every R and C.
 template <class T, int R, int C>
 inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, int row,
                   const End& end) {
-    F32x16 sums[R][C];
-    for (auto& line : sums)
-        for (auto& sum : line) sum = splat(0.0f);
-    constexpr int pair = PER_LANE<T>, wanted = AHEAD / C / 64 * pair;
-    const T* w = m.data.data() + unit * m.unit_size();
+    constexpr int side = R * C > MAX_SUMS ? 1 : C;
+    constexpr int pair = PER_LANE<T>, wanted = AHEAD / side / 64 * pair;
     const T* x0 = x + row * stride;
     const std::size_t size = m.unit_size();
     const int ahead = wanted < m.inputs ? wanted : m.inputs;
-    auto add = [&](int from, int to, std::size_t further) {
-        for (int k = from; k < to; k += pair) {
-            decltype(load_pairs(w)) weights[C];
-            for (int c = 0; c < C; ++c) {
-                const T* at = w + c * size + std::size_t(k) * LANES;
-                weights[c] = load_pairs(at);
-                __builtin_prefetch(at + further, 0, 2);
+    F32x16 all[R][C];
+    for (int first = 0; first < C; first += side) {
+        const T* w = m.data.data() + (unit + first) * size;
+        F32x16 sums[R][side];
+        for (auto& line : sums)
+            for (auto& sum : line) sum = splat(0.0f);
+        auto add = [&](int from, int to, std::size_t further) {
+            for (int k = from; k < to; k += pair) {
+                decltype(load_pairs(w)) weights[side];
+                for (int c = 0; c < side; ++c) {
+                    const T* at = w + c * size + std::size_t(k) * LANES;
+                    weights[c] = load_pairs(at);
+                    __builtin_prefetch(at + further, 0, 2);
+                }
+                for (int r = 0; r < R; ++r) {
+                    auto value = splat_pair(x0 + r * stride + k);
+                    for (int c = 0; c < side; ++c) sums[r][c] = dot(sums[r][c], weights[c], value);
+                }
             }
-            for (int r = 0; r < R; ++r) {
-                auto value = splat_pair(x0 + r * stride + k);
-                for (int c = 0; c < C; ++c) sums[r][c] = dot(sums[r][c], weights[c], value);
-            }
-        }
-    };
-    // Behind a unit's last inputs stand the first of the next C units.
-    add(0, m.inputs - ahead, std::size_t(ahead) * LANES);
-    add(m.inputs - ahead, m.inputs, std::size_t(ahead) * LANES + (C - 1) * size);
-    for (int r = 0; r < R; ++r) finish<C>(end, m.bias.data(), row + r, unit, sums[r]);
+        };
+        // Behind a unit's last inputs stand the first of the next units.
+        add(0, m.inputs - ahead, std::size_t(ahead) * LANES);
+        add(m.inputs - ahead, m.inputs, std::size_t(ahead) * LANES + (side - 1) * size);
+        for (int r = 0; r < R; ++r)
+            for (int c = 0; c < side; ++c) all[r][first + c] = sums[r][c];
+    }
+    for (int r = 0; r < R; ++r) finish<C>(end, m.bias.data(), row + r, unit, all[r]);
 }
 
 // Units [first, last) for R rows, as many side by side as registers hold; those of a gate go in
@@ -159,6 +166,30 @@ inline void tile(const Matrix<T>& m, int first, int last, const T* x, std::size_
     if constexpr (R > 1) tile<T, R - 1>(m, first, last, x, stride, row, rows, end);
 }
 
+// Bytes of units that stay in the second-level cache while all rows pass by.
+constexpr std::size_t NEAR = 1 << 18;
+
+// Calls work(first unit, last, first row, count) for all units and all of many rows, `most` rows at
+// a time: as many units as stay near, and while some rows are worked on, the next `most` of `size`
+// bytes each at `x` are asked for.
+template <class Tile>
+void pass_by(int first, int last, std::size_t unit_bytes, const void* x, std::size_t size, int rows,
+             int most, Tile work) {
+    int few = int(NEAR / unit_bytes) & ~1;  // a gate's units go in pairs
+    few = few < 2 ? 2 : few;
+    for (int unit = first; unit < last; unit += few) {
+        const int stop = unit + few < last ? unit + few : last;
+        for (int row = 0; row < rows; row += most) {
+            const int next = row + most < rows ? row + most : 0;
+            const int count = rows - row < most ? rows - row : most;
+            const int ahead = rows - next < most ? rows - next : most;
+            const char* from = static_cast<const char*>(x) + next * size;
+            for (std::size_t i = 0; i < ahead * size; i += 64) __builtin_prefetch(from + i, 0, 2);
+            work(unit, stop, row, count);
+        }
+    }
+}
+
 // y[row, outputs of units first..last) for all rows; x [rows, stride], zero behind its inputs.
 template <class T>
 void product(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int rows,
@@ -167,15 +198,10 @@ void product(const Matrix<T>& m, int first, int last, const T* x, std::size_t st
         tile<T, MAX_ROWS>(m, first, last, x, stride, 0, rows, end);
         return;
     }
-    // A few units stay in the cache while all rows pass by.
-    constexpr int few = 4;
-    for (int unit = first; unit < last; unit += few) {
-        int stop = unit + few < last ? unit + few : last;
-        for (int row = 0; row < rows; row += MAX_ROWS) {
-            int count = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
-            tile<T, MAX_ROWS>(m, unit, stop, x, stride, row, count, end);
-        }
-    }
+    pass_by(first, last, m.unit_size() * sizeof(T), x, stride * sizeof(T), rows, MAX_ROWS,
+            [&](int unit, int stop, int row, int count) {
+                tile<T, MAX_ROWS>(m, unit, stop, x, stride, row, count, end);
+            });
 }
 
 }  // namespace outrider

@@ -39,6 +39,9 @@ struct Packed {
     }
     int blocks() const { return groups * split; }
     int width() const { return blocks() * block; }
+    // Half of the bytes of a row of digits: an odd number of cache lines, since rows a power of two
+    // apart would share few of the cache's sets.
+    int half() const { return width() / 64 % 2 ? padded(width(), 64) : padded(width(), 64) + 64; }
     std::size_t unit_size() const { return std::size_t(width()) * LANES * bits / 8; }
     // The first input of a block, and how many there are.
     int start(int b) const { return b / split * group + b % split * LONGEST_BLOCK; }
@@ -60,14 +63,14 @@ void unpack_row(const Packed& m, int row, float* to);
 
 // Rows of activations as their product wants them.
 struct Digits {
-    std::int8_t* digits;  // [rows][2 * width], see integers.hpp
+    std::int8_t* digits;  // [rows][2 * half], see integers.hpp
     Part* parts;          // [rows][blocks]
     bool coarse;          // of 8 bits, in the room of 16
 };
 
 template <class T>
-void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, int width, int at,
-                    Part& part) {
+void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, int half, int at,
+                    bool bytes, Part& part) {
     Ints peak = ints(0);
     for (int i = 0; i < block; i += LANES) peak = max(peak, magnitude(load(x + i)));
     const std::int32_t bits = highest(peak);
@@ -80,7 +83,7 @@ void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, 
     for (int i = 0; i < block; i += LANES) {
         const Ints digits = faint ? ints(0) : rounded(load(x + i) * inverse);
         sum = sum + digits;
-        put_digits(row, width, at + i, digits);
+        put_digits(row, half, at + i, digits, bytes);
     }
     const std::int32_t less = -total(sum);
     const float scale = !finite ? float(NAN) : faint ? 0.0f : top / float(highest_digit);
@@ -90,9 +93,10 @@ void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, 
 // Rows [first, last) of x [., stride] to `to`.
 template <class T>
 void digitise(const Packed& m, const T* x, std::size_t stride, int first, int last, Digits to) {
-    const int width = m.width(), blocks = m.blocks();
+    const int half = m.half(), blocks = m.blocks();
+    const bool bytes = BYTES && to.coarse && m.bits == 4;
     for (int r = first; r < last; ++r) {
-        std::int8_t* row = to.digits + std::size_t(r) * 2 * width;
+        std::int8_t* row = to.digits + std::size_t(r) * 2 * half;
         for (int b = 0; b < blocks; ++b) {
             const T* from = x + r * stride + m.start(b);
             const int count = m.length(b);
@@ -102,8 +106,8 @@ void digitise(const Packed& m, const T* x, std::size_t stride, int first, int la
                 std::memcpy(rest, from, count * sizeof(T));
                 from = rest;
             }
-            digitise_block(from, m.block, to.coarse ? HIGHEST_SHORT : HIGHEST_DIGIT, row, width,
-                           b * m.block, to.parts[std::size_t(r) * blocks + b]);
+            digitise_block(from, m.block, to.coarse ? HIGHEST_SHORT : HIGHEST_DIGIT, row, half,
+                           b * m.block, bytes, to.parts[std::size_t(r) * blocks + b]);
         }
     }
 }
@@ -126,14 +130,18 @@ inline std::ptrdiff_t ahead(int distance, int bytes, int blocks, std::size_t siz
     return std::ptrdiff_t(far) * bytes + next;
 }
 
-// R rows by C units, by `Sum`s over a block.
+// R rows by C units, by `Sum`s over a block: of two units at once where registers hold them beside
+// the sums over blocks, so that digits are read once for both.
 template <int BITS, class Sum, int R, int C>
 void digit_block(const Packed& m, int unit, const Digits& x, int row, const End& end) {
     constexpr int step = 32 / BITS;
-    const int width = m.width(), blocks = m.blocks();
+    // Two sums a row where there are few, so that one need not wait for the other.
+    constexpr int each = R <= 2 ? 2 : 1;
+    constexpr int side = C == 2 && R <= 4 && 2 * R * each * Sum::REGISTERS <= MOST_SUMS ? 2 : 1;
+    const int half = m.half(), blocks = m.blocks();
     const std::size_t size = m.unit_size(), bytes = std::size_t(m.block) * LANES * BITS / 8;
     const std::uint8_t* w = m.codes.data() + unit * size;
-    const std::int8_t* digits = x.digits + std::size_t(row) * 2 * width;
+    const std::int8_t* digits = x.digits + std::size_t(row) * 2 * half;
     const Part* parts = x.parts + std::size_t(row) * blocks;
     alignas(16) std::uint8_t middle[LANES];
     std::memset(middle, 1 << (BITS - 1), LANES);
@@ -142,31 +150,42 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
         for (auto& sum : line) sum = splat(0.0f);
     for (int b = 0, g = 0, part = 0; b < blocks; ++b) {
         const std::ptrdiff_t further = ahead(AHEAD / C, int(bytes), blocks, size, b, C);
-        for (int c = 0; c < C; ++c) {
-            const std::size_t at = (std::size_t(unit + c) * m.groups + g) * LANES;
-            const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
-            const std::uint8_t* from = w + c * size + b * bytes;
-            const std::int8_t* line = digits + std::size_t(b) * m.block * DIGIT_BYTES;
-            // Two sums a row where there are few, so that one need not wait for the other.
-            constexpr int each = R <= 2 ? 2 : 1;
-            Sum all[each][R];
-            for (int i = 0; i < each; ++i)
-                for (int r = 0; r < R; ++r)
-                    all[i][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b]);
-            for (int k = 0; k < m.block;) {
-                for (int i = 0; i < each; ++i, k += step, from += 64) {
-                    __builtin_prefetch(from + further, 0, 2);
-                    const Codes<BITS> codes(from);
+        for (int first = 0; first < C; first += side) {
+            const std::uint8_t* from = w + first * size + b * bytes;
+            const std::int8_t* line = digits + std::size_t(b) * m.block * Sum::DIGIT;
+            Sum all[each][side][R];
+            for (int c = 0; c < side; ++c) {
+                const std::size_t at = (std::size_t(unit + first + c) * m.groups + g) * LANES;
+                const Ints zeros = load_zeros(m.zeros.data() ? m.zeros.data() + at : middle);
+                for (int i = 0; i < each; ++i)
                     for (int r = 0; r < R; ++r)
-                        all[i][r].add(codes, line + std::size_t(r) * 2 * width, width, k);
-                }
+                        all[i][c][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b]);
             }
-            const F32x16 scale = load_half(m.scales.data() + at);
-            for (int r = 0; r < R; ++r) {
-                const Ints whole = each == 2 ? all[0][r].all() + all[each - 1][r].all()
-                                             : all[0][r].all();
-                sums[c][r] = fma(to_float(whole), scale * splat(parts[r * blocks + b].scale),
-                                 sums[c][r]);
+            for (int k = 0; k < m.block; k += INPUTS) {
+#pragma GCC unroll 8
+                for (int i = 0; i < INPUTS / step; ++i, from += 64) {
+                    for (int c = 0; c < side; ++c) __builtin_prefetch(from + c * size + further, 0, 2);
+                    const Codes<BITS> codes[2] = {Codes<BITS>(from),
+                                                  Codes<BITS>(from + (side - 1) * size)};
+                    for (int r = 0; r < R; ++r)
+                        for (int c = 0; c < side; ++c)
+                            all[i % each][c][r].add(codes[c], line + std::size_t(r) * 2 * half, half,
+                                                    k + i * step);
+                }
+                for (auto& some : all)
+                    for (auto& column : some)
+                        for (auto& sum : column) sum.settle();
+            }
+            for (int c = 0; c < side; ++c) {
+                const std::size_t at = (std::size_t(unit + first + c) * m.groups + g) * LANES;
+                const F32x16 scale = load_half(m.scales.data() + at);
+                for (int r = 0; r < R; ++r) {
+                    const Ints whole = each == 2 ? all[0][c][r].all() + all[each - 1][c][r].all()
+                                                 : all[0][c][r].all();
+                    sums[first + c][r] = fma(to_float(whole),
+                                             scale * splat(parts[r * blocks + b].scale),
+                                             sums[first + c][r]);
+                }
             }
         }
         if (++part == m.split) {
@@ -198,14 +217,10 @@ void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int
                       const End& end) {
     if (rows <= DIGIT_ROWS)
         return digit_tile<BITS, Sum, DIGIT_ROWS>(m, first, last, x, 0, rows, end);
-    constexpr int few = 4;
-    for (int unit = first; unit < last; unit += few) {
-        const int stop = unit + few < last ? unit + few : last;
-        for (int row = 0; row < rows; row += DIGIT_ROWS) {
-            const int count = rows - row < DIGIT_ROWS ? rows - row : DIGIT_ROWS;
-            digit_tile<BITS, Sum, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
-        }
-    }
+    pass_by(first, last, m.unit_size(), x.digits, 2 * std::size_t(m.half()), rows, DIGIT_ROWS,
+            [&](int unit, int stop, int row, int count) {
+                digit_tile<BITS, Sum, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
+            });
 }
 
 }  // namespace outrider

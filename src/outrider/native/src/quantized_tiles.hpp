@@ -56,7 +56,7 @@ struct DigitRun {
     const int unit, rows;
     const std::uint8_t* const w;
     const std::size_t size;
-    const int blocks = m.blocks(), width = m.width();
+    const int blocks = m.blocks(), half = m.half();
     const bool halves = m.block > DIGIT_INPUTS;
     const std::size_t bytes = std::size_t(m.block) * LANES * BITS / 8;
     const std::int8_t* const digits;
@@ -69,7 +69,7 @@ struct DigitRun {
     DigitRun(const Packed& m, int unit, const std::uint8_t* w, std::size_t size, const Digits& x,
              int row, int rows)
         : m(m), unit(unit), rows(rows), w(w), size(size),
-          digits(x.digits + std::size_t(row) * 2 * width),
+          digits(x.digits + std::size_t(row) * 2 * half),
           parts(x.parts + std::size_t(row) * blocks) {
         std::memset(middle, 1 << (m.bits - 1), LANES);
         for (auto& line : sums)
@@ -128,8 +128,8 @@ struct DigitRun {
     void run() {
         for (int c = 0; c < C; ++c) prepare(0, c);
         for (int b = 0; b < blocks; ++b) {
-            _tile_loadd(4, digits + b * m.block, width);
-            if (halves) _tile_loadd(5, digits + b * m.block + DIGIT_INPUTS, width);
+            _tile_loadd(4, digits + b * m.block, half);
+            if (halves) _tile_loadd(5, digits + b * m.block + DIGIT_INPUTS, half);
             turn<0>(b);
             turn<1>(b);
             turn<2>(b);
@@ -200,13 +200,13 @@ inline void product(const Packed& m, int first, int last, const Digits& x, int r
 #if defined(__AMX_INT8__)
     if (rows >= FEWEST_TILED) return product_in_tiles(m, first, last, x, rows, end);
 #endif
-    auto by = [&]<class Sum>(Sum) {
-        if (m.bits == 4)
-            product_in_lanes<4, Sum>(m, first, last, x, rows, end);
-        else
-            product_in_lanes<8, Sum>(m, first, last, x, rows, end);
-    };
-    x.coarse ? by(ShortSums()) : by(Sums());
+    if (m.bits == 4) {
+        x.coarse ? product_in_lanes<4, Short<4>>(m, first, last, x, rows, end)
+                 : product_in_lanes<4, Sums>(m, first, last, x, rows, end);
+    } else {
+        x.coarse ? product_in_lanes<8, Short<8>>(m, first, last, x, rows, end)
+                 : product_in_lanes<8, Sums>(m, first, last, x, rows, end);
+    }
 }
 
 }  // namespace outrider

@@ -85,7 +85,7 @@ const char* set_quantized(Weights<T>& m, int number, int kind, const QuantizedDa
                                  from.group, from.groups, kind == GATE_UP ? 2 : 1))
         return wrong;
     weight->plain = Matrix<T>();
-    m.width = std::max(m.width, to.width());
+    m.half = std::max(m.half, to.half());
     m.blocks = std::max(m.blocks, to.blocks());
     if (kind != HEAD && kind != EMBEDDING) return nullptr;
     for (const auto& other : ends_of(beside))
@@ -344,7 +344,7 @@ API const char* outrider_borrow(Model* model, const Model* from) {
         if (!m.embedding) m.table = other->table ? other->table : other->head;
         if (!m.embedding && !m.table) return INCOMPLETE;
         if (m.table) {
-            m.width = std::max(m.width, m.table->packed.empty() ? 0 : m.table->packed.width());
+            m.half = std::max(m.half, m.table->packed.empty() ? 0 : m.table->packed.half());
             m.blocks = std::max(m.blocks, m.table->packed.empty() ? 0 : m.table->packed.blocks());
         }
         return nullptr;
