@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import hostile
+import hostile_specs
 import pytest
 import yaml
 from test_render import pairs, rich
@@ -49,23 +49,23 @@ def told(spec: Spec) -> Iterator[Any]:
 
 
 def check_files(spec: Spec, form: str, result: Rendered, launch: Launch) -> None:
-    files = {name: hostile.parsed(name, text) for name, text in result.files.items()}
+    files = {name: hostile_specs.parsed(name, text) for name, text in result.files.items()}
     words = launch.arguments()
     if form == "command":
         assert files["run.sh"] == words
     elif form == "compose":
         service = files["compose.yaml"][0]["services"]["engine"]
-        assert [hostile.text_of_compose(word) for word in service["entrypoint"]] == words
+        assert [hostile_specs.text_of_compose(word) for word in service["entrypoint"]] == words
         if spec.service.image is not None:
-            assert hostile.text_of_compose(service["image"]) == spec.service.image
+            assert hostile_specs.text_of_compose(service["image"]) == spec.service.image
     elif form == "kustomize":
         (deployment,) = files["deployment.yaml"]
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
-        assert hostile.words_of_kubernetes(container["command"]) == words
+        assert hostile_specs.words_of_kubernetes(container["command"]) == words
         assert container["image"] == spec.service.image or spec.service.image is None
         assert deployment["metadata"]["name"] == spec.service.name
         assert files["kustomization.yaml"][0]["namespace"] == spec.service.namespace
-    found = [*words, *hostile.leaves(words), *hostile.leaves(files)]
+    found = [*words, *hostile_specs.leaves(words), *hostile_specs.leaves(files)]
     said = {f"{type(each).__name__} {each}" for each in found} | {f"str {each}" for each in found}
     for value in told(spec):
         # Our own server is told of a drafter together with how it is used.
@@ -76,7 +76,7 @@ def check_files(spec: Spec, form: str, result: Rendered, launch: Launch) -> None
 
 def try_one(engine: str, method: str, form: str, rng: random.Random) -> bool:
     """Render a spoiled spec; return whether it was rendered, False where it was refused."""
-    made = hostile.spoiled(rich(engine, method), rng)
+    made = hostile_specs.spoiled(rich(engine, method), rng)
     try:
         spec = parse(made)
         result = render(spec, form)
@@ -102,7 +102,7 @@ OLD = {"--speculative-model": "model", "--speculative-model-quantization": "quan
 
 def quoted(rng: random.Random) -> str:
     """A hostile text as a word that a translation may keep: flags and variables it reads itself."""
-    return rng.choice([t for t in hostile.TEXTS if not t.startswith("-")])
+    return rng.choice([t for t in hostile_specs.TEXTS if not t.startswith("-")])
 
 
 def check_command(words: list[str], model: str, flags: dict[str, str]) -> None:
@@ -132,7 +132,7 @@ def try_shell(rng: random.Random) -> bool:
     except ConfigError as refused:
         check_sentence(refused)
         return False
-    check_command(hostile.words_of_shell(result.commented()), model, flags)
+    check_command(hostile_specs.words_of_shell(result.commented()), model, flags)
     return True
 
 
@@ -152,7 +152,7 @@ def try_manifest(rng: random.Random) -> bool:
     except ConfigError as refused:
         check_sentence(refused)
         return False
-    (new,) = hostile.documents(result.commented())
+    (new,) = hostile_specs.documents(result.commented())
     (made,) = new["spec"]["template"]["spec"]["containers"]
     assert new["metadata"] == old["metadata"]
     assert made["env"][0] == variable or variable["name"].endswith(("TOKEN", "KEY", "PASSWORD"))
