@@ -2,7 +2,6 @@
 #include <atomic>
 
 #include "attention.hpp"
-#include "fetch.hpp"
 #include "multiply.hpp"
 
 namespace outrider {
@@ -11,10 +10,6 @@ namespace {
 // Workers are called in where there is work for them: below this many products of two numbers the
 // time to meet is longer.
 constexpr long WORTH_SHARING = 1 << 19;
-
-// Bytes of weights that are asked for between two steps: what a core reads while the caller is
-// outside, and a small part of the last-level cache.
-constexpr std::size_t EARLY = 4 << 20;
 
 template <class T>
 struct Forward : Work, Multiplier<T> {
@@ -262,31 +257,6 @@ struct Forward : Work, Multiplier<T> {
                       {.kind = End::gate, .gated = gated,
                        .gated_stride = std::size_t(inner), .narrow = sizeof(T) == 2});
         multiply(team, layer.matrices[DOWN], gated, inner, n, residual());
-    }
-
-    // Behind a single row there mostly comes another: the weights that it begins with are fetched
-    // from memory while the caller is about something else.
-    void rest(const Rest& rest) override {
-        if (n > 1) return;
-        std::size_t left = EARLY;
-        for (int sublayer : sublayers) {
-            const auto& matrices = m.layers[sublayer / 2].matrices;
-            const int first = sublayer % 2 == ATTENTION ? QKV : GATE_UP;
-            for (int kind = first; kind < first + 2; ++kind) {
-                const auto& [plain, packed] = matrices[kind];
-                const char* at = packed.empty() ? reinterpret_cast<const char*>(plain.data.data())
-                                                : reinterpret_cast<const char*>(packed.codes.data());
-                const std::size_t size = packed.empty() ? plain.data.bytes() : packed.codes.bytes();
-                Fetch<1> fetch(int(std::min(size, left) / 256 * 4));
-                fetch.add(at);
-                for (int lines = fetch.lines(); lines > 0; lines -= 4) {
-                    if (rest.over()) return;
-                    fetch(4);
-                }
-                left -= std::min(size, left);
-                if (!left) return;
-            }
-        }
     }
 
     void run(Team& team) override {

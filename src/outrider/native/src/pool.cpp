@@ -43,7 +43,6 @@ void serve(Pool* mine, int index) {
             try {
                 Team team(*work, index);
                 work->run(team);
-                work->rest(Rest(mine->turn, seen));
             } catch (...) {  // it holds no chunk here, and the others do the rest
             }
         }

@@ -28,26 +28,12 @@ struct alignas(64) Counter {
 
 class Team;
 
-// A helper's time between one work and the next.
-class Rest {
-public:
-    Rest(const std::atomic<int>& turn, int seen) : turn_(turn), seen_(seen) {}
-    // Whether the next work is there.
-    bool over() const { return turn_.load(std::memory_order_relaxed) != seen_; }
-
-private:
-    const std::atomic<int>& turn_;
-    const int seen_;
-};
-
 // What a pool runs: every worker calls `run`, which shares out the same phases in the same order.
 // A worker may still be in `run` after Turn::run returned, with no chunk left to take: what `run`
-// reads outside chunks, or in `rest`, must be the work's own, or outlive quiet_pool().
+// reads outside chunks must be the work's own, or outlive quiet_pool().
 struct Work {
     virtual ~Work() = default;
     virtual void run(Team& team) = 0;
-    // What a helper does after it, until its rest is over: the caller waits for none of it.
-    virtual void rest(const Rest&) {}
 
     // Keeps the first exception; chunks that come after it are counted, but not run.
     void fail(std::exception_ptr what) {
