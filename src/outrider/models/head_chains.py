@@ -7,6 +7,7 @@ from math import isfinite
 
 import torch
 
+from ..cache.store import Store
 from ..sampling.shared_noise import Noise
 from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
 from .rows import Segment
@@ -16,17 +17,27 @@ Passes = Callable[[Segment], tuple[torch.Tensor, Segment | None]]
 follows; None where one pass is all."""
 
 
-def chains_in_python(
-    passes: Passes,
-    segments: Sequence[Segment],
-    inputs: Sequence[DraftInput | None],
-    noise: Noise,
-) -> list[DraftNodes]:
-    """Return a chain behind each segment that something is drafted behind."""
-    return [
-        DraftNodes([], []) if asked is None else _chain(passes, segment, asked, noise)
-        for segment, asked in zip(segments, inputs, strict=True)
-    ]
+class HeadChains:
+    """Mixed into a native head before ``NativeTransformer``, whose drafts run whole models."""
+
+    def _passes(self, store: Store) -> Passes:
+        """Return the head's passes on its cache."""
+        raise NotImplementedError
+
+    def _in_python(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+        needs_logits: bool = False,
+    ) -> list[DraftNodes]:
+        """Return a chain behind each segment that something is drafted behind."""
+        passes = self._passes(store)
+        return [
+            DraftNodes([], []) if asked is None else _chain(passes, segment, asked, noise)
+            for segment, asked in zip(segments, inputs, strict=True)
+        ]
 
 
 def _chain(passes: Passes, segment: Segment, asked: DraftInput, noise: Noise) -> DraftNodes:

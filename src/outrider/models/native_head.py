@@ -11,10 +11,8 @@ from ..config import NO_RECIPES, Recipe
 from ..errors import ModelError
 from ..native.checks import free_with
 from ..native.interface import PAIRED, Config
-from ..sampling.shared_noise import Noise
 from .base import Output, Store
-from .decide import DraftInput, DraftNodes
-from .head_chains import chains_in_python
+from .head_chains import HeadChains, Passes
 from .head_tensors import HeadTensors, check_tensors, drafted_ids
 from .heads import PEAGLE, Head, check_target
 from .native import NativeTransformer, words_of
@@ -44,7 +42,7 @@ def states_of(segments: Sequence[Segment]) -> torch.Tensor:
     return states[0] if len(states) == 1 else torch.cat(states)
 
 
-class NativeHead(NativeTransformer):
+class NativeHead(HeadChains, NativeTransformer):
     """An EAGLE-3 head beside its target, whose native step runs it.
 
     The row of a token begins with the state behind the token before it, so there is none of the
@@ -183,14 +181,7 @@ class NativeHead(NativeTransformer):
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         return states_of(segments)
 
-    def _in_python(
-        self,
-        segments: Sequence[Segment],
-        store: Store,
-        inputs: Sequence[DraftInput | None],
-        noise: Noise,
-        needs_logits: bool = False,
-    ) -> list[DraftNodes]:
+    def _passes(self, store: Store) -> Passes:
         behind = self.hidden_layers
 
         def passes(segment: Segment) -> tuple[torch.Tensor, Segment | None]:
@@ -201,4 +192,4 @@ class NativeHead(NativeTransformer):
             states = output.hidden[behind][-1:]
             return output.logits, segment._replace(logits=1, states=states)
 
-        return chains_in_python(passes, segments, inputs, noise)
+        return passes

@@ -8,11 +8,9 @@ import torch
 
 from ..native.checks import free_with
 from ..native.interface import HEADS, Config
-from ..sampling.shared_noise import Noise
 from .base import Output, Store
-from .decide import DraftInput, DraftNodes
 from .formats.shared import Checkpoint
-from .head_chains import chains_in_python
+from .head_chains import HeadChains, Passes
 from .head_tensors import check_tensors
 from .heads import Head, check_target
 from .native import NativeTransformer, words_of
@@ -22,7 +20,7 @@ from .rows import Segment
 from .weights import Loader
 
 
-class NativeMedusa(NativeTransformer):
+class NativeMedusa(HeadChains, NativeTransformer):
     """Heads that each draft one token from the target's last hidden state, and have no cache.
 
     A segment stands for a sequence; its first row's state is the target's residual stream behind
@@ -101,17 +99,10 @@ class NativeMedusa(NativeTransformer):
     def _states(self, segments: Sequence[Segment]) -> torch.Tensor | None:
         return states_of(segments)
 
-    def _in_python(
-        self,
-        segments: Sequence[Segment],
-        store: Store,
-        inputs: Sequence[DraftInput | None],
-        noise: Noise,
-        needs_logits: bool = False,
-    ) -> list[DraftNodes]:
+    def _passes(self, store: Store) -> Passes:
         def passes(segment: Segment) -> tuple[torch.Tensor, Segment | None]:
             logits = self.run([segment], store).logits
             assert logits is not None
             return logits, None
 
-        return chains_in_python(passes, segments, inputs, noise)
+        return passes

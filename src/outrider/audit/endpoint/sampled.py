@@ -35,7 +35,7 @@ SEEDS = 2**31
 
 @dataclass(frozen=True)
 class Plan:
-    """What to sample: sets of options, answers to each, their length, prompts, laws of a depth."""
+    """A plan of samples: sets of options, answers to each, their length, prompts, laws of a depth."""
 
     samplings: Sequence[Sampling]
     answers: int
