@@ -35,7 +35,7 @@ SEEDS = 2**31
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan of samples: sets of options, answers to each, their length, prompts, laws of a depth."""
+    """The samples of an audit: sets of options, answers to each, their length, prompts, laws."""
 
     samplings: Sequence[Sampling]
     answers: int
