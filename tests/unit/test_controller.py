@@ -394,7 +394,7 @@ def test_every_sequence_gets_its_turn_to_try() -> None:
     assert "5" in trials(controller, streams, 3000)
 
 
-def test_plain_steps_are_tried_where_drafts_win_little() -> None:
+def test_plain_steps_are_tried_more_often_where_drafts_win_little() -> None:
     tried = []
     for share in (0.04, 0.5):
         controller = Controller(
@@ -404,7 +404,7 @@ def test_plain_steps_are_tried_where_drafts_win_little() -> None:
         assert controller.decide([stream])[0].method == "ngram"
         tried.append(trials(controller, [stream], 300).get("", 0))
     assert tried[0] >= 3
-    assert tried[1] == 0
+    assert tried[0] > 2 * tried[1] > 0  # what makes plain decoding look dear is found out
 
 
 def test_a_size_that_was_not_seen_for_long_is_learnt_again_soon() -> None:

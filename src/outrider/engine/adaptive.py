@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -24,8 +25,8 @@ OWN = 0.005
 """Share of the time that looking at steps may take, and that choosing may take."""
 SELDOMLY, REVIEWED = 24, (16, 96)
 """Steps of which at least one is looked at, and after which choices are compared again."""
-FIRST, SHADOWED = 64, 2
-"""Steps that are all looked at, and looks of which one casts a shadow after that."""
+NEW, SHADOWED = 32, 2
+"""Steps of a method that are all looked at, and looks of which one casts a shadow after that."""
 OBSERVED = 12
 """Sequences whose drafts are scored in a step, at most; they take turns."""
 SHADOW_DEPTH = 4
@@ -115,6 +116,8 @@ class Adaptive:
         self._every = 1
         self._worth = 0.0
         self._looks = 0
+        self._looks_at: Counter[str] = Counter()
+        self._new = False
         self._looking = False
         self._step = self._own_look = self._own_choice = self._own = 0.0
         self._chosen: dict[str, tuple[Choice, str, DraftBudget]] = {}
@@ -133,7 +136,7 @@ class Adaptive:
 
         ``freedom`` says what a request leaves open.
         """
-        self._looking = self._turn < FIRST or self._turn % self._every == 0
+        self._looking = self._new or self._turn % self._every == 0
         self._own = 0.0
         if sequences == self._sequences and (
             not self._chosen or self.controller.steady(len(sequences))
@@ -165,7 +168,14 @@ class Adaptive:
             method = self.controller.methods.get(choice.method)
             name = NoSpec.name if method is None else method.drafter
             self._chosen[stream.id] = choice, name, budget
+        self._new = self._is_new()
+        self._looking = self._looking or self._new
         self._own = time.perf_counter() - begin
+
+    def _is_new(self) -> bool:
+        """Return True where a method is in use at which few steps were looked at."""
+        methods = {choice.method for choice, _, _ in self._chosen.values()}
+        return not self.controller.tries and any(self._looks_at[name] < NEW for name in methods)
 
     def _num_unread(self, id: str, name: str) -> int:
         return self._drafters[name].num_unread(self._by_id[id])
@@ -289,6 +299,8 @@ class Adaptive:
                 self._learn_costs(plan, draft, seconds)
         if self._looking:
             self._looks += 1
+            self._looks_at.update({choice.method for choice, _, _ in self._chosen.values()})
+            self._new = self._is_new()
             if self._whole is not None:
                 self._score(plan.batch)
             if self._shadows:
@@ -356,7 +368,7 @@ class Adaptive:
                 continue
             if item.budget.depth:
                 self._score_one(item, stream, index)
-            if i == items[0] and (self._turn < FIRST or self._looks % SHADOWED == 0):
+            if i == items[0] and (self._new or self._looks % SHADOWED == 0):
                 self._cast_shadow(item.sequence, stream)
 
     def _score_one(self, item: Scheduled, stream: Stream, index: int) -> None:

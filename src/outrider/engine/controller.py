@@ -47,9 +47,9 @@ LOST = 4.0
 FIRST_PAUSE, LONGEST_PAUSE = 192, 1024
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
 NEAR = 0.7
-"""Speed of plain decoding over that of drafts from which on plain steps are tried."""
-PLAIN_STEPS = 48
-"""Steps after which they are tried again, before anything else."""
+"""Speed of plain decoding over that of drafts from which on plain steps are tried often."""
+PLAIN_STEPS, SURE_STEPS = 48, 192
+"""Steps after which plain ones are tried again where drafts win little, and where they win much."""
 LEAST_PRICE = 0.02
 """Share of a plain step that trying one costs at least."""
 TINY = 1e-6
@@ -222,7 +222,8 @@ class Controller:
                 unread[group, name] += tokens
         outlook = Outlook(counts, self.methods, self.costs, self.survival, self._context, unread)
         speed, choices = outlook.best()
-        present = outlook.known(self.choices)
+        used = {g: self._assigned.get(s.id, PLAIN) for s, g in zip(streams, groups, strict=True)}
+        present = outlook.known(used)
         now, plain = outlook.speed(present), outlook.plain()
         self.plain_per_second = outlook.speed(plain)
         self._plain_seconds = self.costs.verify(len(streams), self._context)
@@ -321,9 +322,9 @@ class Controller:
         """
         found: list[Trial] = []
         drafts = (c.depth and not s.fixed for s, c in zip(streams, choices, strict=True))
-        late = self.step - self._tried.get(PLAIN, 0) >= PLAIN_STEPS
-        late = late or not self.costs.measured(len(streams))
-        if late and self.plain_per_second > NEAR * self.tokens_per_second and any(drafts):
+        near = self.plain_per_second > NEAR * self.tokens_per_second
+        late = self.step - self._tried.get(PLAIN, 0) >= (PLAIN_STEPS if near else SURE_STEPS)
+        if (late or near and not self.costs.measured(len(streams))) and any(drafts):
             took = self._plain_seconds
             lost = took * (1 - self.plain_per_second / self.tokens_per_second)
             return [Trial(PLAIN, (), took, max(lost, took * LEAST_PRICE))]

@@ -276,9 +276,10 @@ class _Correction:
 
     def observe(self, size: int, ratio: float, turn: int) -> None:
         self._turn = turn
-        power, ratio = _nearest_power(size), max(ratio, LEAST_RATIO)
-        self.overall.observe(ratio / self._near(power), turn)
-        self.sizes.setdefault(power, _Ratio()).observe(ratio / self.overall.value, turn)
+        own, ratio = self.sizes.setdefault(_nearest_power(size), _Ratio()), max(ratio, LEAST_RATIO)
+        if own.seen >= TRUSTED:  # a new size says nothing of the machine
+            self.overall.observe(ratio / own.value, turn)
+        own.observe(ratio / self.overall.value, turn)
 
 
 class CostModel:
