@@ -7,22 +7,25 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
+from operator import mul
 from typing import NamedTuple
 
 from ..drafters.base import Drafter, NoSpec
 from ..drafters.model import num_alike
 from ..native.interface import MARGINS
 from ..native.rates import DEPTHS, RANKS
-from ..trees import sizes
+from ..trees import is_chain, sizes
 from ..types import NO_DRAFT, Draft, DraftBudget, Scheduled, SequenceState, Speculation
 from .controller import Controller
 from .costs import SPIKE, smoothed
 from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 from .scheduler import Plan
 
-OWN = 0.005
-"""Share of the time that looking at steps may take, and that choosing may take."""
+OWN, OWN_SECONDS = 0.005, 1e-4
+"""Share of the time that looking at steps may take, and that choosing may take; and the seconds
+of a step that each may take at most."""
 SELDOMLY, REVIEWED = 24, (16, 96)
 """Steps of which at least one is looked at, and after which choices are compared again."""
 NEW, SHADOWED = 32, 2
@@ -119,7 +122,7 @@ class Adaptive:
         self._looks_at: Counter[str] = Counter()
         self._new = False
         self._looking = False
-        self._step = self._own_look = self._own_choice = self._own = 0.0
+        self._step = self._own_look = self._own_choice = self._own = self._own_cut = 0.0
         self._chosen: dict[str, tuple[Choice, str, DraftBudget]] = {}
         self._budgets: dict[tuple[Choice, str, int], DraftBudget] = {}
         self._priced: dict[DraftBudget, DraftBudget] = {}
@@ -222,9 +225,10 @@ class Adaptive:
             draft: its drafts.
             spent: seconds that they took.
         """
-        self._whole = draft
+        self._whole, self._own_cut = draft, 0.0
         if not self._peeks or draft.margins is None or self.controller.tries:
             return draft  # a trial is to show what all its rows take
+        begin = time.perf_counter()
         chances: dict[int, list[float]] = {}
         rows = plan.rows
         for i, item in enumerate(plan.batch):
@@ -237,18 +241,27 @@ class Adaptive:
                 chances[i] = known or self._survivals(draft, i, item.sequence)
         if not chances:
             return draft
-        begin = time.perf_counter()
         flat = [chance for each in chances.values() for chance in each]
         if self._looking:
             self._worth = self.controller.worth(flat, rows, len(self._sequences), spent)
             self._priced.clear()
-            self._own += time.perf_counter() - begin
+        if min(flat) < self._worth:
+            draft = self._without(draft, chances)
+        self._own_cut = time.perf_counter() - begin
+        if self._looking:
+            self._own += self._own_cut
+        return draft
+
+    def _without(self, draft: Draft, chances: Mapping[int, Sequence[float]]) -> Draft:
+        """Return ``draft`` without nodes that are not worth a row, by the ``chances`` of some."""
         worth = self._worth
-        if min(flat) >= worth:
-            return draft
         cut = draft._replace(tokens=[*draft.tokens], parents=[*draft.parents])
         for i, survivals in chances.items():
             kept = [node for node, survival in enumerate(survivals) if survival >= worth]
+            most = len(kept)
+            if not most or kept[-1] == most - 1:
+                cut.tokens[i], cut.parents[i] = draft.tokens[i][:most], draft.parents[i][:most]
+                continue
             place = {-1: -1} | {node: place for place, node in enumerate(kept)}
             cut.tokens[i] = [draft.tokens[i][node] for node in kept]
             cut.parents[i] = [place[draft.parents[i][node]] for node in kept]
@@ -261,16 +274,21 @@ class Adaptive:
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = self.controller.survival.rates(*key).table.tolist()
+        parents, margins = draft.parents[index], draft.margins[index]
+        bins = [bisect_right(MARGINS, margin) for margin in margins]
+        if is_chain(parents):
+            chances = [table[min(d, DEPTHS - 1)][0][bin] for d, bin in enumerate(bins)]
+            return [*accumulate(chances, mul)]
         found: list[float] = []
         depths: list[int] = []
-        children = [0] * (len(draft.parents[index]) + 1)
-        for parent, margin in zip(draft.parents[index], draft.margins[index], strict=True):
+        children = [0] * (len(parents) + 1)
+        for parent, bin in zip(parents, bins, strict=True):
             depth = 0 if parent < 0 else depths[parent] + 1
             rank = children[parent + 1]
             children[parent + 1] += 1
             rates = table[min(depth, DEPTHS - 1)][min(rank, RANKS - 1)]
             before = 1.0 if parent < 0 else found[parent]
-            found.append(before * rates[bisect_right(MARGINS, margin)])
+            found.append(before * rates[bin])
             depths.append(depth)
         return found
 
@@ -305,14 +323,15 @@ class Adaptive:
                 self._score(plan.batch)
             if self._shadows:
                 self._follow_shadows()
-            self._own_look = smoothed(self._own_look or None, time.perf_counter() - begin)
+            own = time.perf_counter() - begin + self._own_cut
+            self._own_look = smoothed(self._own_look or None, own)
             self._every = self._within(self._own_look, 1, SELDOMLY)
         self._whole = None
         self._turn += 1
 
     def _within(self, own: float, least: int, most: int) -> int:
         """Return after how many steps something that takes ``own`` seconds may be done again."""
-        return max(least, min(most, round(own / (OWN * self._step))))
+        return max(least, min(most, round(own / min(OWN * self._step, OWN_SECONDS))))
 
     def _learn_costs(self, plan: Plan, draft: Draft, seconds: Seconds) -> None:
         controller, costs = self.controller, self.controller.costs

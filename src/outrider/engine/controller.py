@@ -324,7 +324,7 @@ class Controller:
         drafts = (c.depth and not s.fixed for s, c in zip(streams, choices, strict=True))
         near = self.plain_per_second > NEAR * self.tokens_per_second
         late = self.step - self._tried.get(PLAIN, 0) >= (PLAIN_STEPS if near else SURE_STEPS)
-        if (late or near and not self.costs.measured(len(streams))) and any(drafts):
+        if (late or (near and not self.costs.measured(len(streams)))) and any(drafts):
             took = self._plain_seconds
             lost = took * (1 - self.plain_per_second / self.tokens_per_second)
             return [Trial(PLAIN, (), took, max(lost, took * LEAST_PRICE))]
