@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from math import inf
 from operator import mul
 from typing import NamedTuple
@@ -275,20 +275,20 @@ class Adaptive:
         if table is None:
             table = self._tables[key] = self.controller.survival.rates(*key).table.tolist()
         parents, margins = draft.parents[index], draft.margins[index]
-        bins = [bisect_right(MARGINS, margin) for margin in margins]
         if is_chain(parents):
-            chances = [table[min(d, DEPTHS - 1)][0][bin] for d, bin in enumerate(bins)]
-            return [*accumulate(chances, mul)]
+            first = chain([level[0] for level in table], repeat(table[-1][0]))
+            rates = zip(first, margins, strict=False)
+            return [*accumulate([rate[bisect_right(MARGINS, m)] for rate, m in rates], mul)]
         found: list[float] = []
         depths: list[int] = []
         children = [0] * (len(parents) + 1)
-        for parent, bin in zip(parents, bins, strict=True):
+        for parent, margin in zip(parents, margins, strict=True):
             depth = 0 if parent < 0 else depths[parent] + 1
             rank = children[parent + 1]
             children[parent + 1] += 1
-            rates = table[min(depth, DEPTHS - 1)][min(rank, RANKS - 1)]
+            rate = table[min(depth, DEPTHS - 1)][min(rank, RANKS - 1)]
             before = 1.0 if parent < 0 else found[parent]
-            found.append(before * rates[bin])
+            found.append(before * rate[bisect_right(MARGINS, margin)])
             depths.append(depth)
         return found
 
