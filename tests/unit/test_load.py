@@ -29,6 +29,7 @@ from outrider.bench.load.page import page
 from outrider.bench.load.stream import Record, events, read
 from outrider.bench.load.watch import bottleneck
 from outrider.bench.workload import Workload
+from outrider.cli.load import shapes
 from outrider.errors import ConfigError, EndpointError
 from outrider.scraping import parse
 from outrider.scraping.acceptance import acceptance
@@ -209,6 +210,13 @@ def test_gaps_have_the_mean_and_spread_of_their_gamma_law(burstiness: float) -> 
     assert times == sorted(times)
     assert mean(gaps) == pytest.approx(1 / 50, rel=0.1)
     assert pstdev(gaps) / mean(gaps) == pytest.approx(burstiness**-0.5, rel=0.1)
+
+
+def test_a_limit_of_concurrency_alone_is_a_closed_loop_of_that_many() -> None:
+    assert shapes(None, None, None, 1.0, None, 4) == (Closed(4),)
+    assert shapes(None, None, None, 1.0, None) == (Closed(1),)
+    assert shapes("2", None, None, 1.0, None, 4) == (Closed(2),)
+    assert shapes(None, "3", None, 1.0, None, 4) == (Open(3.0),)
 
 
 def test_a_seed_decides_arrivals() -> None:

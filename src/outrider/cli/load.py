@@ -118,8 +118,13 @@ def shapes(
     trace: str | None,
     burstiness: float,
     ramp: str | None,
+    most: int | None = None,
 ) -> tuple[Any, ...]:
-    """Return the load shapes that the options name, concurrency 1 where none does."""
+    """Return the load shapes that the options name.
+
+    Where none does it is a closed loop of ``most`` requests at once, as in ``vllm bench serve``, or
+    of one.
+    """
     from ..bench.load.arrivals import EXPONENTIAL, Closed, Open, load_trace
 
     end, exponential, seconds = None, False, 0.0
@@ -138,7 +143,7 @@ def shapes(
         found += [Open(each, burstiness, end, exponential) for each in rates]
     if trace:
         found.append(load_trace(trace))
-    return tuple(found or [Closed(1, seconds)])
+    return tuple(found or [Closed(most or 1, seconds)])
 
 
 def extra(text: str | None) -> dict[str, Any]:
@@ -212,7 +217,10 @@ def serve(
     ] = None,
     warm_up: Annotated[int, typer.Option(help="Unmeasured requests before each load.")] = 4,
     max_concurrency: Annotated[
-        int | None, typer.Option(help="Hold open loops back while so many requests run.")
+        int | None,
+        typer.Option(
+            help="Hold open loops back while so many requests run; alone it is --concurrency."
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.")] = 128,
     temperature: Annotated[
@@ -282,7 +290,7 @@ def serve(
     options = Options(
         url=url,
         workload=named_workload("code") if dataset == "code" else load_prompts(dataset, seed),
-        shapes=shapes(concurrency, request_rate, trace, burstiness, ramp),
+        shapes=shapes(concurrency, request_rate, trace, burstiness, ramp, max_concurrency),
         requests=num_prompts, seconds=duration, warm_up=warm_up, max_concurrency=max_concurrency,
         max_tokens=max_tokens, model=model, chat=chat, body=fields | extra(extra_body),
         slos=parse_slos(goodput or ()), seed=seed, timeout=timeout, detailed=detailed,
