@@ -82,7 +82,13 @@ def main(
         int | None,
         typer.Option(help="How many prompts are run one by one; 2 of a planted pair, else 4."),
     ] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Prompts are cut to so many tokens, but not the prefill's.")
+    ] = pairs.PROMPT_TOKENS,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Those of each of several requests, where they are others.")
+    ] = None,
     temperature: Annotated[
         float, typer.Option(help="Above 0 every engine draws its own noise.")
     ] = 0.0,
@@ -109,7 +115,8 @@ def main(
     sides = [all_peers[name] for name in (known.OWN, *chosen(peers, others, "--peers"))]
     options = Options(
         dtypes=chosen(dtype, known.DTYPES, "--dtype"), rounds=rounds, max_tokens=max_tokens,
-        temperature=temperature, prefill=prefill, isa=isa, modes=chosen(mode, MODES, "--mode"),
+        prompt_tokens=prompt_tokens, batch_tokens=batch_tokens, temperature=temperature,
+        prefill=prefill, isa=isa, modes=chosen(mode, MODES, "--mode"),
         lengths=tuple(sorted(numbers(lengths, int, "--num-speculative-tokens"))),
         concurrency=tuple(sorted(numbers(concurrency, int, "--concurrency"))),
         threads=numbers(threads, int, "--threads") if threads else (),

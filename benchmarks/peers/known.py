@@ -23,6 +23,11 @@ OWN = "outrider"
 DTYPES = ("float32", "bfloat16", "int8", "int4", "int8-a8", "int4-a8")
 """Behind -a8 stand the same weights; Outrider's activations then have 8 bits, as others' do."""
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
+PEAKS = {
+    "float32": "float32", "bfloat16": "bfloat16", "int8": "digits of 16", "int4": "digits of 16",
+    "int8-a8": "digits of 8", "int4-a8": "digits of 8 by codes of 4",
+}  # fmt: skip
+"""The products of Outrider's prefill by dtype, as ``native.library.PEAKS`` names them."""
 MODES = ("plain", "draft", "draft int8", "draft int4", "ngram")
 ONEDNN_ISAS = {"avx2": "AVX2", "avx512bf16": "AVX512_CORE_BF16"}
 TORCH_ISAS = {"avx2": "avx2", "avx512bf16": "avx512"}
@@ -55,6 +60,8 @@ class Peer:
         threads: True if it can be told how many threads to use; else it takes what it may.
         weights: the file of a conversion that holds the weights.
         heeds: True if it stays within an instruction set that it is told to.
+        lengths: True if a process takes another draft length with each call, up to what it was
+            opened for, so that one serves all lengths and loads.
     """
 
     name: str
@@ -67,6 +74,7 @@ class Peer:
     threads: bool = True
     weights: str = ""
     heeds: bool = False
+    lengths: bool = False
 
     def form(self, dtype: str) -> str:
         """Return what it is given of a dtype: activations are a choice of Outrider's alone."""
@@ -150,6 +158,16 @@ def weights_read(checkpoint: Path) -> int:
     return number_of_weights(checkpoint) - int(looked_up)
 
 
+def products_of_prompt(checkpoint: Path, tokens: int) -> int:
+    """Return the products with weights that reading a prompt takes: its last row alone has a head.
+
+    Those of attention are left out.
+    """
+    config = read_config(checkpoint)
+    head = int(config.vocab_size * config.hidden_size)
+    return tokens * (weights_read(checkpoint) - head) + head
+
+
 def peers(isa: str | None = None) -> dict[str, Peer]:
     """Every peer by name, Outrider itself first; all told to stay within ``isa``, if any."""
     lcpp = install.LLAMA_CPP.python
@@ -162,7 +180,8 @@ def peers(isa: str | None = None) -> dict[str, Peer]:
     torch = {**onednn, **({"ATEN_CPU_CAPABILITY": TORCH_ISAS[isa]} if isa else {})}
     everyone = (
         Peer(
-            OWN, run_module(sys.executable, "own"), None, own, DTYPES, threads=False, heeds=True
+            OWN, run_module(sys.executable, "own"), None, own, DTYPES, threads=False, heeds=True,
+            lengths=True,
         ),
         Peer(
             "transformers", run_module(sys.executable, "transformers"), None, torch, batches=False
@@ -181,7 +200,7 @@ def peers(isa: str | None = None) -> dict[str, Peer]:
             "openvino", run_module(install.OPENVINO.python, "openvino"),
             run_module(install.EXPORT.python, "openvino_convert"), onednn, tuple(BITS),
             lambda: install.missing("openvino"),
-            weights="openvino_model.bin",
+            weights="openvino_model.bin", lengths=True,
         ),
         Peer(
             "vllm", run_module(install.VLLM.python, "vllm"), None,

@@ -14,7 +14,8 @@ from .report import heading, label
 
 RATIOS = ("dtype", "load", "peer", "plain", "best mode", "which")
 RUNS = (
-    "dtype", "load", "engine", "mode", "K", "threads", "tokens/s", "of memory", "end to end",
+    "dtype", "load", "engine", "mode", "K", "threads", "tokens/s", "of memory", "of peak",
+    "end to end",
     "TTFT ms", "peak MB", "bits per weight", "= plain", "= ours", "others",
 )  # fmt: skip
 DEFINITIONS = (
@@ -22,7 +23,8 @@ DEFINITIONS = (
     "{confidence:.1%} confidence interval (order statistics). It is, under decode, "
     "(N-1)/(T(N)-T(1)), prompts one by one; under batch N, output of N requests that start "
     "together / time until all are done; under prefill N, N / T(1) · of memory: weights that a "
-    "token reads x tokens/s / measured bandwidth · end to end: output / T(N) · "
+    "token reads x tokens/s / measured bandwidth · of peak: products with weights a second / those "
+    "that the instruction set can do, measured too · end to end: output / T(N) · "
     "TTFT: T(1), a call for one token (batch: one each) · peak: resident memory of the peer's "
     "processes, loading included · bits: size of the weights / their number · = plain: ids equal "
     "to the peer's own plain run, = ours: to our plain run · others: most cores that other "
@@ -39,7 +41,8 @@ def same(identical: bool | None, at: int | None = None) -> str:
 
 def cells(run: dict[str, Any]) -> list[object]:
     """Return a run's row."""
-    share, bits = run["memory_share"], run["bits_per_weight"]
+    shares = [run["memory_share"], run.get("peak_share")]
+    bits = run["bits_per_weight"]
     others = [cores for cores in run["others_cores"] if cores is not None]
     return [
         run["dtype"], run["load"], f"{run['peer']} {run['version']}", run["mode"],
@@ -47,7 +50,8 @@ def cells(run: dict[str, Any]) -> list[object]:
         run["threads"],
         f"{run['tokens_per_second']:,.0f} "
         f"{shown(run['tokens_per_second_interval'], ',.0f')}".rstrip(),
-        "" if share is None else f"{share:.0%}", f"{run['end_to_end_tokens_per_second']:,.0f}",
+        *("" if share is None else f"{share:.0%}" for share in shares),
+        f"{run['end_to_end_tokens_per_second']:,.0f}",
         f"{run['ttft_ms']:,.0f}", f"{run['peak_memory_bytes'] / 1e6:,.0f}",
         "" if bits is None else f"{bits:.2f}", same(run["identical_to_plain"]),
         same(run["identical_to_outrider"], run["first_difference"]),

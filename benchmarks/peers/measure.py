@@ -11,15 +11,15 @@ from outrider.bench.offline import turned
 from outrider.errors import ConfigError, OutriderError
 
 from ..install import home, say
-from .known import OWN, Peer
-from .pairs import PROMPTS, Pair
-from .session import Answer, PeerError, Pool, Session, read_bandwidth
+from .known import OWN, PEAKS, Peer
+from .pairs import PROMPT_TOKENS, PROMPTS, Pair
+from .session import Answer, PeerError, Pool, Session, peak_rate, read_bandwidth
 
 LENGTHS = (2, 4, 6, 8)
 LONGEST = 32
 MOST_THREADS = 1024
 CHECKED_TOKENS = 32
-SEARCHED_TOKENS = 32
+SEARCHED_TOKENS = {"decode": 32, "batch": 16, "prefill": 1}
 WARM_TOKENS = 16
 
 
@@ -42,6 +42,8 @@ class Load:
 
 
 DECODE = Load("decode")
+EVERY = Load("every")
+"""What a process that serves all loads and draft lengths is opened for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +54,10 @@ class Options:
         dtypes: see ``known.DTYPES``.
         concurrency: numbers of requests at a time, 1 or more; 1 is the load "decode".
         prefill: tokens of the prompt of the load "prefill", 0 for none.
+        prompt_tokens: other prompts are cut to so many, 1 or more.
         rounds: how often each side's best settings are run, 1 or more.
         max_tokens: output tokens of each prompt, 2 or more.
+        batch_tokens: those of each of several requests, 2 or more; as ``max_tokens`` unless given.
         temperature: 0 or above.
         modes: "plain", "draft", "ngram"; of a draft model every kind of drafter is tried.
         lengths: draft lengths K that the search tries.
@@ -67,8 +71,10 @@ class Options:
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     concurrency: tuple[int, ...] = (1,)
     prefill: int = 0
+    prompt_tokens: int = PROMPT_TOKENS
     rounds: int = 7
     max_tokens: int = 128
+    batch_tokens: int | None = None
     temperature: float = 0.0
     modes: tuple[str, ...] = ("plain", "draft", "ngram")
     lengths: tuple[int, ...] = LENGTHS
@@ -76,9 +82,12 @@ class Options:
     isa: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("max_tokens", 2), ("temperature", 0), ("prefill", 0)):
+        for name, least in (
+            ("rounds", 1), ("max_tokens", 2), ("temperature", 0), ("prefill", 0),
+            ("prompt_tokens", 1), ("batch_tokens", 2),
+        ):  # fmt: skip
             value = getattr(self, name)
-            if not value >= least:
+            if value is not None and not value >= least:
                 raise ConfigError(f"{name} is {value}; give {least} or more.")
         for size in self.concurrency:
             if not 1 <= size <= PROMPTS:
@@ -89,6 +98,12 @@ class Options:
         for length in self.lengths:
             if not 1 <= length <= LONGEST:
                 raise ConfigError(f"a draft length is {length}; give numbers from 1 to {LONGEST}.")
+
+    def tokens(self, load: Load) -> int:
+        """Return the output tokens of each prompt."""
+        if load.kind == "prefill":
+            return 1
+        return (load.kind == "batch" and self.batch_tokens) or self.max_tokens
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -129,9 +144,9 @@ class Trial:
         if self.load.kind == "batch":
             return self.end_to_end
         if self.load.kind == "prefill":
-            return self.load.size / self.ttft
+            return self.load.size / sum(a.seconds for a in self.answers)
         tokens = sum(len(ids) - 1 for ids in self.outputs)
-        return tokens / max(sum(a.seconds - a.first for a in self.answers), 1e-9)
+        return tokens / max(sum(a.seconds - (a.first or 0.0) for a in self.answers), 1e-9)
 
     @property
     def end_to_end(self) -> float:
@@ -139,9 +154,10 @@ class Trial:
         return sum(map(len, self.outputs)) / sum(a.seconds for a in self.answers)
 
     @property
-    def ttft(self) -> float:
-        """T(1), s: the mean over prompts, or of all that start together."""
-        return sum(a.first for a in self.answers) / len(self.answers)
+    def ttft(self) -> float | None:
+        """T(1), s: the mean over prompts, or of all that start together; None: not measured."""
+        firsts = [a.first for a in self.answers if a.first is not None]
+        return sum(firsts) / len(firsts) if firsts else None
 
     @property
     def others(self) -> float:
@@ -165,7 +181,8 @@ class Bench:
     for those that were best, ``skipped`` what was not measured and why (None: all of it), ``bits``
     the bits per weight by peer and dtype (None: unknown), ``conversions`` the peers whose
     conversion was checked, and whether that was now, ``bandwidth`` how many bytes a second memory
-    was read at, before each round of a dtype and load.
+    was read at, before each round of the load "decode" in a dtype, ``peaks`` how many products a
+    second the cores could do, before rounds of the load "prefill".
     """
 
     def __init__(self, pair: Pair, sides: list[Peer], options: Options) -> None:
@@ -180,7 +197,7 @@ class Bench:
         self.bits: dict[tuple[str, str], float | None] = {}
         self.conversions: dict[str, bool] = {}
         self.bandwidth: dict[tuple[str, Load], list[float | None]] = defaultdict(list)
-        # A process has one load, so that the memory of a load is its own.
+        self.peaks: dict[tuple[str, Load], list[float | None]] = defaultdict(list)
         self.pool: Pool[Setting] = Pool(self._open, self._need)
 
     def run(self, after: Callable[[], None] = lambda: None) -> None:
@@ -188,12 +205,14 @@ class Bench:
         try:
             usable = [peer for peer in self.sides.values() if self._usable(peer)]
             for dtype in self.options.dtypes:
-                for peer in usable:
-                    say(f"{dtype}: looking for the best settings of {peer.name}")
-                    self._search(peer, dtype)
+                able = [peer for peer in usable if self._has(peer, dtype)]
                 for load in self.options.loads:
+                    for peer in able:
+                        say(f"{dtype}, {load.name}: looking for the best settings of {peer.name}")
+                        self._search(peer, dtype, load)
                     self._run_rounds(dtype, load)
                     after()
+                self.pool.close()
         finally:
             self.pool.close()
 
@@ -227,59 +246,76 @@ class Bench:
             return None
         return f"its greedy float32 ids part from Outrider's at token {at}: the conversion is wrong"
 
-    def _search(self, peer: Peer, dtype: str) -> None:
-        """Run shortly every K with all threads, then the best with fewer; skip a mode with none."""
+    def _has(self, peer: Peer, dtype: str) -> bool:
+        """True if it has such weights; what it lacks goes on the list."""
         if peer.form(dtype) not in peer.dtypes:
             self._skip("it has no such weights", peer.name, dtype)
-            return
+            return False
+        return True
+
+    def _search(self, peer: Peer, dtype: str, load: Load) -> None:
+        """Run shortly every K with all threads, then the best with fewer; skip a mode with none.
+
+        Processes of what was best so far stay, to be used in the rounds.
+        """
         modes = [m for m in peer.modes(dtype) if m.partition(" ")[0] in self.options.modes]
         modes = [m for m in modes if self.pair.drafter or not m.startswith("draft")]
         first, *fewer = self.threads if peer.threads else (available_cores(),)
-        for load in self.options.loads:
-            if load.kind == "batch" and not peer.batches:
-                reason = "it is measured with one request at a time"
-                self._skip(reason, peer.name, dtype, None, load.name)
+        if load.kind == "batch" and not peer.batches:
+            reason = "it is measured with one request at a time"
+            self._skip(reason, peer.name, dtype, None, load.name)
+            return
+        for mode in ["plain"] if load.kind == "prefill" else modes:
+            lengths = (0,) if mode == "plain" else self.options.lengths
+            settings = [Setting(peer.name, dtype, mode, load, k, first) for k in lengths]
+            tried = [setting for setting in settings if self._try(setting)]
+            if not tried:
+                reason = self.failures[settings[0]]
+                self._skip(reason, peer.name, dtype, mode, load.name)
                 continue
-            for mode in ["plain"] if load.kind == "prefill" else modes:
-                lengths = (0,) if mode == "plain" else self.options.lengths
-                settings = [Setting(peer.name, dtype, mode, load, k, first) for k in lengths]
-                tried = [setting for setting in settings if self._try(setting)]
-                if not tried:
-                    reason = self.failures[settings[0]]
-                    self._skip(reason, peer.name, dtype, mode, load.name)
-                    continue
-                best = max(tried, key=lambda s: self.search[s].speed)
-                for threads in fewer:
-                    self._try(replace(best, threads=threads))
+            best = max(tried, key=lambda s: self.search[s].speed)
+            for threads in fewer:
+                self._try(replace(best, threads=threads))
 
     def _try(self, setting: Setting) -> bool:
         """Run a setting shortly; return False where it failed, even by a crash."""
-        tokens = self.options.max_tokens
-        if setting.load.kind == "batch":
-            tokens = min(tokens, SEARCHED_TOKENS)
+        tokens = min(self.options.tokens(setting.load), SEARCHED_TOKENS[setting.load.kind])
         try:
             self.search[setting] = self._trial(setting, tokens, 1)
         except OutriderError as error:
             self.failures[setting] = str(error)
             say(f"{setting}: {error}")
-        self.pool.close()
+        if setting in self.failures:
+            self.pool.drop(self._process(setting))
+        self._close_others(self._finalists(setting.dtype, setting.load))
         return setting in self.search
 
     def _run_rounds(self, dtype: str, load: Load) -> None:
         """Run each side's best settings by turns; one that fails is left out from then on."""
         chosen = self._finalists(dtype, load)
+        self._close_others(chosen)
         for number in range(self.options.rounds):
             say(f"{dtype}, {load.name}: round {number + 1} of {self.options.rounds}")
-            self.bandwidth[dtype, load].append(read_bandwidth())
+            if load == DECODE:
+                self.bandwidth[dtype, load].append(read_bandwidth())
+            elif load.kind == "prefill":
+                self.peaks[dtype, load].append(peak_rate(PEAKS[dtype], self.options.isa))
             for setting in turned(chosen, number):  # nobody always runs after the same other
                 try:
-                    trial = self._trial(setting, self.options.max_tokens)
+                    trial = self._trial(setting, self.options.tokens(load), first=number == 0)
                     self.rounds.setdefault(setting, []).append(trial)
                 except OutriderError as error:
                     self._skip(str(error), setting.peer, dtype, setting.mode, load.name)
-                    self.pool.drop(setting)
+                    self.pool.drop(self._process(setting))
                     chosen.remove(setting)
-        self.pool.close()
+        self._close_others([])
+
+    def _close_others(self, kept: list[Setting]) -> None:
+        """Close the processes of all settings but these, and but those that serve every load."""
+        best = {self._process(setting) for setting in kept}
+        for process in [each for each in self.pool.sessions if each not in best]:
+            if process.load != EVERY:
+                self.pool.drop(process)
 
     def _finalists(self, dtype: str, load: Load) -> list[Setting]:
         """Each side's best plain setting, and the best of its speculative ones."""
@@ -290,36 +326,49 @@ class Bench:
     def _trial(
         self,
         setting: Setting,
-        max_tokens: int,
+        count: int,
         calls: int | None = None,
         temperature: float | None = None,
+        first: bool = False,
     ) -> Trial:
         """Run a setting, after an untimed run in a new process.
 
-        ``calls`` limits the prompts run one by one.
+        ``calls`` limits the prompts run one by one. Under the load "batch" T(1), which says nothing
+        of the speed, is measured only if it is the ``first`` of the rounds.
         """
         batches = self._batches(setting.load)
-        count = 1 if setting.load.kind == "prefill" else max_tokens
         heat = self.options.temperature if temperature is None else temperature
-        new = setting not in self.pool.sessions
-        session = self.pool.get(setting)
+        once = setting.load.kind == "batch" and not first
+        process = self._process(setting)
+        new = process not in self.pool.sessions
+        session = self.pool.get(process)
         if new:
-            session.run(batches[0], min(count, WARM_TOKENS), heat, 0)
+            session.run(batches[0], min(count, WARM_TOKENS), heat, 0, setting.k, once=True)
         answers = [
-            session.run(prompts, count, heat, i) for i, prompts in enumerate(batches[:calls])
+            session.run(prompts, count, heat, i, setting.k, once)
+            for i, prompts in enumerate(batches[:calls])
         ]
         trial = Trial(setting.load, answers)
         if wrong := [len(ids) for ids in trial.outputs if len(ids) != count]:
             raise PeerError(f"it gave {wrong[0]} tokens, not {count}")
         return trial
 
+    def _process(self, setting: Setting) -> Setting:
+        """Return what its process is opened for: every load and length where one can serve all."""
+        if self.sides[setting.peer].lengths:
+            return replace(setting, load=EVERY, k=max(self.options.lengths) if setting.k else 0)
+        return setting
+
     def _batches(self, load: Load) -> list[list[list[int]]]:
         """The prompts of a load, by call."""
+        if load == EVERY:
+            return [call for each in self.options.loads for call in self._batches(each)]
         if load.kind == "prefill":
             return [[self.pair.long_prompt(load.size)]]
+        prompts = [prompt[: self.options.prompt_tokens] for prompt in self.pair.prompts]
         if load.kind == "batch":
-            return [self.pair.prompts[: load.size]]
-        return [[prompt] for prompt in self.pair.prompts[: self.pair.single]]
+            return [prompts[: load.size]]
+        return [[prompt] for prompt in prompts[: self.pair.single]]
 
     def _open(self, setting: Setting) -> Session:
         peer = self.sides[setting.peer]
@@ -337,7 +386,7 @@ class Bench:
             "mode": mode,
             "k": setting.k,
             "threads": setting.threads,
-            "context": longest + max(self.options.max_tokens, CHECKED_TOKENS),
+            "context": longest + max(*map(self.options.tokens, self.options.loads), CHECKED_TOKENS),
             "parallel": max(map(len, calls)),
         }
         self.bits[peer.name, setting.dtype] = peer.bits_per_weight(target, dtype)

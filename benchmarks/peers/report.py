@@ -16,7 +16,7 @@ from outrider.bench.machine import machine
 from outrider.native.choice import available
 
 from ..common import ratio
-from .known import OWN, weights_read
+from .known import OWN, products_of_prompt, weights_read
 from .measure import Bench, Setting, Trial, first_difference
 
 NOISY = 0.2
@@ -39,7 +39,9 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
     where a temperature above 0 makes every engine draw its own noise. ``first_difference`` is the
     earliest index of an output token that is not our plain one's. ``memory_share`` is set for plain
     decoding: the bytes of all weights that a token reads, times tokens/s, over the bandwidth that
-    was measured before the same round; the median over rounds.
+    was measured before the same round; the median over rounds. ``peak_share`` is set for prefill:
+    products with weights a second over those that the instruction set can do with Outrider's
+    numbers, measured before the same round.
     """
     plain = plain_outputs(bench, setting.peer, setting)
     ours = plain_outputs(bench, OWN, setting)
@@ -61,13 +63,14 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
         "tokens_per_second_by_round": speeds,
         "end_to_end_tokens_per_second": median(t.end_to_end for t in trials),
         "end_to_end_tokens_per_second_interval": median_interval([t.end_to_end for t in trials]),
-        "ttft_ms": median(1000 * t.ttft for t in trials),
+        "ttft_ms": median(1000 * t.ttft for t in trials if t.ttft is not None),
         "peak_memory_bytes": max(a.peak_memory for t in trials for a in t.answers),
         "others_cores": others,
         "disturbed_rounds": sum(cores > NOISY for cores in others),
         "identical_to_plain": all(o == plain for o in outputs) if plain and comparable else None,
         "identical_to_outrider": all(p is None for p in parted) if parted else None,
         "memory_share": memory_share(bench, setting, speeds),
+        "peak_share": peak_share(bench, setting, speeds),
         "first_difference": min((p for p in parted if p is not None), default=None),
     }
 
@@ -80,6 +83,19 @@ def memory_share(bench: Bench, setting: Setting, speeds: Sequence[float]) -> flo
     size = weights_read(bench.pair.target) * bits / 8
     measured = bench.bandwidth[setting.dtype, setting.load]
     shares = [size * v / b for v, b in zip(speeds, measured, strict=False) if b is not None]
+    return median(shares) if shares else None
+
+
+def peak_share(bench: Bench, setting: Setting, speeds: Sequence[float]) -> float | None:
+    """Return the share of the measured peak that prefill uses; None under another load."""
+    if setting.load.kind != "prefill":
+        return None
+    tokens = setting.load.size
+    products = products_of_prompt(bench.pair.target, tokens)
+    measured = bench.peaks[setting.dtype, setting.load]
+    shares = [
+        products * v / tokens / peak for v, peak in zip(speeds, measured, strict=False) if peak
+    ]
     return median(shares) if shares else None
 
 
@@ -157,7 +173,9 @@ def pair_figures(bench: Bench) -> dict[str, Any]:
         "name": pair.name,
         "agreement": pair.agreement,
         "prompts": pair.single,
-        "prompt_tokens": [len(p) for p in pair.prompts[: pair.single]],
+        "prompt_tokens": [
+            min(len(p), bench.options.prompt_tokens) for p in pair.prompts[: pair.single]
+        ],
         "conversions": [{"peer": peer, "now": now} for peer, now in bench.conversions.items()],
         "runs": runs,
         "ratios": ratios,
@@ -189,6 +207,7 @@ def report(benches: Sequence[Bench]) -> dict[str, Any]:
     return {
         "machine": machine(),
         "max_tokens": options.max_tokens,
+        "batch_tokens": options.batch_tokens or options.max_tokens,
         "temperature": options.temperature,
         "rounds": options.rounds,
         "isa": options.isa,

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from outrider.errors import OutriderError
-from outrider.native.choice import library
+from outrider.native.choice import library, open_library
 
 from .runners.serve import processes
 
@@ -23,6 +23,7 @@ K = TypeVar("K")
 READ_BYTES = 1 << 30
 """More than caches keep from one pass to the next."""
 READ_PASSES = 5
+PEAK_PIECES, PEAK_PASSES = 128, 5
 LOAD_SECONDS, RUN_SECONDS, CLOSE_SECONDS = 1200.0, 600.0, 10.0
 TICK = os.sysconf("SC_CLK_TCK")
 # Settings of this process that would decide over the peer's threads or reach for the network.
@@ -39,13 +40,13 @@ class Answer:
     """One run of a peer.
 
     ``ids`` are by prompt. ``first`` and ``seconds`` are T(1) and T(N), s: two calls, of one token a
-    prompt and of all; one and the same call where N is 1. ``others``
-    is how many cores other processes used meanwhile.
+    prompt and of all; one and the same call where N is 1; None for T(1) where it was left out.
+    ``others`` is how many cores other processes used meanwhile.
     ``peak_memory`` is in bytes, loading included.
     """
 
     ids: list[list[int]]
-    first: float
+    first: float | None
     seconds: float
     peak_memory: int
     others: float
@@ -90,6 +91,22 @@ def read_bandwidth() -> float | None:
     return READ_BYTES / min(seconds)
 
 
+def peak_rate(kind: str, isa: str | None) -> float | None:
+    """Return the products a second that the native step's threads can do; None without the step.
+
+    Of one of ``PEAKS``, within an instruction set: the fastest of ``PEAK_PASSES`` in registers.
+    """
+    native = open_library(isa) if isa else library()
+    if native is None:
+        return None
+    rates = []
+    for _ in range(PEAK_PASSES):
+        begin = time.perf_counter()
+        products = native.multiply(kind, PEAK_PIECES)
+        rates.append(products / (time.perf_counter() - begin))
+    return max(rates)
+
+
 class Session:
     """One runner with its models loaded.
 
@@ -128,15 +145,22 @@ class Session:
             raise
 
     def run(
-        self, prompts: list[list[int]], max_tokens: int, temperature: float, seed: int
+        self,
+        prompts: list[list[int]],
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        k: int = 0,
+        once: bool = False,
     ) -> Answer:
-        """Run prompts together; see ``runners/serve.py``.
+        """Run prompts together, only for all their tokens if ``once``; see ``runners/serve.py``.
 
         Raises:
             PeerError: the peer failed, or took too long.
         """
         request = {
-            "prompts": prompts, "max_tokens": max_tokens, "temperature": temperature, "seed": seed
+            "prompts": prompts, "max_tokens": max_tokens, "temperature": temperature, "seed": seed,
+            "k": k, "once": once,
         }  # fmt: skip
         wall, everybody = time.perf_counter(), busy()
         own = used(self.process.pid) + time.process_time()

@@ -41,7 +41,8 @@ for line in sys.stdin:
     if settings.get("dies"):
         sys.exit(3)
     prompts, n = asked["prompts"], asked["max_tokens"]
-    k, threads = spec["k"], spec["threads"]
+    k, threads = asked["k"], spec["threads"]
+    assert k <= spec["k"]
     assert max(map(len, prompts)) + n <= spec["context"]
     assert len(prompts) <= spec["parallel"]
     speed = settings["speed"] * threads * (k if 1 <= k <= 6 else 1)
@@ -50,9 +51,13 @@ for line in sys.stdin:
     starts = [prompt[-1] + (settings.get("wrong", False) and n > 4) for prompt in prompts]
     ids = [[(start + i) % 97 for i in range(n - settings.get("short", 0))] for start in starts]
     first = 0.5
+    if "opened" in settings:
+        with open(settings["opened"], "a") as file:
+            print(spec["mode"], spec["k"], k, n, asked["once"], file=file)
     seconds = first + len(prompts) * (n - 1) / speed
-    print(json.dumps({"ids": ids, "first": first, "seconds": seconds, "peak_memory": 1000 * threads,
-                      "k": k}), flush=True)
+    whole = asked["once"] and n > 1
+    print(json.dumps({"ids": ids, "first": None if whole else first, "seconds": seconds,
+                      "peak_memory": 1000 * threads}), flush=True)
 """
 
 
@@ -60,6 +65,7 @@ for line in sys.stdin:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(install.HOME_VARIABLE, str(tmp_path / "home"))
     monkeypatch.setattr(measure, "read_bandwidth", lambda: 1000.0)
+    monkeypatch.setattr(measure, "peak_rate", lambda *_: 100.0)
     return tmp_path / "home"
 
 
@@ -145,11 +151,11 @@ def test_a_report_in_markdown(fake: Callable[..., Peer], pair: Pair) -> None:
     bar = "| float32 | decode | other | 1.50* [1.50 1.50] | 1.50* [1.50 1.50] | draft / draft |"
     assert bar in lines
     own = (
-        "| float32 | decode | outrider 1.0 | plain |  | 2 | 60 [60 60] | 72% | 14 | 500 | 0 | "
+        "| float32 | decode | outrider 1.0 | plain |  | 2 | 60 [60 60] | 72% |  | 14 | 500 | 0 | "
         "32.00 | yes | yes |"
     )
     assert any(line.startswith(own) for line in lines)
-    assert all(line.count("|") in (0, 7, 16) for line in lines)
+    assert all(line.count("|") in (0, 7, 17) for line in lines)
 
 
 def test_the_bar_is_the_fastest_peer(fake: Callable[..., Peer], pair: Pair) -> None:
@@ -228,6 +234,56 @@ def test_batches_and_prefill(fake: Callable[..., Peer], pair: Pair) -> None:
     assert [(s["peer"], s["load"]) for s in found["skipped"]] == [("alone", "batch 3")]
     assert all(run["identical_to_outrider"] for run in found["runs"])
     assert {bar["load"] for bar in found["bars"]} == {"decode", "batch 3", "prefill 12"}
+    # Of 2 matrices of 3 the embedding is looked up, and the last row alone meets the head.
+    shares = {r["load"]: r["peak_share"] for r in found["runs"] if r["peer"] == OWN}
+    assert shares == {"decode": None, "batch 3": None, "prefill 12": pytest.approx(3 / 0.5 / 100)}
+
+
+def test_a_peer_that_can_keeps_its_process_for_every_length(
+    fake: Callable[..., Peer], pair: Pair, tmp_path: Path
+) -> None:
+    """And for every load; T(1) of several requests is measured in the first round alone."""
+    calls = {name: tmp_path / name for name in (OWN, "other")}
+    sides = [fake(name, opened=str(file)) for name, file in calls.items()]
+    sides[0] = replace(sides[0], lengths=True)
+    options = replace(OPTIONS, concurrency=(3,), batch_tokens=5, modes=("draft",))
+    found = measured(pair, options, *sides)
+    assert all(run["num_speculative_tokens"] == 6 for run in found["runs"])
+    assert all(run["ttft_ms"] == 500 for run in found["runs"])
+    said = {
+        name: [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+        for name, file in calls.items()
+    }
+    longest = str(max(options.lengths))
+    assert {opened for _, opened, *_ in said[OWN]} == {longest}
+    assert {k for _, _, k, *_ in said[OWN]} == set(map(str, options.lengths))
+    assert all(opened == k for _, opened, k, *_ in said["other"])
+    for lines in said.values():
+        assert sum(once == "False" for *_, once in lines) == 1
+        assert {tokens for *_, tokens, _ in lines} == {"5"}
+
+
+def test_one_process_serves_every_load(
+    fake: Callable[..., Peer], pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[str, str]] = []
+    before = Bench._open
+
+    def open_(bench: Bench, setting: Any) -> Session:
+        opened.append((setting.peer, setting.mode))
+        return before(bench, setting)
+
+    monkeypatch.setattr(Bench, "_open", open_)
+    options = replace(OPTIONS, concurrency=(1, 3), prefill=12, modes=("plain", "draft"), threads=())
+    found = measured(pair, options, replace(fake(OWN), lengths=True), fake("other"))
+    assert {run["load"] for run in found["runs"]} == {"decode", "batch 3", "prefill 12"}
+    assert [mode for peer, mode in opened if peer == OWN] == ["plain", "draft"]
+    assert len([mode for peer, mode in opened if peer == "other"]) > 3
+
+
+def test_prompts_are_cut(fake: Callable[..., Peer], pair: Pair) -> None:
+    found = measured(pair, replace(OPTIONS, prompt_tokens=2), fake(OWN), fake("other"))
+    assert found["prompt_tokens"] == [2] * found["prompts"]
 
 
 def converter(tmp_path: Path) -> tuple[str, ...]:
@@ -323,6 +379,7 @@ def test_the_protocol(served: Callable[[str], Session]) -> None:
     assert session.version == "2.0"
     answer = session.run([[1], [2]], 3, 0.0, 0)
     assert answer.ids == [[4, 2, 3], [4, 2, 3]]
+    assert answer.first is not None
     assert answer.first > 0
     assert answer.seconds > 0
     assert answer.peak_memory > 1_000_000

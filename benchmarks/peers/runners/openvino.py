@@ -16,7 +16,7 @@ class OpenVino:
     version = openvino_genai.__version__
 
     def __init__(self, spec: Spec) -> None:
-        self.mode, self.k = spec["mode"], spec["k"]
+        self.mode = spec["mode"]
         settings: Spec = {
             "INFERENCE_NUM_THREADS": spec["threads"],
             "INFERENCE_PRECISION_HINT": "bf16",
@@ -44,7 +44,7 @@ class OpenVino:
             config.temperature = options["temperature"]
             config.rng_seed = options["seed"]
         if self.mode != "plain":
-            config.num_assistant_tokens = self.k
+            config.num_assistant_tokens = options["k"]
         if self.mode == "ngram":
             config.max_ngram_size = NGRAM
         ids = np.zeros((len(prompts), max(map(len, prompts))), np.int64)

@@ -1,6 +1,6 @@
 """Outrider by the peers' protocol."""
 
-from outrider import LLM, SamplingParams, __version__
+from outrider import LLM, SamplingParams, Speculation, __version__
 from outrider.errors import ConfigError
 
 from .serve import Ids, Spec, Unsupported, serve
@@ -35,7 +35,9 @@ class Own:
             )
             for i in range(len(prompts))
         ]  # fmt: skip
-        return [out.outputs[0].token_ids for out in self.llm.generate(list(prompts), params)]
+        how = Speculation(num_speculative_tokens=options["k"] or None)
+        outputs = self.llm.generate(list(prompts), params, speculation=how)
+        return [out.outputs[0].token_ids for out in outputs]
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ First comes ``{"target", "drafter", "dtype", "drafter_dtype", "mode", "k", "thre
 "parallel"}``: folders, null without a drafter; mode is plain, draft or ngram; k is the draft
 length, 0 in plain mode; ``context`` is the longest prompt plus output, in tokens, and ``parallel``
 how many prompts there are at most at a time. The answer is ``{"ready": true, "version"}``. Then,
-one at a time, ``{"prompts", "max_tokens", "temperature", "seed"}`` is answered by ``{"ids",
-"seconds", "first", "peak_memory"}``: output ids by prompt, seconds of the call T(N), of a call of
-its own for one token each T(1), and bytes. All prompts start together and take exactly
-``max_tokens`` tokens each: EOS is ignored. The i-th has the seed ``seed`` + i. A failure is
-answered by ``{"error": sentence}``. stdin's end ends the runner.
+one at a time, ``{"prompts", "max_tokens", "temperature", "seed", "k", "once"}`` is answered by
+``{"ids", "seconds", "first", "peak_memory"}``: output ids by prompt, seconds of the call T(N), of a
+call of its own for one token each T(1) (null where ``once`` leaves it out), and bytes. All prompts
+start together and take exactly ``max_tokens`` tokens each: EOS is ignored. The i-th has the seed
+``seed`` + i. ``k`` is the draft length, at most the first line's, which some peers are told then
+and others only at the start. A failure is answered by ``{"error": sentence}``. stdin's end ends the
+runner.
 
 Written for the standard library alone, since peers' environments hold nothing of Outrider.
 """
@@ -85,11 +87,12 @@ def serve(make: Callable[[Spec], Runner]) -> None:
                 answer(ready=True, version=runner.version)
                 continue
             tokens, times = request["max_tokens"], []
-            for count in (1, tokens) if tokens > 1 else (1,):
+            for count in (tokens,) if request["once"] or tokens == 1 else (1, tokens):
                 start = time.perf_counter()
                 ids = runner.generate(request["prompts"], count, request)
                 times.append(time.perf_counter() - start)
-            answer(ids=ids, first=times[0], seconds=times[-1], peak_memory=peak_memory())
+            first = None if request["once"] and tokens > 1 else times[0]
+            answer(ids=ids, first=first, seconds=times[-1], peak_memory=peak_memory())
         except Exception as error:
             plain = isinstance(error, Unsupported)
             answer(error=str(error) if plain else f"{type(error).__name__}: {error}")

@@ -10,7 +10,7 @@ import torch
 from .checks import Fields, Whole
 from .rates import Rates
 
-ABI = 19
+ABI = 20
 """The answer of the library's ``outrider_abi``; it changes with this file."""
 
 MARGINS = (0.5, 1.5, 3.0)
@@ -241,6 +241,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "suffix_drop": (_Text, [_Pointer, _long("places"), _Pointer]),
     "suffix_draft": (_Text, [*[_Pointer] * 2, Whole("depth"), Whole("nodes"), *[_Pointer] * 2]),
     "read": (_Text, [_Pointer, _long("bytes")]),
+    "peak": (_Text, [Whole("kind"), Whole("pieces"), _Pointer]),
     "noise": (
         None,
         [

@@ -22,6 +22,8 @@ from .packing import PackingCalls
 
 LIMITS = struct.Struct("=4i2f2Q")
 """A ``DraftLimits`` as C++ reads it, its rates and choices by their addresses."""
+PEAKS = ("float32", "bfloat16", "digits of 16", "digits of 8", "digits of 8 by codes of 4")
+"""Kinds of products, as src/peak.cpp numbers them: digits are what rows become beside few bits."""
 KNOWN_LIMITS = 1024
 """Limits that stay packed; those of one step come again in the next."""
 
@@ -433,3 +435,7 @@ class Library(PackingCalls):
     def read(self, memory: NDArray[np.uint8]) -> None:
         """Read ``memory`` [a multiple of 128 KiB] once, with the threads of a step."""
         self._run(self._c.outrider_read, memory.ctypes.data, memory.nbytes)
+
+    def multiply(self, kind: str, pieces: int) -> int:
+        """Do products of one of ``PEAKS`` in registers, with a step's threads; return how many."""
+        return self._made(self._c.outrider_peak, PEAKS.index(kind), pieces)
