@@ -71,7 +71,7 @@ struct Forward : Work, Multiplier<T> {
     // normalises for itself, at its first chunk, rather than wait for another.
     template <class Pick>
     void norm_multiply(Team& team, const float* norm, const Weight<T>& weight, int count,
-                       Pick pick, const End& end, const Weight<T>* next = nullptr) {
+                       Pick pick, const End& end) {
         auto normalise = [&](T* to, int first, int last) {
             for (int r = first; r < last; ++r)
                 rms_norm(to + std::size_t(r) * normed_stride, x + std::size_t(pick(r)) * width,
@@ -79,7 +79,7 @@ struct Forward : Work, Multiplier<T> {
         };
         if (count > ALONE) {
             team.share(count, 4, [&](int first, int last) { normalise(normed, first, last); });
-            multiply(team, weight, normed, normed_stride, count, end, next);
+            multiply(team, weight, normed, normed_stride, count, end);
             return;
         }
         bool ready = false;
@@ -93,7 +93,7 @@ struct Forward : Work, Multiplier<T> {
             }
             ready = true;
             multiply(weight, first, last, own, normed_stride, mine, count, end);
-        }, [&] { Multiplier<T>::ask_for(team, next, count); });
+        });
     }
 
     void embed(int first, int last) {
@@ -237,35 +237,26 @@ struct Forward : Work, Multiplier<T> {
                 .scale = c.residual_scale};
     }
 
-    // The matrix that the sublayer at this place of `sublayers` begins with, or the head's.
-    const Weight<T>* first_of(std::size_t place) const {
-        if (place == sublayers.size()) return scored.empty() ? nullptr : m.head.get();
-        const Layer<T>& layer = m.layers[sublayers[place] / 2];
-        return &layer.matrices[sublayers[place] % 2 == ATTENTION ? QKV : GATE_UP];
-    }
-
-    void run_attention(Team& team, int number, const Weight<T>* next) {
+    void run_attention(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
-        const Weight<T>* output = &layer.matrices[OUTPUT];
         const End end{.kind = End::put, .y = qkv, .stride = std::size_t(qkv_width),
                       .columns = qkv_width};
         if (number == 0 && c.input == PAIRED)
-            multiply(team, layer.matrices[QKV], paired, paired_stride, n, end, output);
+            multiply(team, layer.matrices[QKV], paired, paired_stride, n, end);
         else
-            norm_multiply(team, layer.input_norm.data(), layer.matrices[QKV], n, same, end, output);
+            norm_multiply(team, layer.input_norm.data(), layer.matrices[QKV], n, same, end);
         team.share(n * c.kv_heads, 4,
                    [&](int first, int last) { turn_all(first, last, number, layer); });
         attention(team, number, layer);
-        multiply(team, *output, attended, out_width, n, residual(), next);
+        multiply(team, layer.matrices[OUTPUT], attended, out_width, n, residual());
     }
 
-    void run_mlp(Team& team, int number, const Weight<T>* next) {
+    void run_mlp(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
         norm_multiply(team, layer.mlp_norm.data(), layer.matrices[GATE_UP], n, same,
                       {.kind = End::gate, .gated = gated,
-                       .gated_stride = std::size_t(inner), .narrow = sizeof(T) == 2},
-                      &layer.matrices[DOWN]);
-        multiply(team, layer.matrices[DOWN], gated, inner, n, residual(), next);
+                       .gated_stride = std::size_t(inner), .narrow = sizeof(T) == 2});
+        multiply(team, layer.matrices[DOWN], gated, inner, n, residual());
     }
 
     void run(Team& team) override {
@@ -273,12 +264,12 @@ struct Forward : Work, Multiplier<T> {
             c.input == PAIRED ? pair(first, last) : embed(first, last);
         });
         keep_hidden(team, -1);
-        for (std::size_t i = 0; i < sublayers.size(); ++i) {
-            const int number = sublayers[i] / 2;
-            if (sublayers[i] % 2 == ATTENTION) {
-                run_attention(team, number, first_of(i + 1));
+        for (int sublayer : sublayers) {
+            const int number = sublayer / 2;
+            if (sublayer % 2 == ATTENTION) {
+                run_attention(team, number);
             } else {
-                run_mlp(team, number, first_of(i + 1));
+                run_mlp(team, number);
                 keep_hidden(team, number);
             }
         }

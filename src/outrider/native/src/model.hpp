@@ -51,14 +51,6 @@ struct Weight {
     bool empty() const { return plain.empty() && packed.empty(); }
     int units() const { return plain.units + packed.units; }
     std::size_t bytes() const { return plain.bytes() + packed.bytes(); }
-    std::size_t unit_bytes() const {
-        return packed.empty() ? plain.unit_size() * sizeof(T) : packed.unit_size();
-    }
-    const char* unit(int number) const {
-        const void* all = packed.empty() ? static_cast<const void*>(plain.data.data())
-                                         : static_cast<const void*>(packed.codes.data());
-        return static_cast<const char*>(all) + number * unit_bytes();
-    }
 };
 
 template <class T>

@@ -17,7 +17,7 @@ void Multiplier<T>::multiply(const Weight<T>& weight, int first, int last, const
 
 template <class T>
 void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, int stride,
-                             int count, const End& end, const Weight<T>* next) {
+                             int count, const End& end) {
     const bool quantised = !weight.packed.empty(), alone = count <= DIGITS_ALONE;
     const Digits mine = alone ? own_digits(team) : digits;
     if (quantised && !alone)
@@ -29,7 +29,7 @@ void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, in
         if (!ready) digitise(weight.packed, x, stride, 0, count, mine);
         ready = true;
         multiply(weight, first, last, x, stride, mine, count, end);
-    }, [&] { ask_for(team, next, count); });
+    });
 }
 
 template struct Multiplier<float>;

@@ -13,9 +13,6 @@ constexpr int ALONE = 16;
 constexpr int DIGITS_ALONE = 4;
 // Rows from which they are not all near, so that reading them counts.
 constexpr int MANY = 64;
-// Bytes of the next matrix that a worker asks for before it waits for the others: memory would idle
-// until all have met, and through what little is done between two matrices.
-constexpr std::size_t EARLY = 1 << 15;
 
 template <class T>
 void rms_norm(T* to, const float* x, const float* weight, int width, int stride, float eps) {
@@ -57,19 +54,8 @@ struct Multiplier {
     }
 
     // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself.
-    // `next` is the matrix that comes after, or null.
     void multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
-                  const End& end, const Weight<T>* next = nullptr);
-
-    // Asks for the beginning of a worker's part of a matrix.
-    static void ask_for(const Team& team, const Weight<T>* next, int count) {
-        if (!next || next->empty() || count > ALONE) return;
-        const int units = next->units(), first = team.first(units, grain(units, team.count, count));
-        const std::size_t left = (units - first) * next->unit_bytes();
-        const char* from = next->unit(first);
-        for (std::size_t i = 0; i < (left < EARLY ? left : EARLY); i += 64)
-            __builtin_prefetch(from + i, 0, 2);
-    }
+                  const End& end);
 };
 
 // A row of the embedding as T: in place, or in `room` [hidden].

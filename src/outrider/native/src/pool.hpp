@@ -52,10 +52,9 @@ public:
     const int index, count;
 
     // Shares [0, total) out in multiples of `grain`, each worker's own part first, and returns when
-    // all is done: what any worker wrote in it is seen after. body(first, last). A worker that finds
-    // no more to do calls idle() before it waits for the others.
-    template <class Body, class Idle>
-    void share(int total, int grain, Body body, Idle idle) {
+    // all is done: what any worker wrote in it is seen after. body(first, last).
+    template <class Body>
+    void share(int total, int grain, Body body) {
         if (count == 1) {
             if (total > 0) body(0, total);
             return;
@@ -66,7 +65,8 @@ public:
         int mine = 0;
         for (int i = 0; i < count && done.load(std::memory_order_acquire) < chunks; ++i) {
             const int owner = (index + i) % count;
-            const int begin = part(chunks, owner), end = part(chunks, owner + 1);
+            const int begin = int(long(chunks) * owner / count);
+            const int end = int(long(chunks) * (owner + 1) / count);
             std::atomic<int>& taken = phase[1 + owner].value;
             while (taken.load(std::memory_order_relaxed) < end - begin) {
                 const int chunk = begin + taken.fetch_add(1, std::memory_order_relaxed);
@@ -80,7 +80,6 @@ public:
             done.fetch_add(mine, std::memory_order_acq_rel);
             done.notify_all();
         }
-        idle();
         for (int spin = 0;; ++spin) {
             const int now = done.load(std::memory_order_acquire);
             if (now >= chunks) return;
@@ -91,19 +90,7 @@ public:
         }
     }
 
-    template <class Body>
-    void share(int total, int grain, Body body) {
-        share(total, grain, body, [] {});
-    }
-
-    // The first of a total that is the worker's own in share(total, grain).
-    int first(int total, int grain) const {
-        return part((total + grain - 1) / grain, index) * grain;
-    }
-
 private:
-    int part(int chunks, int owner) const { return int(long(chunks) * owner / count); }
-
     // An exception must not leave a chunk: the others would wait for it for ever.
     template <class Body>
     void run_chunk(Body& body, int first, int last) {
