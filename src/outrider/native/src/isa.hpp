@@ -275,6 +275,14 @@ inline float total(F32x16 a) {
 
 #endif
 
+// Rows of a product whose sums stay in registers: bf16 in AVX2 wants some to widen numbers in.
+template <class T>
+constexpr int MOST_ROWS = MAX_ROWS;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <>
+inline constexpr int MOST_ROWS<float> = 6;
+#endif
+
 // For fp32 a "pair" is one number, so that kernels read alike in both.
 inline F32x16 load_pairs(const float* p) { return load(p); }
 inline F32x16 splat_pair(const float* p) { return splat(*p); }

@@ -194,13 +194,14 @@ void pass_by(int first, int last, std::size_t unit_bytes, const void* x, std::si
 template <class T>
 void product(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int rows,
              const End& end) {
-    if (rows <= MAX_ROWS) {
-        tile<T, MAX_ROWS>(m, first, last, x, stride, 0, rows, end);
+    constexpr int most = MOST_ROWS<T>;
+    if (rows <= most) {
+        tile<T, most>(m, first, last, x, stride, 0, rows, end);
         return;
     }
-    pass_by(first, last, m.unit_size() * sizeof(T), x, stride * sizeof(T), rows, MAX_ROWS,
+    pass_by(first, last, m.unit_size() * sizeof(T), x, stride * sizeof(T), rows, most,
             [&](int unit, int stop, int row, int count) {
-                tile<T, MAX_ROWS>(m, unit, stop, x, stride, row, count, end);
+                tile<T, most>(m, unit, stop, x, stride, row, count, end);
             });
 }
 

@@ -204,6 +204,10 @@ template <int BITS, class Sum, int R>
 void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, int rows,
                 const End& end) {
     if (rows == R) {
+        // Of many rows the digits are near for four units, one after the other in each block.
+        if constexpr (R == DIGIT_ROWS)
+            for (; last - first >= 4; first += 4)
+                digit_block<BITS, Sum, R, 4>(m, first, x, row, end);
         for (; last - first >= 2; first += 2) digit_block<BITS, Sum, R, 2>(m, first, x, row, end);
         if (first < last) digit_block<BITS, Sum, R, 1>(m, first, x, row, end);
         return;
