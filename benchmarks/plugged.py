@@ -96,7 +96,7 @@ class Engines:
 def speed(answer: Answer) -> float:
     """Return decode tokens a second: (N - 1) / (T(N) - T(1)) of each prompt, together."""
     tokens = sum(len(ids) - 1 for ids in answer.ids)
-    return tokens / (answer.seconds - answer.first)
+    return tokens / answer.behind_first
 
 
 def main(

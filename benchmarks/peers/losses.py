@@ -22,6 +22,7 @@ from outrider.cli.common import JsonFile, write_json
 from outrider.config import Recipe
 from outrider.errors import OutriderError
 from outrider.llm import LLM
+from outrider.models.export import bits_per_weight
 from outrider.text.codec import TextCodec
 
 from .. import install
@@ -124,7 +125,7 @@ def main(
     exact = our_losses(text, None)
     for name, recipe in recipes.items():
         losses[known.OWN, name] = our_losses(text, name)
-        bits[known.OWN, name] = known.bits_per_weight(pocket.PATH, recipe)
+        bits[known.OWN, name] = bits_per_weight(pocket.PATH, recipe)
     with TemporaryDirectory() as place:
         for name in asked:
             if reason := engines[name].missing():

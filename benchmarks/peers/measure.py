@@ -146,7 +146,7 @@ class Trial:
         if self.load.kind == "prefill":
             return self.load.size / sum(a.seconds for a in self.answers)
         tokens = sum(len(ids) - 1 for ids in self.outputs)
-        return tokens / max(sum(a.seconds - (a.first or 0.0) for a in self.answers), 1e-9)
+        return tokens / max(sum(a.behind_first for a in self.answers), 1e-9)
 
     @property
     def end_to_end(self) -> float:

@@ -51,6 +51,12 @@ class Answer:
     peak_memory: int
     others: float
 
+    @property
+    def behind_first(self) -> float:
+        """T(N) - T(1), s."""
+        assert self.first is not None
+        return self.seconds - self.first
+
 
 def busy() -> float:
     """Return seconds of processor time that all processes and the hypervisor took since boot."""
