@@ -210,6 +210,8 @@ def test_tokens_do_not_depend_on_drafts_batches_or_chunks(
     assert told(ended, "drafted") == told(ended, "observed") > 0
     if accepts:
         assert told(ended, "accepted") > 0
+    if name == "draft_model" and not how:  # the target itself, which draws with the same noise
+        assert told(ended, "accepted") > told(ended, "drafted") / 2
     if how == "tight":
         assert told(ended, "preempted") > 0
 
