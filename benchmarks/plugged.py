@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from tokenizers import Tokenizer
 
 import outrider
 from outrider import native, pocket
+from outrider.bench.intervals import shown
 from outrider.bench.machine import machine
 from outrider.cli.common import JsonFile, numbers, write, write_json
 from outrider.errors import ConfigError
@@ -32,8 +33,35 @@ outrider = outrider.vllm.plugin:register
 """
 MODES = ("plain", "draft", "ngram")
 COLUMNS = ("drafts", "T", "batch", "tokens/s without", "with", "ratio")
-CHOSEN = ("drafts", "T", "batch", "tokens/s at K", "chosen up to K", "ratio")
+CHOSEN = (
+    "drafts", "T", "batch", "tokens/s without drafts", "at K", "chosen up to K",
+    "chosen over none", "chosen over K",
+)  # fmt: skip
 DRAFTER = pocket.PATH / "drafter"
+
+
+class Variant(NamedTuple):
+    """A vLLM that is measured.
+
+    ``mode`` is one of ``MODES``, ``chosen`` lets the controller choose up to K, and ``eager`` runs
+    as vLLM does with drafts: without compiling the model.
+    """
+
+    mode: str
+    plugin: bool = True
+    chosen: bool = False
+    eager: bool = False
+
+
+def variants(mode: str, lengths: bool) -> dict[str, Variant]:
+    """Return by name what is compared in a mode; the last one is compared with the others."""
+    if lengths:
+        return {
+            "none": Variant("plain", eager=True),
+            "fixed": Variant(mode),
+            "chosen": Variant(mode, chosen=True),
+        }
+    return {"without": Variant(mode, False), "with": Variant(mode)}
 
 
 @contextmanager
@@ -57,40 +85,27 @@ def plugged() -> Iterator[dict[str, str]]:
         yield {"PYTHONPATH": folder, "OUTRIDER_VLLM": "1"}
 
 
-class Engines:
-    """vLLM in a mode of drafting, twice: with the plugin and without.
+def session(stack: ExitStack, folder: Path, spec: dict[str, Any], variant: Variant) -> Session:
+    """Start vLLM as a variant says.
 
     Args:
-        stack: closes them.
-        folder: for their logs.
-        mode: one of ``MODES``.
-        spec: the rest of the runners' first line.
-        lengths: compare draft lengths that the controller chooses with a fixed one instead, both
-            with the plugin.
+        stack: closes it.
+        folder: for its log.
+        spec: the rest of the runner's first line.
+        variant: what it is.
     """
-
-    def __init__(
-        self, stack: ExitStack, folder: Path, mode: str, spec: dict[str, Any], lengths: bool
-    ) -> None:
-        peer = peers()["vllm"]
+    peer = peers()["vllm"]
+    variables = peer.variables()
+    if variant.plugin:
         own = stack.enter_context(plugged())
-        self.sessions: dict[bool, Session] = {}
-        for active in (False, True):
-            variables = peer.variables()
-            if active or lengths:
-                path = os.pathsep.join((variables["PYTHONPATH"], own["PYTHONPATH"]))
-                variables |= own | {"PYTHONPATH": path}
-            log = folder / f"{mode}-{active}.log"
-            chosen = {"mode": mode, "chosen": lengths and active}
-            session = Session(peer.command, spec | chosen, log, variables)
-            stack.callback(session.close)
-            self.sessions[active] = session
-
-    def run(
-        self, active: bool, prompts: list[list[int]], tokens: int, temperature: float
-    ) -> Answer:
-        """Run the prompts together."""
-        return self.sessions[active].run(prompts, tokens, temperature, 0)
+        path = os.pathsep.join((variables["PYTHONPATH"], own["PYTHONPATH"]))
+        variables |= own | {"PYTHONPATH": path}
+    log = folder / f"{'-'.join(map(str, variant))}.log"
+    asked = variant._asdict()
+    del asked["plugin"]
+    made = Session(peer.command, spec | asked, log, variables)
+    stack.callback(made.close)
+    return made
 
 
 def speed(answer: Answer) -> float:
@@ -109,7 +124,7 @@ def main(
     lengths: Annotated[
         bool,
         typer.Option(
-            "--lengths", help="With the plugin: lengths of the controller beside a fixed one."
+            "--lengths", help="With the plugin: the controller's lengths, beside K and no drafts."
         ),
     ] = False,
     json_file: JsonFile = None,
@@ -132,7 +147,10 @@ def main(
     write(f"{head}\n{rule}\n")
     for mode in MODES[1:] if lengths else MODES:
         with TemporaryDirectory() as folder, ExitStack() as stack:
-            engines = Engines(stack, Path(folder), mode, spec, lengths)
+            engines = {
+                name: session(stack, Path(folder), spec, variant)
+                for name, variant in variants(mode, lengths).items()
+            }
             for heat in heats:
                 for size in sizes:
                     cell = _cell(engines, prompts, size, tokens, heat, rounds)
@@ -145,24 +163,31 @@ def main(
 
 def _row(cell: dict[str, Any]) -> str:
     """Return the line of a cell."""
-    low, high = cell["interval"] or (0.0, 0.0)
-    values = (
-        cell["mode"], cell["temperature"], cell["batch"], f"{cell['without']:.0f}",
-        f"{cell['with']:.0f}", f"{cell['ratio']:.3f} [{low:.3f} {high:.3f}]",
-    )  # fmt: skip
-    return list(table(COLUMNS, [values]))[-1]
+    values = [cell["mode"], cell["temperature"], cell["batch"]]
+    values += [f"{speed:.0f}" for speed in cell["speeds"].values()]
+    for each in cell["ratios"].values():
+        values.append(f"{each['ratio']:.3f} {shown(each['interval'], '.3f')}")
+    return list(table([], [values]))[-1]
 
 
 def _cell(
-    engines: Engines, prompts: list[list[int]], size: int, tokens: int, heat: float, rounds: int
+    engines: dict[str, Session],
+    prompts: list[list[int]],
+    size: int,
+    tokens: int,
+    heat: float,
+    rounds: int,
 ) -> dict[str, Any]:
-    """Return the decode speeds of both engines, and their ratio; the prompts take turns."""
+    """Return the decode speeds of engines, and the last one's over each other; prompts rotate."""
 
-    def run(number: int, active: bool) -> float:
+    def run(number: int, name: str) -> float:
         start = number % len(prompts)
         chosen = (prompts * 2)[start : start + size]
-        return speed(engines.run(active, chosen, tokens, heat))
+        return speed(engines[name].run(chosen, tokens, heat, 0))
 
-    speeds = measured({active: partial(run, active=active) for active in (False, True)}, rounds)
-    with_, without = speeds[True], speeds[False]
-    return {"with": median(with_), "without": median(without), **ratio(with_, without)}
+    speeds = measured({name: partial(run, name=name) for name in engines}, rounds)
+    *others, last = engines
+    return {
+        "speeds": {name: median(each) for name, each in speeds.items()},
+        "ratios": {name: ratio(speeds[last], speeds[name]) for name in others},
+    }

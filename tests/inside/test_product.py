@@ -23,6 +23,7 @@ from transformers import AutoConfig
 from benchmarks.install import VLLM
 from benchmarks.plugged import plugged
 from outrider import LLM, SamplingParams, pocket
+from outrider.inside.signatures import version_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,6 +61,11 @@ def head(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
 def plugin() -> Iterator[dict[str, str]]:
     with plugged() as variables:
         yield variables
+
+
+def version() -> str | None:
+    """The version of vLLM in ``OUTRIDER_VLLM_WHEEL``, if that is set."""
+    return version_of(Path(os.environ[WHEEL]) / "vllm") if WHEEL in os.environ else None
 
 
 def run_vllm(
@@ -183,6 +189,8 @@ def test_tokens_do_not_depend_on_drafts_batches_or_chunks(
     length: int,
     how: str,
 ) -> None:
+    if name in ("draft_model", "eagle3") and version() == "0.30.0":
+        pytest.skip("0.30.0 for CPUs cannot draft with a model, plugin or not")
     speculative = drafted(name, target, head) | {"num_speculative_tokens": length}
     batch = requests()
     # A random head is never right, nor are two-grams of a random model, and the controller stops
@@ -202,6 +210,8 @@ def test_tokens_do_not_depend_on_drafts_batches_or_chunks(
     assert told(ended, "drafted") == told(ended, "observed") > 0
     if accepts:
         assert told(ended, "accepted") > 0
+    if name == "draft_model" and not how:  # the target itself, which draws with the same noise
+        assert told(ended, "accepted") > told(ended, "drafted") / 2
     if how == "tight":
         assert told(ended, "preempted") > 0
 

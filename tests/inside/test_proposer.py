@@ -14,8 +14,10 @@ import pytest
 import outrider.vllm
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.inside.patching import patch_imports
 from outrider.types import DraftBudget
 from outrider.vllm import v1
+from outrider.vllm.hooks import PATCHES
 
 LOOP = [5, 6, 7, 8] * 4
 
@@ -29,6 +31,8 @@ class Runner:
 @pytest.fixture(autouse=True)
 def plugin_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_VLLM", "1")
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path.copy())
+    patch_imports(PATCHES)
 
 
 def make(name: str, length: int = 6, limit: int = 100, longest: bool = True, **options: Any) -> Any:
@@ -120,6 +124,11 @@ def test_a_proposer_without_the_rule_ends_the_process(
     with pytest.raises(SystemExit):
         make("Proposer")
     assert "set OUTRIDER_VLLM=1" in capsys.readouterr().err
+    monkeypatch.setenv("OUTRIDER_VLLM", "1")
+    sys.meta_path.pop(0)  # as where VLLM_PLUGINS names others alone
+    with pytest.raises(SystemExit):
+        make("Proposer")
+    assert "name outrider in VLLM_PLUGINS" in capsys.readouterr().err
 
 
 ABOVE = ("outrider.server", "outrider.engine.engine", "outrider.models", "transformers", "gguf")

@@ -178,6 +178,47 @@ def test_steps_with_and_without_drafts_draw_the_rule_s_tokens() -> None:
     assert sum(map(bool, accepted)) > 8
 
 
+class Proposer:
+    """What a drafter's ``_sample_draft_tokens`` uses: its hidden states are logits here."""
+
+    model = SimpleNamespace(compute_logits=lambda hidden: hidden)
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_drafts_are_drawn_with_the_noise_of_the_tokens_they_guess(speculative: bool) -> None:
+    requests = arguments(9, random.Random(4))
+    for one in requests if not speculative else ():
+        one["drafts"] = []
+    runner = Runner(requests)
+    logits = torch.randn(len(runner.positions), VOCABULARY)
+    logits[::2, 0] += 9
+    spec = runner.metadata(requests) if speculative else None
+    v1.sample(original)(runner, logits.clone(), spec)
+    starts = runner.query_start_loc.gpu.tolist()
+    drawn = [
+        len(expected(one, logits[begin:end]))
+        for one, begin, end in zip(requests, starts, starts[1:], strict=False)
+    ]
+    assert (max(drawn) > 1) == speculative
+    own = v1.sample_draft_tokens(lambda *args: args)
+    metadata = runner.input_batch.sampling_metadata
+    for number in range(3):
+        hidden = torch.randn(len(requests), VOCABULARY)
+        tokens, shares = own(Proposer(), hidden, metadata)
+        assert shares is None
+        for one, row, count, token in zip(requests, hidden, drawn, tokens.tolist(), strict=True):
+            behind = {**one, "computed": one["computed"] + count + number, "drafts": []}
+            assert [token] == expected(behind, row[None])
+    # What our noise does not fit stays vLLM's own.
+    metadata.all_greedy = True
+    assert own(Proposer, hidden, metadata) == (Proposer, hidden, metadata)
+    metadata.all_greedy = False
+    for other in v1.OTHER_DRAFTS:
+        proposer = type("Other", (Proposer,), {other: True})()
+        assert own(proposer, hidden, metadata)[0] is proposer
+    assert own(Proposer, hidden[1:], metadata)[0] is Proposer
+
+
 def test_zero_drafts_in_a_speculative_step() -> None:
     requests = [one | {"drafts": []} for one in arguments(3, random.Random(3))]
     runner = Runner(requests)

@@ -38,7 +38,8 @@ class Vllm:
         self.llm: Any = LLM(
             spec["target"], skip_tokenizer_init=True, dtype=spec["dtype"],
             max_model_len=spec["context"] + 16, max_num_seqs=spec["parallel"],
-            enable_prefix_caching=False, enforce_eager=extra is not None,
+            enable_prefix_caching=False,
+            enforce_eager=extra is not None or spec.get("eager", False),
             speculative_config=extra and {**extra, "num_speculative_tokens": spec["k"]},
         )  # fmt: skip
 

@@ -98,6 +98,8 @@ class Lengths:
         self._longest = longest
         self._survival = Survival(PRIORS)
         self._controllers: dict[int, Controller] = {}
+        self._drafting: dict[int, _Mean] = {}
+        """Seconds of a drafted token, by power of two of the batch."""
 
     def choose(self, contexts: Mapping[str, int], most: int) -> list[int]:
         """Return the draft length of each sequence that decodes in the next step.
@@ -115,12 +117,14 @@ class Lengths:
             return [0] * len(streams)  # without knowing plain steps, nothing can be compared
         return [choice.depth for choice in controller.decide(streams)]
 
-    def observe(self, drafts: Sequence[Drafted], seconds: float | None) -> None:
+    def observe(self, drafts: Sequence[Drafted], seconds: float | None, ahead: int = 0) -> None:
         """Take in a step's drafts.
 
         Args:
             drafts: of each sequence that decoded.
             seconds: what the step took; None where that tells nothing, as beside a prompt.
+            ahead: where a step drafts for the next one, how many tokens more than the step before
+                did.
         """
         for id, asked, _, accepted in drafts:
             self._survival.observe(self._name, "", id, asked, accepted)
@@ -129,6 +133,7 @@ class Lengths:
         controller = self._controller(len(drafts))
         rows = len(drafts) + sum(each.drafted for each in drafts)
         expected = controller.costs.verify(rows, 0)
+        seconds = self._aligned(controller, len(drafts), rows, seconds, ahead)
         controller.costs.observe_verify(rows, 0, seconds)
         if controller.tries:
             controller.observe_trial(seconds)
@@ -136,6 +141,18 @@ class Lengths:
         emitted = len(drafts) + sum(each.accepted for each in drafts)
         slow = seconds / expected if expected else 1.0
         controller.observe(len(drafts), emitted, drafting, seconds, slow)
+
+    def _aligned(
+        self, controller: Controller, batch: int, rows: int, seconds: float, ahead: int
+    ) -> float:
+        """Return the seconds of a step with the drafting of its own rows, not of the next one's.
+
+        What a drafted token takes is seen where the length changes.
+        """
+        token = self._drafting.setdefault(batch.bit_length(), _Mean())
+        if ahead and controller.costs.measured(rows):
+            token.take(max(0.0, (seconds - controller.costs.verify(rows, 0)) / ahead))
+        return max(seconds - ahead * token.value, 0.0)
 
     def release(self, id: str) -> None:
         """Forget a sequence that ended."""

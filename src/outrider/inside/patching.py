@@ -41,13 +41,18 @@ def patch_imports(patches: Mapping[str, Patch]) -> bool:
     Args:
         patches: by a module's name, what changes it.
     """
-    if any(isinstance(finder, _Finder) and finder.patches is patches for finder in sys.meta_path):
+    if patched(patches):
         return False
     for name, patch in patches.items():
         if name in sys.modules:
             patch(sys.modules[name])
     sys.meta_path.insert(0, _Finder(patches))
     return True
+
+
+def patched(patches: Mapping[str, Patch]) -> bool:
+    """Return whether ``patch_imports`` was called in this process."""
+    return any(isinstance(each, _Finder) and each.patches is patches for each in sys.meta_path)
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:

@@ -57,6 +57,12 @@ def _rejection_sampler(module: ModuleType) -> None:
     wrap(module, "rejection_sample", v1.rejection_sample)
 
 
+def _proposer(module: ModuleType) -> None:
+    from . import v1
+
+    wrap(module.SpecDecodeBaseProposer, "_sample_draft_tokens", v1.sample_draft_tokens)
+
+
 def _scheduler(module: ModuleType) -> None:
     from . import scheduler
 
@@ -125,6 +131,7 @@ PATCHES: dict[str, Patch] = {
     "vllm.v1.worker.worker_base": _worker,
     "vllm.v1.worker.gpu_model_runner": _runner,
     "vllm.v1.sample.rejection_sampler": _rejection_sampler,
+    "vllm.v1.spec_decode.llm_base_proposer": _proposer,
     f"{V2}.model_runner": _v2_runner,
     f"{V2}.sample.sampler": _v2_sampler,
     f"{V2}.sample.states": _v2_states,

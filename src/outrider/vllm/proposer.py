@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from ..drafters.ngram_index import LOOKUP_WINDOW, NgramIndex
 from ..drafters.suffix_indices import new_index
 from ..inside.lengths import Drafted, Lengths
+from ..inside.patching import patched
 from ..inside.start import active, stop
 from . import v1
+from .hooks import PATCHES
 from .plugin import VARIABLE
 
 
@@ -71,6 +73,11 @@ class Proposer:
             stop(
                 f"outrider.vllm's proposers go with Outrider's rule; set {VARIABLE}=1, "
                 "or choose a method of vLLM's."
+            )
+        if not patched(PATCHES):
+            stop(
+                f"{VARIABLE} is 1, but vLLM did not load Outrider's plugin; name outrider in "
+                "VLLM_PLUGINS, or unset that."
             )
         config = vllm_config.speculative_config
         self._length: int = config.num_speculative_tokens

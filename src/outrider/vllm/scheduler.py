@@ -50,6 +50,7 @@ class Lookup(Sequence[int]):
         """
         now = time.perf_counter()
         took, self._last = now - self._last, now
+        # A step verifies what was asked in the one before, and drafts what is asked in it.
         asked, self._asked = self._asked, scheduled.num_spec_tokens_to_schedule
         drafts, alone = [], True
         for id, rows in scheduled.num_scheduled_tokens.items():
@@ -60,7 +61,7 @@ class Lookup(Sequence[int]):
                 alone = False  # a prompt, or a request that was preempted
             else:
                 drafts.append(Drafted(id, max(asked, drafted), drafted, len(tokens) - 1))
-        self.lengths.observe(drafts, took if alone else None)
+        self.lengths.observe(drafts, took if alone else None, self._asked - asked)
         for id in scheduled.finished_req_ids:
             self.lengths.release(id)
 

@@ -23,6 +23,7 @@ SURFACE = Surface(
         "v1/sample/rejection_sampler.py:apply_sampling_constraints",
         "v1/sample/rejection_sampler.py:rejection_sample",
         "v1/spec_decode/custom_class_proposer.py:create_custom_proposer",
+        "v1/spec_decode/llm_base_proposer.py:SpecDecodeBaseProposer._sample_draft_tokens",
         "v1/worker/gpu/model_runner.py:GPUModelRunner.load_model",
         "v1/worker/gpu/sample/sampler.py:Sampler.sample",
         "v1/worker/gpu/sample/gumbel.py:gumbel_sample",

@@ -1,8 +1,9 @@
 """Outrider's rule in vLLM's V1 runner, which its CPU runner inherits.
 
 ``GPUModelRunner._sample`` says which requests and positions a step draws for. Inside it vLLM calls
-the three functions below where it would draw: behind the logits processors of plain rows and of
+three of the functions below where it would draw: behind the logits processors of plain rows and of
 bonus rows, and twice for rows that are verified. Outside of it (warm-up) they are vLLM's own.
+Behind it a drafter that is a model draws, with the noise of the tokens that it guesses.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import torch
 
 from ..inside.draws import draw, follow, seed_of, signed, truncate
 from ..inside.start import stop
+
+OTHER_DRAFTS = ("parallel_drafting", "use_heterogeneous_vocab", "use_local_argmax_reduction")
+"""Attributes of a proposer that draws all at once, from another vocabulary, or without logits."""
 
 
 class Step:
@@ -39,6 +43,10 @@ class Step:
             self.positions = rows[metadata.bonus_logits_indices]
             self.verified = rows[metadata.target_logits_indices]
             self.counts = torch.tensor(metadata.num_draft_tokens).to(device, non_blocking=True)
+        self.last = self.positions
+        """The position of each request's last token, once it is drawn."""
+        self.drafted = 0
+        """Tokens that were drafted behind it."""
         self.drew_plain = self.drew_verified = False
 
     def of_each(self, values: torch.Tensor) -> torch.Tensor:
@@ -52,6 +60,8 @@ def _seed(runner: Any, request_id: str) -> int:
 
 
 _step: Step | None = None
+_behind: Step | None = None
+"""The step that ended last."""
 last_runner: weakref.ref[Any] | None = None
 """The runner that sampled last: vLLM tells a proposer of its own class no request ids."""
 
@@ -60,7 +70,7 @@ def sample(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``GPUModelRunner._sample`` with Outrider's rule."""
 
     def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        global _step, last_runner
+        global _step, _behind, last_runner
         last_runner = weakref.ref(self)
         _take_over(self.sampler)
         # Nobody draws with these; on CPUs vLLM fails to turn one back in the middle of a prompt.
@@ -70,7 +80,7 @@ def sample(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             output = original(self, logits, spec_decode_metadata)
         finally:
-            _step = None
+            _step, _behind = None, step
         greedy = self.input_batch.sampling_metadata.all_greedy
         verified = spec_decode_metadata is None or step.drew_verified
         if not verified or not (greedy or step.drew_plain):
@@ -192,4 +202,34 @@ def _accepted(
     index = (starts[:, None] + column).clamp(max=len(drawn) - 1)
     tokens = torch.cat((drawn[index], drawn.new_zeros(len(index), 1)), 1)
     tokens.scatter_(1, step.counts[:, None], bonus_token_ids.to(tokens.dtype))
-    return follow(tokens, draft_token_ids[index], step.counts)[0].to(torch.int32)
+    tokens, number = follow(tokens, draft_token_ids[index], step.counts)
+    step.last = step.positions - step.counts + number - 1
+    return tokens.to(torch.int32)
+
+
+def sample_draft_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a proposer's ``_sample_draft_tokens`` that draws with the target's noise.
+
+    A drafter then guesses the token that the noise favours, not the likeliest one, and is right
+    more often. vLLM calls it for one token of each request after another; where it does not, and
+    where the drafter has other tokens than the target, it stays vLLM's.
+    """
+
+    def _sample_draft_tokens(self: Any, hidden_states: torch.Tensor, metadata: Any) -> Any:
+        step, count = _behind, len(hidden_states)
+        if (
+            step is None
+            or metadata.all_greedy
+            or count != len(step.seeds)
+            or count != len(metadata.temperature)
+            or any(getattr(self, name, False) for name in OTHER_DRAFTS)
+        ):
+            return original(self, hidden_states, metadata)
+        step.drafted += 1
+        hot = metadata.temperature
+        z = self.model.compute_logits(hidden_states).to(torch.float32)
+        z = truncate(z / hot.masked_fill(hot == 0, 1)[:, None], metadata.top_k, metadata.top_p)
+        greedy = None if metadata.all_random else hot == 0
+        return draw(z, step.seeds, step.last + step.drafted, greedy), None
+
+    return _sample_draft_tokens
