@@ -9,6 +9,7 @@ import shutil
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,10 +175,43 @@ def test_a_prompts_states_wait_for_its_first_token(
         assert bool(made) <= early
     assert bool(made) == early
     engine.settle()
+    assert sum(made) in {len(prompt), len(prompt) - len(prompt) % 16}  # few rows wait for more
+    engine.step()
     assert sum(made) == len(prompt)
     while engine.has_work:
         engine.step()
     assert engine.counts.accepted
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_states_that_nobody_reads_are_made_together(target: Path, size: int) -> None:
+    """While others draft, and in time: what is left when the head drafts is right."""
+    engine = engine_of(target, "eagle3", max_num_seqs=size)
+    drafter = engine.speculator.drafters["eagle3"]
+    assert isinstance(drafter, EagleDrafter)
+    made: list[int] = []
+    fuse = drafter.model.fuse
+    drafter.model.fuse = lambda *args: made.append(len(args[1])) or fuse(*args)  # type: ignore[method-assign]
+    state = engine.speculator.state
+    engine.speculator.set(replace(state, enabled=False))
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    for i in range(size):
+        engine.add(Request(f"r{i}", tuple(prompts()[1]), params, i))
+    for _ in range(150):
+        engine.step()
+    engine.settle()
+    assert len(made) <= 1 + size * 150 // eagle.TOGETHER
+    engine.speculator.set(state)
+    right: set[str] = set()
+    while engine.has_work:
+        engine.step()
+        engine.settle()
+        for sequence in engine.scheduler.running:
+            kept = drafter._states[sequence.id]
+            if kept.num_computed == len(sequence.tokens) - 1:  # all but the last entry are there
+                recomputed(engine, sequence, kept.first)
+                right.add(sequence.id)
+    assert len(right) == size
 
 
 def test_a_worker_sends_events_before_states_are_made(target: Path) -> None:

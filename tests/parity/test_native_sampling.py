@@ -20,7 +20,7 @@ from outrider.models.decide import DraftInput, Keep, SampleInput
 from outrider.models.native import NativeTransformer, words_of
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from outrider.native.checks import Room
+from outrider.native.checks import LayerRoom, Room
 from outrider.native.interface import DraftLimits, Planted
 from outrider.native.native_sampling import NativeNoise, NativePipeline, measurer
 from outrider.sampling.grammar import keep
@@ -372,6 +372,7 @@ def test_what_cannot_be_decided_is_refused(
     assert room.tensor[0].tolist() == [0.0 if id == 3 else -1.0 for id in range(width)]
     short, whole = np.zeros(width // 8 - 1, np.uint8), np.full(-(-width // 8), 255, np.uint8)
     decide([one], [good], masks=[whole])
+    wide = model.shape.hidden_size
     for options, sentence in (
         ({"logits": Room(torch.empty(0, width))}, "as many as announced"),
         ({"logits": Room(torch.empty(1, width + 1))}, "another shape"),
@@ -385,11 +386,11 @@ def test_what_cannot_be_decided_is_refused(
         ({"planted": [planted._replace(rest=planted.rest[:0])]}, "cannot read"),
         ({"planted": [planted._replace(first=-1)]}, "a planted position"),
         ({"planted": [Planted(planted.ids[:0], planted.z[:0], planted.rest[:0], 0)]}, "entries is"),
-        ({"layers": [2], "hidden": torch.empty(1, 1, model.shape.hidden_size)}, "no such layer"),
-        ({"layers": [-2], "hidden": torch.empty(1, 1, model.shape.hidden_size)}, "no such layer"),
-        ({"layers": [0], "hidden": torch.empty(1, 1, model.shape.hidden_size + 1)}, "another sh"),
-        ({"layers": [0], "hidden": torch.empty(1, 2, model.shape.hidden_size)}, "as many as ann"),
-        ({"layers": [0], "hidden": torch.empty(2, 1, model.shape.hidden_size)}, "cannot read"),
+        ({"hidden": LayerRoom(torch.empty(1, 1, wide), [2])}, "no such layer"),
+        ({"hidden": LayerRoom(torch.empty(1, 1, wide), [-2])}, "no such layer"),
+        ({"hidden": LayerRoom(torch.empty(1, 1, wide + 1), [0])}, "another sh"),
+        ({"hidden": LayerRoom(torch.empty(1, 1, wide), [0]), "first": 1}, "as many as ann"),
+        ({"hidden": LayerRoom(torch.empty(1, 2, wide), [0]), "first": -1}, "as many as ann"),
     ):
         with pytest.raises(ModelError, match=sentence):
             decide([one], [good], **options)

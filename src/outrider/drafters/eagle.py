@@ -7,7 +7,7 @@ test", 2025; heads that draft in one pass: Hui et al., "P-EAGLE: parallel-drafti
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from ..config import EngineConfig
 from ..models.decide import DraftInput
 from ..models.heads import EAGLE3, PEAGLE
 from ..models.native_head import NativeHead
+from ..models.native_store import LASTING, HiddenRoom
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
@@ -29,8 +30,9 @@ UNREAD = 4096
 sequence that has more drafts from a shorter context."""
 
 
-LATER = 1024
-"""Rows of prompts, of all sequences together, whose states can wait for a first token."""
+LATER, TOGETHER = 1024, 32
+"""Rows of all sequences whose states can wait: of prompts until their first token is out, of others
+until so many are made at once. A state for each step would read a matrix for one row."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,6 @@ class _State:
     first: int = 1
     num_computed: int = 1
     noted: int = 0
-
-
-def _copied(rows: torch.Tensor) -> torch.Tensor:
-    """Return a copy, by NumPy: copies of torch wake its threads, which then spin."""
-    return torch.from_numpy(rows.numpy().copy())
 
 
 def begun(segment: Segment, depth: int, model: NativeHead) -> Segment:
@@ -150,7 +147,9 @@ class EagleDrafter(Drafter):
         self._at_ends = PageStates(num_pages, model.hidden_size)
         self._states: dict[str, _State] = {}
         self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
+        self._order = [self.target_layers.index(layer) for layer in model.target_layers]
         self._waiting: dict[str, list[Waiting]] = {}
+        self._prompts: set[str] = set()  # sequences whose first token is not out yet
 
     @property
     def model(self) -> NativeHead:
@@ -164,11 +163,17 @@ class EagleDrafter(Drafter):
         inputs: list[DraftInput | None] = []
         drafting: list[int] = []
         room, self.catching_up = self._max_rows, False
+        wanted = {
+            item.sequence.id
+            for item, budget in zip(batch, budgets, strict=True)
+            if budget.depth and item.start + item.count >= 2
+        }
+        if wanted and self._waiting:
+            self._make([n for n in self._waiting if n in wanted or n not in self._prompts])
         for i, (item, budget) in enumerate(zip(batch, budgets, strict=True)):
             sequence, stop = item.sequence, item.start + item.count
             if not budget.depth or stop < 2:
                 continue
-            self._make(sequence.id)  # of a prompt whose last chunk is one token
             state = self._state(sequence, stop)
             start = state.num_computed
             if start >= stop:
@@ -201,8 +206,8 @@ class EagleDrafter(Drafter):
         states = self._ring.read(sequence.id, max(known, start - 1), end - 1)
         if known > start - 1:  # the last token of a page that another sequence computed
             page = sequence.pages[start // self._page_size - 1]
-            if any(page in each.pages for parts in self._waiting.values() for each in parts):
-                self._make_all()
+            if any(page in each.ends for parts in self._waiting.values() for each in parts):
+                self._make([*self._waiting])
             states = torch.cat([self._at_ends.states[page : page + 1], states])
         self._ring.forget(sequence.id, end - 1)
         first = state.first if self._window is None else max(state.first, end - self._window)
@@ -241,86 +246,100 @@ class EagleDrafter(Drafter):
         verdict: Verdict,
         states: HiddenStates | None,
     ) -> None:
-        """Make states of the hidden states of committed rows, and keep them.
-
-        Those of a prompt wait until its first token is out, if they are not too many.
-        """
+        """Keep the hidden states of committed rows, and make states of them, at once or later."""
         assert states is not None
-        which, to = array("i"), array("i")
-        ends: list[int] = []
-        at: list[int] = []
-        self._make_room(states)
+        room, waiting = states.layers, self._waiting
+        assert isinstance(room, HiddenRoom)
+        hidden, offset, number = room.room.tensor, room.first, room.number
+        now: list[tuple[str, Waiting]] = []
         for item, path, first in zip(batch, verdict.path, states.first, strict=True):
-            rows = [*range(first, first + item.count), *(first + item.count + n for n in path)]
-            start, sequence = item.start, item.sequence
-            number = self._ring.written
-            places = self._ring.append(sequence.id, start, len(rows))
-            pages, lines = self._ends(sequence, start, places)
-            if not item.samples and self._num_waiting + len(rows) <= LATER:
-                own = {
-                    n: _copied(all_[first : first + item.count])
-                    for n, all_ in states.layers.items()
-                }
-                waiting = Waiting(number, own, places, pages, lines)
-                self._waiting.setdefault(sequence.id, []).append(waiting)
-                continue
-            self._make(sequence.id)
-            which.extend(rows)
-            to.extend(places)
-            ends += pages
-            at += lines
-        self._fuse(states.layers, which, to, ends, at)
-        for item in batch:
-            state = self._states.get(item.sequence.id)
+            start, sequence, name = item.start, item.sequence, item.sequence.id
+            begin, stop = offset + first, offset + first + item.count
+            rows = [*range(begin, stop)]
+            if path:
+                rows += [stop + node for node in path]
+            ends = self._ends(sequence, start, len(rows))
+            parts = waiting.setdefault(name, [])
+            if item.samples:
+                self._prompts.discard(name)
+                waits = number is not None and len(rows) <= TOGETHER
+            else:
+                self._prompts.add(name)
+                waits = self._num_waiting(waiting) + len(rows) <= LATER
+            if parts and parts[-1].goes_on(hidden, start):
+                parts[-1].add(rows, ends)
+            else:
+                part = Waiting(hidden, rows, start, ends, number)
+                parts.append(part.copied() if waits and not item.samples else part)
+            if not waits:
+                now += [(name, each) for each in waiting.pop(name)]
+            state = self._states.get(name)
             if state is not None:
-                self._note(item.sequence, state)
+                self._note(sequence, state)
+        if now:
+            self._fuse(now)
+        self._make_some(room)
 
-    def _ends(
-        self, sequence: SequenceState, start: int, places: array[int]
-    ) -> tuple[list[int], list[int]]:
-        """Return the pages whose last tokens are among those from ``start`` on, and their places.
+    def _make_some(self, room: HiddenRoom) -> None:
+        """Make the states of decoding sequences, if they are many or the next step needs the room.
+
+        Whose prompt was read in chunks has copies.
+        """
+        others = [name for name in self._waiting if name not in self._prompts]
+        parts = [part for name in others for part in self._waiting[name]]
+        if sum([len(part.rows) for part in parts]) >= TOGETHER:
+            self._make(others)
+        elif room.number is not None:
+            oldest = room.number + room.count - LASTING
+            if any(part.number is not None and part.number < oldest for part in parts):
+                self._make(others)
+
+    def _ends(self, sequence: SequenceState, start: int, count: int) -> dict[int, int]:
+        """Return the pages whose last tokens are among ``count`` from ``start`` on, and which.
 
         A sequence that has ended has given its pages back.
         """
         size = self._page_size
-        if not sequence.pages:
-            return [], []
-        last = range(-(start + 1) % size, len(places), size)
-        return [sequence.pages[(start + n) // size] for n in last], [places[n] for n in last]
+        if not sequence.pages or start % size + count < size:
+            return {}
+        last = range(-(start + 1) % size, count, size)
+        return {sequence.pages[(start + n) // size]: n for n in last}
 
-    def _fuse(
+    def _num_waiting(self, sequences: Iterable[str]) -> int:
+        return sum(len(part.rows) for name in sequences for part in self._waiting[name])
+
+    def _make(self, sequences: Iterable[str]) -> None:
+        """Make the states of sequences that have waited."""
+        self._fuse([(name, part) for name in sequences for part in self._waiting.pop(name)])
+
+    def _fuse(self, parts: Sequence[tuple[str, Waiting]]) -> None:
+        """Make states, those that lie in one place together, as far as the ring has room."""
+        ring, pages, at = self._ring, list[int](), list[int]()
+        hidden: torch.Tensor | None = None
+        which, to = array("i"), array("i")
+        for name, part in parts:
+            if part.hidden is not hidden or len(to) + len(part.rows) > ring.room:
+                self._fuse_all(hidden, which, to, pages, at)
+                hidden, which, to, pages, at = part.hidden, array("i"), array("i"), [], []
+            places = ring.append(name, part.start, len(part.rows))
+            which.extend(part.rows)
+            to += places
+            pages += part.ends
+            at += [places[n] for n in part.ends.values()]
+        self._fuse_all(hidden, which, to, pages, at)
+
+    def _fuse_all(
         self,
-        layers: Mapping[int, torch.Tensor],
+        hidden: torch.Tensor | None,
         which: array[int],
         to: array[int],
         pages: list[int],
         at: list[int],
     ) -> None:
-        if which:
-            hidden = [layers[layer] for layer in self._model.target_layers]
-            self._model.fuse(hidden, which, self._ring.states, to)
+        if hidden is not None and which:
+            by_layer = [hidden[i] for i in self._order]
+            self._model.fuse(by_layer, which, self._ring.states, to)
             self._at_ends.keep(pages, self._ring.states, at)
-
-    @property
-    def _num_waiting(self) -> int:
-        return sum(len(each.to) for parts in self._waiting.values() for each in parts)
-
-    def _make(self, sequence: str) -> None:
-        """Make the states of a sequence that have waited."""
-        for _, layers, to, pages, at in self._waiting.pop(sequence, ()):
-            self._fuse(layers, array("i", range(len(to))), to, pages, at)
-
-    def _make_all(self) -> None:
-        for sequence in [*self._waiting]:
-            self._make(sequence)
-
-    def _make_room(self, states: HiddenStates) -> None:
-        """Make what has waited before newer states take its places in the ring."""
-        if self._waiting:
-            rows = len(next(iter(states.layers.values())))
-            first = min(parts[0].number for parts in self._waiting.values())
-            if self._ring.written + rows - first > self._ring.room:
-                self._make_all()
 
     def _known(self, sequence: SequenceState) -> _State:
         """Return the state of a new sequence whose beginning others may have computed."""
@@ -337,7 +356,10 @@ class EagleDrafter(Drafter):
             state.noted = full
 
     def release(self, seq_id: str, ended: bool) -> None:
-        self._make(seq_id)  # for its pages, which others may go on behind
+        if any(each.ends for each in self._waiting.get(seq_id, ())):
+            self._make([seq_id])  # for its pages, which others may go on behind
+        self._waiting.pop(seq_id, None)
+        self._prompts.discard(seq_id)
         self._states.pop(seq_id, None)
         self._ring.release(seq_id)
         self._store.release(seq_id)

@@ -84,18 +84,36 @@ class StateRing:
         self._runs.pop(sequence, None)
 
 
-class Waiting(NamedTuple):
-    """Rows of a prompt whose states are not made yet, of all states the ``number``-th and on.
+@dataclass
+class Waiting:
+    """Tokens of a sequence from position ``start`` on whose states are not made yet.
 
-    ``hidden`` are copies of the target's hidden states, fp32 [rows, width] by layer; ``to`` are
-    the rows of the ring, and ``pages`` those whose last tokens lie ``at`` some of these.
+    ``hidden`` are hidden states of the target, fp32 [layers, any rows, width], and ``rows`` those
+    of the tokens; ``ends`` are pages, and which of the tokens is their last. ``number`` is that of
+    a ``HiddenRoom``, None for a copy.
     """
 
-    number: int
-    hidden: dict[int, torch.Tensor]
-    to: array[int]
-    pages: list[int]
-    at: list[int]
+    hidden: torch.Tensor
+    rows: list[int]
+    start: int
+    ends: dict[int, int]
+    number: int | None
+
+    def copied(self) -> Waiting:
+        """Return the same with a copy, by NumPy: those of torch wake its threads, which spin."""
+        own = torch.from_numpy(self.hidden.numpy().take(self.rows, 1))
+        return Waiting(own, [*range(len(self.rows))], self.start, self.ends, None)
+
+    def goes_on(self, hidden: torch.Tensor, start: int) -> bool:
+        """Return True where rows of ``hidden`` from position ``start`` on follow, in one place."""
+        return hidden is self.hidden and start == self.start + len(self.rows)
+
+    def add(self, rows: list[int], ends: dict[int, int]) -> None:
+        """Take in rows that follow."""
+        count = len(self.rows)
+        self.rows += rows
+        for page, at in ends.items():
+            self.ends[page] = count + at
 
 
 class PageStates:

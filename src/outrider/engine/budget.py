@@ -8,6 +8,7 @@ from ..drafters.base import Needs
 from ..errors import MemoryBudgetError
 from ..limits import LARGEST_INT
 from ..models.base import Model
+from ..models.native_store import HIDDEN_ROWS
 
 BATCHED = "max_num_batched_tokens"
 LEAST_PAGES = 3
@@ -64,7 +65,7 @@ def working_bytes(
     decoding = config.max_num_seqs * (1 + most_nodes(config, needs, together))
     rows = decoding + config.max_num_batched_tokens
     numbers = (rows + decoding) * model.shape.vocab_size
-    return 4 * (numbers + rows * len(layers) * model.hidden_size)
+    return 4 * (numbers + (rows + HIDDEN_ROWS) * len(layers) * model.hidden_size)
 
 
 def num_scratch(needs: Collection[Needs]) -> int:

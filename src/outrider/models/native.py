@@ -337,13 +337,13 @@ class NativeTransformer(Model):
             room,
             masks,
             keeps if kept else (),
-            hidden,
-            None if states is None else states.whole,
+            None if states is None else states.room,
+            0 if states is None else states.first,
             [entries(s) for s, a in zip(segments, inputs, strict=True) if a] if planted else (),
         )
         samples = Samples(tokens, scores, room.tensor)
         if states is not None:
-            samples = samples._replace(hidden=states.by_layer)
+            samples = samples._replace(hidden=states)
         if keeping:
             samples = with_kept(samples, segments, inputs, slow)
         if slow:

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from ..cache.store import Store
-from ..native.checks import Room, free_with
+from ..native.checks import LayerRoom, Room, free_with
 from ..native.library import Library
 from .families import Architecture
 
-KNOWN_ROWS = 64
-"""Rows of a step up to which the room for its hidden states is kept ready."""
+HIDDEN_ROWS, FEW = 512, 64
+"""Rows of hidden states that have room in turn, and those of a step that does not have its own."""
+LASTING = HIDDEN_ROWS - 2 * FEW
+"""Rows of such steps for which the states of earlier ones stay."""
 
 
-class HiddenRoom(NamedTuple):
-    """Room for the hidden states of one call: fp32 [layers, rows, hidden_size], and by layer."""
+class HiddenRoom(Mapping[int, torch.Tensor]):
+    """The hidden states of one call, by layer fp32 [rows, hidden_size].
 
-    whole: torch.Tensor
-    by_layer: Mapping[int, torch.Tensor]
+    They are ``count`` rows of ``room`` from the ``first`` on, of all that were given room the
+    ``number``-th and on. They stay over the next call where no more than ``LASTING`` have been
+    given room from theirs on; where ``number`` is None that call writes over them.
+    """
+
+    def __init__(self, room: LayerRoom, first: int, count: int, number: int | None) -> None:
+        self.room, self.first, self.count, self.number = room, first, count, number
+
+    def __getitem__(self, layer: int) -> torch.Tensor:
+        """Return a view, which takes torch longer than a small model a layer."""
+        if layer not in self.room.layers:
+            raise KeyError(layer)
+        states = self.room.tensor[self.room.layers.index(layer)]
+        return states[self.first : self.first + self.count]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.room.layers)
+
+    def __len__(self) -> int:
+        return len(self.room.layers)
 
 
 class NativeStore(Store):
@@ -42,8 +60,8 @@ class NativeStore(Store):
         self.page_size = page_size
         self.num_slots = num_pages * page_size
         self._room = Room(torch.empty(0, shape.vocab_size))
-        self._hidden = torch.empty(0)
-        self._known: dict[tuple[tuple[int, ...], int], HiddenRoom] = {}
+        self._hidden: dict[tuple[tuple[int, ...], bool], LayerRoom] = {}
+        self._first = self._given = 0
         self.handle = library.new_store(model, num_pages, page_size)
         free_with(self, library.free, "store", self.handle)
 
@@ -59,19 +77,21 @@ class NativeStore(Store):
         return self._room
 
     def hidden_room(self, layers: Sequence[int], rows: int) -> HiddenRoom:
-        """Return room for the states of one call behind some layers, see ``room``."""
-        key = (*layers,), rows
-        found = self._known.get(key)
-        if found is None:  # a view takes torch longer than a small model a layer
-            shape = len(layers), rows, self._shape.hidden_size
-            size = math.prod(shape)
-            if len(self._hidden) < size:
-                self._hidden = torch.empty(size)
-                self._known.clear()
-            whole = self._hidden[:size].view(shape)
-            found = HiddenRoom(whole, dict(zip(layers, whole, strict=True)))
-            if rows <= KNOWN_ROWS:
-                self._known[key] = found
+        """Return room for the states of one call behind some layers."""
+        few = rows <= FEW
+        key = (*layers,), few
+        room = self._hidden.get(key)
+        if room is None or (room.rows < rows and not few):
+            shape = len(layers), HIDDEN_ROWS if few else rows, self._shape.hidden_size
+            room = self._hidden[key] = LayerRoom(torch.empty(shape), layers)
+        if not few:
+            return HiddenRoom(room, 0, rows, None)
+        if self._first + rows > HIDDEN_ROWS:
+            self._given += HIDDEN_ROWS - self._first
+            self._first = 0
+        found = HiddenRoom(room, self._first, rows, self._given)
+        self._first += rows
+        self._given += rows
         return found
 
     def move(self, sources: list[int], targets: list[int]) -> None:

@@ -68,6 +68,22 @@ class Room:
         self.pointer = tensor.data_ptr()
 
 
+class LayerRoom:
+    """A tensor that calls write hidden states to: fp32 [layers, rows, width], checked once.
+
+    Args:
+        tensor: on the CPU, contiguous.
+        layers: whose states they are.
+    """
+
+    def __init__(self, tensor: torch.Tensor, layers: Sequence[int]) -> None:
+        count, self.rows, self.width = tensor.shape
+        expect(tensor, (count, self.rows, self.width), torch.float32)
+        same_length(layers, range(count))
+        self.tensor, self.layers = tensor, int32s("layers", layers)
+        self.pointer = tensor.data_ptr()
+
+
 def within(name: str, value: int, least: int, most: int) -> int:
     """Return ``value``, a whole number from ``least`` to ``most``.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from ..limits import LARGEST_INT
 from ..sampling.logprobs import Measured
-from .checks import Room, as_float32, at, expect, int32s, same_length, within
+from .checks import LayerRoom, Room, as_float32, at, expect, int32s, same_length, within
 from .interface import ASK_MASK, SUFFIX_DEPTH, DraftLimits, DraftNodes, Followed, Options, Planted
 from .masks import NO_MASKS, AllowedAfter, MaskCalls
 from .packing import PackingCalls
@@ -214,8 +214,8 @@ class Library(PackingCalls):
         logits: Room,
         masks: Sequence[NDArray[np.uint8] | None] = (),
         keeps: Sequence[bool] = (),
-        layers: Sequence[int] = (),
-        hidden: torch.Tensor | None = None,
+        hidden: LayerRoom | None = None,
+        first: int = 0,
         planted: Sequence[Planted | None] = (),
     ) -> tuple[array[int], array[float]]:
         """Run the segments in ``words`` and draw for those that have a pipeline.
@@ -230,14 +230,15 @@ class Library(PackingCalls):
             masks: none, or one of the pipeline's vocabulary for each row.
             keeps: of each pipeline, whether its segment's logits are kept as they were; none keeps
                 none.
-            layers, hidden: whose hidden states go to ``hidden``, fp32 [layers, all rows, width].
+            hidden: where the states of its layers go, from row ``first`` on; None if they are not
+                wanted.
             planted: none, or of each segment that wants logits what its rows have instead.
 
         Returns:
             The token of each row and its score, 0 where there is no pipeline.
         """
         pointers = flags = which = states = entries = None
-        states_rows = width = mask_bytes = 0
+        layers = hidden_rows = width = mask_bytes = 0
         if masks:
             same_length(range(rows), masks)
             mask_bytes = min((len(mask) for mask in masks if mask is not None), default=0)
@@ -249,9 +250,8 @@ class Library(PackingCalls):
             same_length(pipelines, planted)
             entries = _planted(planted)
         if hidden is not None:
-            expect(hidden, (len(layers), *hidden.shape[1:3]), torch.float32)
-            _, states_rows, width = hidden.shape
-            which, states = int32s("layers", layers), hidden.data_ptr()
+            layers, hidden_rows, width = len(hidden.layers), hidden.rows, hidden.width
+            which, states = at(hidden.layers), hidden.pointer
         sizes = array(  # the layout is that of DecideSizes in src/decide.cpp
             "q",
             (
@@ -260,8 +260,9 @@ class Library(PackingCalls):
                 rows,
                 logits.rows,
                 logits.width,
-                len(layers),
-                states_rows,
+                layers,
+                hidden_rows,
+                first,
                 width,
                 mask_bytes,
             ),
@@ -278,7 +279,7 @@ class Library(PackingCalls):
             None if flags is None else at(flags),
             None if pointers is None else at(pointers),
             logits.pointer,
-            None if which is None else at(which),
+            which,
             states,
             tokens.buffer_info()[0],
             scores.buffer_info()[0],

@@ -164,7 +164,8 @@ API const char* outrider_forward(const Model* model, Store* store, const std::in
         if (!ready(*model, sublayers, num_sublayers)) return INCOMPLETE;
         rows.states = states;
         forward(*model, *store, rows,
-                Wanted{sublayers, num_sublayers, hidden, num_hidden, logits, hidden_out});
+                Wanted{sublayers, num_sublayers, hidden, num_hidden, logits, hidden_out,
+                       std::size_t(num_rows)});
         return nullptr;
     }, model, store);
 }

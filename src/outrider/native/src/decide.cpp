@@ -86,7 +86,8 @@ using namespace outrider;
 
 // Sizes of a call of outrider_decide; the layout is that of Library.decide.
 struct DecideSizes {
-    std::int64_t words, pipelines, rows, lines, vocabulary, hidden, hidden_rows, width, mask_bytes;
+    std::int64_t words, pipelines, rows, lines, vocabulary, hidden, hidden_rows, hidden_first, width,
+        mask_bytes;
 };
 
 // A forward over `words` (see outrider_forward) into `logits` [lines, vocabulary], whose first `rows`
@@ -95,7 +96,8 @@ struct DecideSizes {
 // is null, and their `tokens` and `scores` [rows] are written. Where `keeps` is set for it, its logits
 // are copied before that to the next lines behind the others. A segment without a pipeline (null) keeps
 // its logits as they are. `planted` (null: none) has an entry for each segment that wants logits.
-// `hidden` are layers, and `hidden_out` is as outrider_forward's.
+// `hidden` are layers, whose states go to `hidden_out` [hidden, hidden_rows, width], from row
+// `hidden_first` on.
 API const char* outrider_decide(const Model* model, Store* store, const DecideSizes* sizes,
                                 const std::int32_t* words, const Pipeline* const* pipelines,
                                 const Planted* planted, const std::uint8_t* keeps,
@@ -111,10 +113,12 @@ API const char* outrider_decide(const Model* model, Store* store, const DecideSi
         Rows rows;
         if (const char* wrong = read_rows(*model, *store, words, n.words, rows)) return wrong;
         if (rows.num_logits != n.rows || n.lines < n.rows ||
-            (n.hidden && n.hidden_rows != std::int64_t(rows.rows.size())))
+            (n.hidden && (n.hidden_first < 0 ||
+                          n.hidden_rows - n.hidden_first < std::int64_t(rows.rows.size()))))
             return "the rows are not as many as announced";
+        if (n.hidden) hidden_out += n.hidden_first * n.width;
         return decide_all(*model, *store, rows, pipelines, planted, keeps, int(n.pipelines),
-                          masks, n.mask_bytes, logits, n.lines, {hidden, int(n.hidden), hidden_out},
+                          masks, n.mask_bytes, logits, n.lines, {hidden, int(n.hidden), hidden_out, std::size_t(n.hidden_rows)},
                           tokens, scores);
     }, model, store);
 }

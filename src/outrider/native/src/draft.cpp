@@ -225,7 +225,7 @@ const float* run_level(const Model& model, Store& store, const Rows& rows,
     const std::size_t width = c.hidden;
     float* all = store.states[0].reserve(rows.rows.size() * width);
     float* ended = store.states[1].reserve(rows.num_logits * width);
-    run(model, store, rows, sublayers, logits, {&c.layers, 1, all});
+    run(model, store, rows, sublayers, logits, {&c.layers, 1, all, rows.rows.size()});
     for (std::size_t r = 0; r < rows.rows.size(); ++r)
         if (rows.rows[r].logits >= 0)
             std::copy(all + r * width, all + (r + 1) * width, ended + rows.rows[r].logits * width);

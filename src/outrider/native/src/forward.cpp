@@ -20,6 +20,7 @@ struct Forward : Work, Multiplier<T> {
     const std::vector<int> sublayers, hidden, scored;  // `scored`: rows that want logits, in order
     float* const logits;
     float* const hidden_out;
+    const std::size_t hidden_rows;
     float *x, *qkv;  // see Scratch
     T *normed, *q, *attended, *gated, *paired;
     std::uint8_t* bad;
@@ -40,7 +41,8 @@ struct Forward : Work, Multiplier<T> {
         : Multiplier<T>(weights, padded(int(rows.rows.size()), LANES)), store_(store), rows(rows),
           sublayers(wanted.sublayers, wanted.sublayers + wanted.num_sublayers),
           hidden(wanted.hidden, wanted.hidden + wanted.num_hidden), scored(std::move(scored)),
-          logits(wanted.logits), hidden_out(wanted.hidden_out) {
+          logits(wanted.logits), hidden_out(wanted.hidden_out),
+          hidden_rows(wanted.hidden_rows) {
         Scratch<T>& s = m.scratch;
         const std::size_t count = padded(n, LANES);
         x = s.x.reserve(count * width);
@@ -223,7 +225,7 @@ struct Forward : Work, Multiplier<T> {
                         rms_norm(room.data(), from, m.norm.data(), c.hidden, width, c.norm_eps);
                         from = room.data();
                     }
-                    std::memcpy(hidden_out + (i * n + r) * c.hidden, from,
+                    std::memcpy(hidden_out + (i * hidden_rows + r) * c.hidden, from,
                                 c.hidden * sizeof(float));
                 }
             });

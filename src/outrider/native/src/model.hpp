@@ -163,7 +163,8 @@ struct Wanted {
     const std::int32_t* hidden;
     int num_hidden;
     float* logits;      // [num_logits, vocabulary]
-    float* hidden_out;  // [num_hidden, rows, hidden]
+    float* hidden_out;  // [num_hidden, hidden_rows, hidden], of which the first rows are written
+    std::size_t hidden_rows;
 };
 
 // Hidden states that are wanted of a forward: see Wanted.
@@ -171,6 +172,7 @@ struct Hidden {
     const std::int32_t* layers = nullptr;
     int count = 0;
     float* out = nullptr;
+    std::size_t rows = 0;
 };
 
 // Reads `words` (see api.cpp) into rows; returns what is wrong with them, or null.

@@ -14,7 +14,7 @@ inline void run(const Model& model, Store& store, const Rows& rows,
                 const std::vector<std::int32_t>& sublayers, float* logits, Hidden hidden = {}) {
     forward(model, store, rows,
             Wanted{sublayers.data(), int(sublayers.size()), hidden.layers, hidden.count, logits,
-                   hidden.out});
+                   hidden.out, hidden.rows});
 }
 
 // Processes a row of `own` logits, in place or in `wide`; returns where the processed logits are. Before
