@@ -47,7 +47,7 @@ void move_entries(const Store& store, const std::int32_t* from, const std::int32
 
 using namespace outrider;
 
-API int outrider_abi() noexcept { return 20; }
+API int outrider_abi() noexcept { return 21; }
 
 // Nanoseconds that the process has spent in calls of this library that can fail.
 API std::int64_t outrider_spent() noexcept { return spent; }
