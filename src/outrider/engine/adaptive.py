@@ -13,7 +13,6 @@ from operator import mul
 from typing import NamedTuple
 
 from ..drafters.base import Drafter, NoSpec
-from ..drafters.model import num_alike
 from ..native.interface import MARGINS
 from ..native.rates import DEPTHS, RANKS
 from ..trees import is_chain, sizes
@@ -22,6 +21,7 @@ from .controller import Controller
 from .costs import SPIKE, smoothed
 from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 from .scheduler import Plan
+from .shadows import Shadows
 
 OWN, OWN_SECONDS = 0.005, 1e-4
 """Share of the time that looking at steps may take, and that choosing may take; and the seconds
@@ -32,8 +32,6 @@ NEW, SHADOWED = 32, 2
 """Steps of a method that are all looked at, and looks of which one casts a shadow after that."""
 OBSERVED = 12
 """Sequences whose drafts are scored in a step, at most; they take turns."""
-SHADOW_DEPTH = 4
-"""Tokens of a draft that is scored without being verified."""
 TREE = " tree"
 """Ends the name of a method that drafts trees."""
 
@@ -57,16 +55,6 @@ class _Window:
     emitted: int = 0
     took: float = 0.0
     all: float = 0.0
-
-
-class _Shadow(NamedTuple):
-    """A draft behind the first ``base`` tokens of a sequence that nobody verifies."""
-
-    method: str
-    stream: Stream
-    sequence: SequenceState
-    base: int
-    draft: Draft
 
 
 def methods_of(
@@ -128,7 +116,7 @@ class Adaptive:
         self._priced: dict[DraftBudget, DraftBudget] = {}
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
         self._whole: Draft | None = None
-        self._shadows: list[_Shadow] = []
+        self._shadows = Shadows(controller, drafters)
         self._turn = 0
         controller.unread = self._num_unread
 
@@ -321,8 +309,7 @@ class Adaptive:
             self._new = self._is_new()
             if self._whole is not None:
                 self._score(plan.batch)
-            if self._shadows:
-                self._follow_shadows()
+            self._shadows.follow()
             own = time.perf_counter() - begin + self._own_cut
             self._own_look = smoothed(self._own_look or None, own)
             self._every = self._within(self._own_look, 1, SELDOMLY)
@@ -388,7 +375,8 @@ class Adaptive:
             if item.budget.depth:
                 self._score_one(item, stream, index)
             if i == items[0] and (self._new or self._looks % SHADOWED == 0):
-                self._cast_shadow(item.sequence, stream)
+                taken = self._chosen[stream.id][0].method
+                self._shadows.cast(item.sequence, stream, taken, self._turn)
 
     def _score_one(self, item: Scheduled, stream: Stream, index: int) -> None:
         """Score the draft of one sequence."""
@@ -420,42 +408,9 @@ class Adaptive:
             judged = min(asked, len(emitted), straight + 1)
             survival.observe(narrow, workload, stream.id, asked, straight, judged)
 
-    def _cast_shadow(self, sequence: SequenceState, stream: Stream) -> None:
-        """Let a method that costs next to nothing draft behind a sequence, to be scored later."""
-        taken = self._chosen[stream.id][0].method
-        names = [n for n in stream.methods if n in self.controller.shadowed and n != taken]
-        if not names or self._shadows or sequence.finish_reason is not None:
-            return
-        name = names[self._turn % len(names)]
-        draft = self._drafters[name].peek(sequence, min(SHADOW_DEPTH, stream.bound))
-        if draft is not None:
-            self._shadows.append(_Shadow(name, stream, sequence, len(sequence.tokens), draft))
-
-    def _follow_shadows(self) -> None:
-        """Score shadows whose fate is known by now."""
-        left: list[_Shadow] = []
-        for shadow in self._shadows:
-            asked = min(SHADOW_DEPTH, shadow.stream.bound)
-            emitted = shadow.sequence.tokens[shadow.base : shadow.base + asked]
-            tokens = shadow.draft.tokens[0]
-            accepted = num_alike(tokens, emitted)
-            known = accepted < len(emitted) or len(emitted) == asked
-            if not known and shadow.sequence.finish_reason is None:
-                left.append(shadow)
-                continue
-            survival, judged = self.controller.survival, min(len(emitted), accepted + 1)
-            key = shadow.method, shadow.stream.workload
-            survival.observe(*key, shadow.stream.id, asked, accepted, judged)
-            survival.observe_size(*key, [1] * len(tokens), asked, 1)
-            margins = shadow.draft.margins[0] if shadow.draft.margins else ()
-            for depth, margin in enumerate(margins[:judged]):
-                bin = bisect_right(MARGINS, margin)
-                survival.observe_node(*key, depth + 1, 0, bin, depth < accepted)
-        self._shadows = left
-
     def release(self, id: str) -> None:
         """Forget a sequence that ended."""
-        self._shadows = [shadow for shadow in self._shadows if shadow.stream.id != id]
+        self._shadows.release(id)
         self.controller.release(id)
 
 
