@@ -47,7 +47,7 @@ DRAFTERS = (
 )  # fmt: skip
 CHOICES = {"medusa_choices": [[0], [2], [1], [0, 0], [0, 1], [2, 0], [0, 1, 0], [0, 1, 1]]}
 KINDS = {
-    "eagle3": Eagle(layers=(0, -1, 0), drafted=180, kv_heads=4, state_normed=True),
+    "eagle3": Eagle(layers=(1, 0, 1), drafted=180, kv_heads=4, state_normed=True),
     "peagle": Eagle(
         layers=(-1, 0, 1), drafted=VOCABULARY, kv_heads=4, state_normed=True, parallel=True
     ),
@@ -183,17 +183,25 @@ def test_a_prompts_states_wait_for_its_first_token(
     assert engine.counts.accepted
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_states_that_nobody_reads_are_made_together(target: Path, size: int) -> None:
-    """While others draft, and in time: what is left when the head drafts is right."""
+@pytest.mark.parametrize(("size", "others"), [(1, ()), (3, (-1,))])
+def test_states_that_nobody_reads_are_made_together(
+    target: Path, size: int, others: tuple[int, ...]
+) -> None:
+    """While others draft, and in time: what is left when the head drafts is right.
+
+    Also where another drafter reads a layer before those of the head.
+    """
     engine = engine_of(target, "eagle3", max_num_seqs=size)
     drafter = engine.speculator.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
+    assert -1 not in drafter.target_layers
+    engine.speculator.drafters["none"].target_layers = others
     made: list[int] = []
     fuse = drafter.model.fuse
     drafter.model.fuse = lambda *args: made.append(len(args[1])) or fuse(*args)  # type: ignore[method-assign]
     state = engine.speculator.state
     engine.speculator.set(replace(state, enabled=False))
+    assert engine.speculator.target_layers == (*others, *drafter.target_layers)
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     for i in range(size):
         engine.add(Request(f"r{i}", tuple(prompts()[1]), params, i))
@@ -264,6 +272,32 @@ def test_heads_draft_alike_where_python_processes_logits(
         assert engine.counts.drafted
         assert not engine.speculator.switched_off
     assert found[0] == found[1]
+
+
+def test_a_sequence_goes_on_behind_pages_of_one_that_has_ended(target: Path) -> None:
+    """The state of the last token of the last page went with it, where that was its last step."""
+    engine = engine_of(target, "eagle3", page_size=4)
+    drafter = engine.speculator.drafters["eagle3"]
+    assert isinstance(drafter, EagleDrafter)
+    begun: set[bool] = set()
+    for more in range(1, 9):
+        params = SamplingParams(max_tokens=4 + more, ignore_eos=True)
+        prompt = [more, *prompts()[2]]
+        engine.add(Request(f"a{more}", tuple(prompt), params, 1))
+        emitted: list[int] = []
+        while engine.has_work:
+            emitted += [event.token_id for event in engine.step() if event.token_id is not None]
+        going_on = tuple(prompt + emitted + [5])
+        engine.add(Request(f"b{more}", going_on, SamplingParams(max_tokens=6, ignore_eos=True), 1))
+        while engine.has_work:
+            engine.step()
+            engine.settle()
+            for sequence in engine.scheduler.running:
+                kept = drafter._states.get(sequence.id)
+                if kept is not None and kept.num_computed == len(sequence.tokens) - 1:
+                    recomputed(engine, sequence, kept.first)
+                    begun.add(kept.first > 1)
+    assert begun
 
 
 def recomputed(engine: Engine, sequence: SequenceState, first: int) -> torch.Tensor:

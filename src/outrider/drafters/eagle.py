@@ -147,7 +147,7 @@ class EagleDrafter(Drafter):
         self._at_ends = PageStates(num_pages, model.hidden_size)
         self._states: dict[str, _State] = {}
         self._whole: dict[int, bytes] = {}  # pages that hold all that their key stands for
-        self._order = [self.target_layers.index(layer) for layer in model.target_layers]
+        self._ended: dict[int, bytes] = {}  # those whose last token's state is kept, or waits
         self._waiting: dict[str, list[Waiting]] = {}
         self._prompts: set[str] = set()  # sequences whose first token is not out yet
 
@@ -228,7 +228,7 @@ class EagleDrafter(Drafter):
         if state is None:
             state = self._states[sequence.id] = self._known(sequence)
         known = self._ring.first_known(sequence.id, stop - 1)
-        begin = known if known and known % self._page_size == 0 else known + 1
+        begin = known if self._has_end(sequence, known) else known + 1
         if self._window is not None:
             begin = max(begin, stop - self._window)
         if begin > state.num_computed:
@@ -251,6 +251,8 @@ class EagleDrafter(Drafter):
         room, waiting = states.layers, self._waiting
         assert isinstance(room, HiddenRoom)
         hidden, offset, number = room.room.tensor, room.first, room.number
+        # There may be layers in between that other drafters want.
+        order = [room.room.layers.index(layer) for layer in self._model.target_layers]
         now: list[tuple[str, Waiting]] = []
         for item, path, first in zip(batch, verdict.path, states.first, strict=True):
             start, sequence, name = item.start, item.sequence, item.sequence.id
@@ -269,7 +271,7 @@ class EagleDrafter(Drafter):
             if parts and parts[-1].goes_on(hidden, start):
                 parts[-1].add(rows, ends)
             else:
-                part = Waiting(hidden, rows, start, ends, number)
+                part = Waiting(hidden, order, rows, start, ends, number)
                 parts.append(part.copied() if waits and not item.samples else part)
             if not waits:
                 now += [(name, each) for each in waiting.pop(name)]
@@ -302,8 +304,24 @@ class EagleDrafter(Drafter):
         size = self._page_size
         if not sequence.pages or start % size + count < size:
             return {}
-        last = range(-(start + 1) % size, count, size)
-        return {sequence.pages[(start + n) // size]: n for n in last}
+        ends: dict[int, int] = {}
+        for last in range(-(start + 1) % size, count, size):
+            number = (start + last) // size
+            page = sequence.pages[number]
+            ends[page] = last
+            if number < len(sequence.keys):
+                self._ended[page] = sequence.keys[number]
+        return ends
+
+    def _has_end(self, sequence: SequenceState, position: int) -> bool:
+        """Return True where the state before a position is that of a page's last token, and kept.
+
+        It is not where the sequence that computed the token ended with it.
+        """
+        number, between = divmod(position, self._page_size)
+        if between or not 0 < number <= len(sequence.keys):
+            return False
+        return self._ended.get(sequence.pages[number - 1]) == sequence.keys[number - 1]
 
     def _num_waiting(self, sequences: Iterable[str]) -> int:
         return sum(len(part.rows) for name in sequences for part in self._waiting[name])
@@ -315,30 +333,31 @@ class EagleDrafter(Drafter):
     def _fuse(self, parts: Sequence[tuple[str, Waiting]]) -> None:
         """Make states, those that lie in one place together, as far as the ring has room."""
         ring, pages, at = self._ring, list[int](), list[int]()
+        layers: list[torch.Tensor] = []
         hidden: torch.Tensor | None = None
         which, to = array("i"), array("i")
         for name, part in parts:
             if part.hidden is not hidden or len(to) + len(part.rows) > ring.room:
-                self._fuse_all(hidden, which, to, pages, at)
+                self._fuse_all(layers, which, to, pages, at)
                 hidden, which, to, pages, at = part.hidden, array("i"), array("i"), [], []
+                layers = [hidden[i] for i in part.order]
             places = ring.append(name, part.start, len(part.rows))
             which.extend(part.rows)
             to += places
             pages += part.ends
             at += [places[n] for n in part.ends.values()]
-        self._fuse_all(hidden, which, to, pages, at)
+        self._fuse_all(layers, which, to, pages, at)
 
     def _fuse_all(
         self,
-        hidden: torch.Tensor | None,
+        layers: list[torch.Tensor],
         which: array[int],
         to: array[int],
         pages: list[int],
         at: list[int],
     ) -> None:
-        if hidden is not None and which:
-            by_layer = [hidden[i] for i in self._order]
-            self._model.fuse(by_layer, which, self._ring.states, to)
+        if which:
+            self._model.fuse(layers, which, self._ring.states, to)
             self._at_ends.keep(pages, self._ring.states, at)
 
     def _known(self, sequence: SequenceState) -> _State:

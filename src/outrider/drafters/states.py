@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 
@@ -88,12 +89,13 @@ class StateRing:
 class Waiting:
     """Tokens of a sequence from position ``start`` on whose states are not made yet.
 
-    ``hidden`` are hidden states of the target, fp32 [layers, any rows, width], and ``rows`` those
-    of the tokens; ``ends`` are pages, and which of the tokens is their last. ``number`` is that of
-    a ``HiddenRoom``, None for a copy.
+    ``hidden`` are hidden states of the target, fp32 [layers, any rows, width], of which a head
+    reads the layers ``order``, and ``rows`` those of the tokens; ``ends`` are pages, and which of
+    the tokens is their last. ``number`` is that of a ``HiddenRoom``, None for a copy.
     """
 
     hidden: torch.Tensor
+    order: Sequence[int]
     rows: list[int]
     start: int
     ends: dict[int, int]
@@ -101,8 +103,10 @@ class Waiting:
 
     def copied(self) -> Waiting:
         """Return the same with a copy, by NumPy: those of torch wake its threads, which spin."""
-        own = torch.from_numpy(self.hidden.numpy().take(self.rows, 1))
-        return Waiting(own, [*range(len(self.rows))], self.start, self.ends, None)
+        layers = self.hidden.numpy()
+        own = torch.from_numpy(np.stack([layers[i].take(self.rows, 0) for i in self.order]))
+        order, rows = range(len(own)), [*range(len(self.rows))]
+        return Waiting(own, order, rows, self.start, self.ends, None)
 
     def goes_on(self, hidden: torch.Tensor, start: int) -> bool:
         """Return True where rows of ``hidden`` from position ``start`` on follow, in one place."""
