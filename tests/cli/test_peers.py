@@ -274,7 +274,8 @@ def test_one_process_serves_every_load(
         return before(bench, setting)
 
     monkeypatch.setattr(Bench, "_open", open_)
-    options = replace(OPTIONS, concurrency=(1, 3), prefill=12, modes=("plain", "draft"), threads=(1,))
+    loads = replace(OPTIONS, concurrency=(1, 3), prefill=12)
+    options = replace(loads, modes=("plain", "draft"), threads=(1,))
     found = measured(pair, options, replace(fake(OWN), lengths=True), fake("other"))
     assert {run["load"] for run in found["runs"]} == {"decode", "batch 3", "prefill 12"}
     assert [mode for peer, mode in opened if peer == OWN] == ["plain", "draft"]
