@@ -53,7 +53,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def whole(llm: AsyncLLM, prompt: Any, **params: Any) -> int:
-    found = [o async for o in llm.generate(prompt, SamplingParams(max_tokens=4, **params))]
+    asked = SamplingParams(max_tokens=4, ignore_eos=True, **params)
+    found = [output async for output in llm.generate(prompt, asked)]
     return len(found[-1].outputs[0].token_ids)
 
 
