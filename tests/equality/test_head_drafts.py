@@ -34,7 +34,7 @@ from outrider.engine.worker import Worker
 from outrider.models.base import Model
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from outrider.types import Request, SamplingParams, SequenceState
+from outrider.types import Draft, Request, SamplingParams, SequenceState
 
 pytestmark = [
     pytest.mark.engine,
@@ -220,6 +220,37 @@ def test_states_that_nobody_reads_are_made_together(
                 recomputed(engine, sequence, kept.first)
                 right.add(sequence.id)
     assert len(right) == size
+
+
+def test_states_wait_no_longer_than_their_room_lasts(target: Path) -> None:
+    """While another drafts so much that a few steps fill the room: what is left is right."""
+    engine = engine_of(target, "eagle3", 40, max_num_seqs=1)
+    drafter = engine.speculator.drafters["eagle3"]
+    assert isinstance(drafter, EagleDrafter)
+    made: list[int] = []
+    fuse, propose = drafter.model.fuse, drafter.propose
+    drafter.model.fuse = lambda *args: made.append(len(args[1])) or fuse(*args)  # type: ignore[method-assign]
+    drafter.propose = lambda _, budgets, __: Draft(  # type: ignore[method-assign]
+        [[5] * budgets[0].depth], [[*range(-1, budgets[0].depth - 1)]]
+    )
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    engine.add(Request("a", tuple(prompts()[1]), params, 1))
+    for _ in range(60):
+        engine.step()
+    engine.settle()
+    assert len(made) > 1
+    assert max(made) < eagle.TOGETHER
+    drafter.propose = propose  # type: ignore[method-assign]
+    right = False
+    while engine.has_work:
+        engine.step()
+        engine.settle()
+        for sequence in engine.scheduler.running:
+            kept = drafter._states[sequence.id]
+            if kept.num_computed == len(sequence.tokens) - 1:
+                recomputed(engine, sequence, kept.first)
+                right = kept.first == 1
+    assert right
 
 
 def test_a_worker_sends_events_before_states_are_made(target: Path) -> None:

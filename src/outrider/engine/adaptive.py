@@ -29,7 +29,10 @@ of a step that each may take at most."""
 SELDOMLY, REVIEWED = 24, (16, 96)
 """Steps of which at least one is looked at, and after which choices are compared again."""
 NEW, SHADOWED = 32, 2
-"""Steps of a method that are all looked at, and looks of which one casts a shadow after that."""
+"""Drafts of a method whose steps are all looked at, and looks of which one casts a shadow after
+that."""
+MOST_NEW = 4
+"""Drafts of one step that count as new, so that the costs of a method rest on several steps."""
 OBSERVED = 12
 """Sequences whose drafts are scored in a step, at most; they take turns."""
 TREE = " tree"
@@ -164,7 +167,7 @@ class Adaptive:
         self._own = time.perf_counter() - begin
 
     def _is_new(self) -> bool:
-        """Return True where a method is in use at which few steps were looked at."""
+        """Return True where a method is in use of which few drafts were looked at."""
         methods = {choice.method for choice, _, _ in self._chosen.values()}
         return not self.controller.tries and any(self._looks_at[name] < NEW for name in methods)
 
@@ -305,7 +308,8 @@ class Adaptive:
                 self._learn_costs(plan, draft, seconds)
         if self._looking:
             self._looks += 1
-            self._looks_at.update({choice.method for choice, _, _ in self._chosen.values()})
+            drafts = Counter([choice.method for choice, _, _ in self._chosen.values()])
+            self._looks_at.update({name: min(n, MOST_NEW) for name, n in drafts.items()})
             self._new = self._is_new()
             if self._whole is not None:
                 self._score(plan.batch)
