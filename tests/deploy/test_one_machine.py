@@ -164,7 +164,9 @@ def test_a_server_that_drains_gets_no_new_request(proxy: Proxy) -> None:
     proxy.stubs["speculative"].ready = 200
     until(lambda: proxy.answers(1) == {"speculative": 1})
     assert proxy.command("set server engines/speculative state drain") == ""
-    assert proxy.answers(20) == {"plain": 20}
+    # A busy machine may miss checks of the other one, which then answers a little later.
+    assert "speculative" not in proxy.answers(20)
+    until(lambda: proxy.answers(1) == {"plain": 1})
 
 
 @needs_haproxy
