@@ -196,9 +196,7 @@ def test_states_that_nobody_reads_are_made_together(
     assert isinstance(drafter, EagleDrafter)
     assert -1 not in drafter.target_layers
     engine.speculator.drafters["none"].target_layers = others
-    made: list[int] = []
-    fuse = drafter.model.fuse
-    drafter.model.fuse = lambda *args: made.append(len(args[1])) or fuse(*args)  # type: ignore[method-assign]
+    made = states_made(drafter)
     state = engine.speculator.state
     engine.speculator.set(replace(state, enabled=False))
     assert engine.speculator.target_layers == (*others, *drafter.target_layers)
@@ -218,9 +216,7 @@ def test_states_wait_no_longer_than_their_room_lasts(target: Path) -> None:
     engine = engine_of(target, "eagle3", 40, max_num_seqs=1)
     drafter = engine.speculator.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
-    made: list[int] = []
-    fuse, propose = drafter.model.fuse, drafter.propose
-    drafter.model.fuse = lambda *args: made.append(len(args[1])) or fuse(*args)  # type: ignore[method-assign]
+    made, propose = states_made(drafter), drafter.propose
     drafter.propose = lambda _, budgets, __: Draft(  # type: ignore[method-assign]
         [[5] * budgets[0].depth], [[*range(-1, budgets[0].depth - 1)]]
     )
@@ -311,6 +307,14 @@ def test_a_sequence_goes_on_behind_pages_of_one_that_has_ended(target: Path) -> 
                     recomputed(engine, sequence, kept.first)
                     begun.add(kept.first > 1)
     assert begun
+
+
+def states_made(drafter: EagleDrafter) -> list[int]:
+    """Return a list that is told how many states are made at once, each time."""
+    made: list[int] = []
+    fuse = drafter.model.fuse
+    drafter.model.fuse = lambda *args: made.append(len(args[1])) or fuse(*args)  # type: ignore[method-assign]
+    return made
 
 
 def firsts_of_right_contexts(engine: Engine) -> dict[str, int]:
