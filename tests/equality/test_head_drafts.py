@@ -164,11 +164,7 @@ def test_a_prompts_states_wait_for_its_first_token(
     engine = engine_of(target, "eagle3", max_num_batched_tokens=16)
     drafter = engine.speculator.drafters["eagle3"]
     assert isinstance(drafter, EagleDrafter)
-    made: list[int] = []
-    fuse = drafter.model.fuse
-    monkeypatch.setattr(
-        drafter.model, "fuse", lambda *args: made.append(len(args[1])) or fuse(*args)
-    )
+    made = states_made(drafter)
     prompt = prompts()[3]
     engine.add(Request("a", tuple(prompt), SamplingParams(max_tokens=9, ignore_eos=True), 1))
     while not engine.step():
