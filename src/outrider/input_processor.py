@@ -84,6 +84,7 @@ class InputProcessor:
         cache_salt: str = "",
         text: str | None = None,
         index: int = 0,
+        offline: bool = False,
     ) -> RequestState:
         """Return the state of the request for a prompt, which starts now.
 
@@ -96,6 +97,7 @@ class InputProcessor:
             cache_salt: only requests with the same one share cached prefixes.
             text: the prompt's, where ``prompt`` is token ids and the text is known.
             index: the place of the prompt among those of the call.
+            offline: nobody reads the output before that of the whole call is done.
 
         Raises:
             RequestError: the prompt or an option does not fit the model or its configuration.
@@ -125,7 +127,7 @@ class InputProcessor:
             seed = fresh_seed() if base is None else request_seed(base, number)
         request = Request(
             f"request-{number}" if id is None else id, tuple(ids), params, seed,
-            self.eos_token_ids, speculation, priority, cache_salt,
+            self.eos_token_ids, speculation, priority, cache_salt, offline,
         )  # fmt: skip
         return RequestState(self.outputs, request, text, index)
 

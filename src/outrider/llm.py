@@ -109,7 +109,7 @@ class LLM:
             RequestError: a prompt cannot be served; nothing has been started then.
             GenerationError: a request failed on the way; the error holds all outputs.
         """
-        states = self.start(prompts, sampling_params, speculation=speculation)
+        states = self.start(prompts, sampling_params, speculation=speculation, offline=True)
         hidden = len(states) < 2 or None  # None: where stderr is no terminal
         with tqdm(total=len(states), desc="generating", leave=False, disable=hidden) as bar:
             for state, events in self._steps(states):
@@ -168,8 +168,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculation: Speculation | Sequence[Speculation] | None = None,
+        offline: bool = False,
     ) -> list[RequestState]:
         """Queue every prompt, or none of them; return their states for ``run``.
+
+        Nobody reads the output of ``offline`` requests before all are done.
 
         Raises:
             RequestError: a prompt cannot be served.
@@ -180,7 +183,9 @@ class LLM:
         states: list[RequestState] = []
         try:
             for prompt, param, how in zip(listed, params, speculations, strict=True):
-                state = self.inputs.request(prompt, param, speculation=how, index=len(states))
+                state = self.inputs.request(
+                    prompt, param, speculation=how, index=len(states), offline=offline
+                )
                 self.engine.add(state.request)
                 states.append(state)
         except BaseException as error:

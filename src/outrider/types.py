@@ -130,7 +130,8 @@ class Request:
     """One prompt to continue, checked and with its seed, see ``InputProcessor.request``.
 
     Requests wait by ``priority``, lowest first, then by order of arrival. Only requests with the
-    same ``cache_salt`` share cached prefixes.
+    same ``cache_salt`` share cached prefixes. Nobody reads the output of an ``offline`` request
+    before its batch is done, so that it may wait for the prompts of others.
 
     Raises:
         ConfigError: ``seed`` or ``priority`` is out of its range.
@@ -144,6 +145,7 @@ class Request:
     speculation: Speculation = DEFAULT_SPECULATION
     priority: int = 0
     cache_salt: str = ""
+    offline: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self, REQUEST)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ import outrider
 from outrider import LLM, SamplingParams, errors
 from outrider.drafters.ngram import NgramSpec
 from outrider.drafters.registry import find_drafter
+from outrider.engine.costs import FEWEST_ROWS
+from outrider.engine.scheduler import Plan
 from outrider.errors import (
     ConfigError,
     GenerationError,
@@ -82,6 +85,33 @@ def test_leaving_a_stream_frees_everything(llm: LLM) -> None:
     assert not llm.engine.has_work
     check_engine(llm.engine)
     assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_usable
+
+
+def test_prompts_wait_for_streams_alone(tiny_llama: Path) -> None:
+    llm = LLM(tiny_llama, None, memory=2**24, max_num_seqs=8, enable_prefix_caching=False)
+    llm.engine.costs.seconds_per_row = 1.0  # a chunk beside streams is as short as it gets
+    prompts = [[5 + i] * (8 if i == 0 else 40) for i in range(8)]
+    plans: list[int] = []
+    schedule = llm.engine.scheduler.schedule
+
+    def watched(*args: Any) -> Plan:
+        plan = schedule(*args)
+        plans.append(plan.rows - plan.decoding)
+        return plan
+
+    llm.engine.scheduler.schedule = watched  # type: ignore[method-assign]
+    first = llm.start([prompts[0]], GREEDY, offline=True)
+    llm.engine.step()
+    outputs = [*llm.run([*first, *llm.start(prompts[1:], GREEDY, offline=True)])]
+    assert plans[:2] == [8, 7 * 40]
+    plans.clear()
+    first = llm.start([prompts[0]], GREEDY)
+    llm.engine.step()
+    streamed = [*llm.run([*first, *llm.start(prompts[1:], GREEDY, offline=True)])]
+    assert plans[:3] == [8, FEWEST_ROWS, FEWEST_ROWS]
+    assert sorted((e.prompt_index, e.token_id) for e in outputs) == sorted(
+        (e.prompt_index, e.token_id) for e in streamed
+    )
 
 
 def test_the_same_seed_repeats_an_output_and_the_seed_used_is_returned(llm: LLM) -> None:

@@ -262,7 +262,9 @@ class Engine:
         decoding = len(sequences)
         speculator.pause(speculator.probes and self.costs.probe_due(decoding))
         speculator.plan(sequences)
-        chunk = self.costs.max_chunk(self.config.max_num_batched_tokens)
+        chunk: int | None = None
+        if not all(sequence.request.offline for sequence in sequences):
+            chunk = self.costs.max_chunk(self.config.max_num_batched_tokens)
         plan = scheduler.schedule(speculator.budget, chunk, decoding)
         for sequence in plan.preempted:
             self._forget(sequence, ended=False)

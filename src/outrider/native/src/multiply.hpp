@@ -11,8 +11,6 @@ constexpr int ALONE = 16;
 // Rows that every worker makes digits of for itself: half a microsecond each, which is about what
 // it takes to meet.
 constexpr int DIGITS_ALONE = 4;
-// Rows from which they are not all near, so that reading them counts.
-constexpr int MANY = 64;
 
 template <class T>
 void rms_norm(T* to, const float* x, const float* weight, int width, int stride, float eps) {

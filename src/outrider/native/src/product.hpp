@@ -7,7 +7,9 @@
 
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
 
+#include "fetch.hpp"
 #include "isa.hpp"
 #include "memory.hpp"
 
@@ -102,39 +104,77 @@ inline void finish(const End& end, const float* bias, int row, int unit, F32x16*
 // hardware stops at the end of a page, and the first-level cache waits for few lines at a time.
 constexpr int AHEAD = 1 << 16;
 
+// How the inputs of `side` units pass by: add(from, to, further) takes those of a stretch and asks
+// for what stands `further` elements behind each line of weights, for nothing if that is 0.
+//
+// Beside few rows weights are read as fast as memory gives them: every line asks for another.
+template <class T>
+struct Streamed {
+    template <class Add>
+    void operator()(const Matrix<T>& m, int side, Add add) const {
+        const int wanted = AHEAD / side / 64 * PER_LANE<T>;
+        const int ahead = wanted < m.inputs ? wanted : m.inputs;
+        const std::size_t further = std::size_t(ahead) * LANES;
+        add(0, m.inputs - ahead, further);
+        // Behind a unit's last inputs stand the first of the next units.
+        add(m.inputs - ahead, m.inputs, further + (side - 1) * m.unit_size());
+    }
+};
+
+constexpr int MOST_NEAR = 16;  // units that rows pass by together
+
+// Beside many rows the next units are asked for a little at a time, until all rows have passed.
+template <class T>
+class PassedBy {
+public:
+    // While `tiles` of rows pass by `count` units from `unit` on, as many behind them are asked for.
+    PassedBy(const Matrix<T>& m, int unit, int count, int tiles)
+        : next_(m.inputs / PER_LANE<T>), share_((2 * LINES - 1) / tiles + 1) {
+        const T* from = m.data.data() + std::size_t(unit + count) * m.unit_size();
+        for (int c = 0; c < count; ++c) next_.add(from + c * m.unit_size());
+    }
+    template <class Add>
+    void operator()(const Matrix<T>& m, int, Add add) const {
+        for (int k = 0; k < m.inputs; k += IN_PAD) {
+            next_(share_);
+            add(k, k + IN_PAD, std::integral_constant<int, 0>());
+        }
+    }
+
+private:
+    static constexpr int LINES = IN_PAD / PER_LANE<T>;  // of a unit's IN_PAD inputs
+    mutable Fetch<MOST_NEAR> next_;
+    const int share_;
+};
+
 // R rows by C units, as many of them side by side as registers hold sums. The order of a sum is
 // that of its inputs, for every R and C.
-template <class T, int R, int C>
+template <class T, int R, int C, class Inputs>
 inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, int row,
-                  const End& end) {
+                  const End& end, const Inputs& inputs) {
     constexpr int side = R * C > MAX_SUMS ? 1 : C;
-    constexpr int pair = PER_LANE<T>, wanted = AHEAD / side / 64 * pair;
     const T* x0 = x + row * stride;
     const std::size_t size = m.unit_size();
-    const int ahead = wanted < m.inputs ? wanted : m.inputs;
     F32x16 all[R][C];
     for (int first = 0; first < C; first += side) {
         const T* w = m.data.data() + (unit + first) * size;
         F32x16 sums[R][side];
         for (auto& line : sums)
             for (auto& sum : line) sum = splat(0.0f);
-        auto add = [&](int from, int to, std::size_t further) {
-            for (int k = from; k < to; k += pair) {
+        inputs(m, side, [&](int from, int to, auto further) {
+            for (int k = from; k < to; k += PER_LANE<T>) {
                 decltype(load_pairs(w)) weights[side];
                 for (int c = 0; c < side; ++c) {
                     const T* at = w + c * size + std::size_t(k) * LANES;
                     weights[c] = load_pairs(at);
-                    __builtin_prefetch(at + further, 0, 2);
+                    if (further) __builtin_prefetch(at + further, 0, 2);
                 }
                 for (int r = 0; r < R; ++r) {
                     auto value = splat_pair(x0 + r * stride + k);
                     for (int c = 0; c < side; ++c) sums[r][c] = dot(sums[r][c], weights[c], value);
                 }
             }
-        };
-        // Behind a unit's last inputs stand the first of the next units.
-        add(0, m.inputs - ahead, std::size_t(ahead) * LANES);
-        add(m.inputs - ahead, m.inputs, std::size_t(ahead) * LANES + (side - 1) * size);
+        });
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < side; ++c) all[r][first + c] = sums[r][c];
     }
@@ -143,51 +183,38 @@ inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, 
 
 // Units [first, last) for R rows, as many side by side as registers hold; those of a gate go in
 // pairs.
-template <class T, int R, int C>
+template <class T, int R, int C, class Inputs>
 inline void units(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int row,
-                  const End& end) {
-    for (; last - first >= C; first += C) block<T, R, C>(m, first, x, stride, row, end);
-    if constexpr (C > 1) units<T, R, C / 2>(m, first, last, x, stride, row, end);
+                  const End& end, const Inputs& inputs) {
+    for (; last - first >= C; first += C) block<T, R, C>(m, first, x, stride, row, end, inputs);
+    if constexpr (C > 1) units<T, R, C / 2>(m, first, last, x, stride, row, end, inputs);
 }
 
-constexpr int width(int rows) {
-    int c = 8;
+constexpr int width(int rows, int most) {
+    int c = most;
     while (c > 2 && rows * c > MAX_SUMS) c /= 2;
     return c;
 }
 
-template <class T, int R>
+// As `product` for `rows` <= R, up to MOST units side by side.
+template <class T, int R, int MOST, class Inputs>
 inline void tile(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int row,
-                 int rows, const End& end) {
+                 int rows, const End& end, const Inputs& inputs) {
     if (rows == R) {
-        units<T, R, width(R)>(m, first, last, x, stride, row, end);
+        units<T, R, width(R, MOST)>(m, first, last, x, stride, row, end, inputs);
         return;
     }
-    if constexpr (R > 1) tile<T, R - 1>(m, first, last, x, stride, row, rows, end);
+    if constexpr (R > 1) tile<T, R - 1, MOST>(m, first, last, x, stride, row, rows, end, inputs);
 }
 
 // Bytes of units that stay in the second-level cache while all rows pass by.
 constexpr std::size_t NEAR = 1 << 18;
+// Rows from which they are not all near, so that reading them counts.
+constexpr int MANY = 64;
 
-// Calls work(first unit, last, first row, count) for all units and all of many rows, `most` rows at
-// a time: as many units as stay near, and while some rows are worked on, the next `most` of `size`
-// bytes each at `x` are asked for.
-template <class Tile>
-void pass_by(int first, int last, std::size_t unit_bytes, const void* x, std::size_t size, int rows,
-             int most, Tile work) {
-    int few = int(NEAR / unit_bytes) & ~1;  // a gate's units go in pairs
-    few = few < 2 ? 2 : few;
-    for (int unit = first; unit < last; unit += few) {
-        const int stop = unit + few < last ? unit + few : last;
-        for (int row = 0; row < rows; row += most) {
-            const int next = row + most < rows ? row + most : 0;
-            const int count = rows - row < most ? rows - row : most;
-            const int ahead = rows - next < most ? rows - next : most;
-            const char* from = static_cast<const char*>(x) + next * size;
-            for (std::size_t i = 0; i < ahead * size; i += 64) __builtin_prefetch(from + i, 0, 2);
-            work(unit, stop, row, count);
-        }
-    }
+inline int near_units(std::size_t bytes) {
+    const int few = int(NEAR / bytes) & ~1;  // a gate's units go in pairs
+    return few < 2 ? 2 : few > MOST_NEAR ? MOST_NEAR : few;
 }
 
 // y[row, outputs of units first..last) for all rows; x [rows, stride], zero behind its inputs.
@@ -196,13 +223,19 @@ void product(const Matrix<T>& m, int first, int last, const T* x, std::size_t st
              const End& end) {
     constexpr int most = MOST_ROWS<T>;
     if (rows <= most) {
-        tile<T, most>(m, first, last, x, stride, 0, rows, end);
+        tile<T, most, 8>(m, first, last, x, stride, 0, rows, end, Streamed<T>());
         return;
     }
-    pass_by(first, last, m.unit_size() * sizeof(T), x, stride * sizeof(T), rows, most,
-            [&](int unit, int stop, int row, int count) {
-                tile<T, most>(m, unit, stop, x, stride, row, count, end);
-            });
+    const int tiles = (rows + most - 1) / most;
+    const int few = rows > MANY ? near_units(m.unit_size() * sizeof(T)) : 2;
+    for (int unit = first; unit < last; unit += few) {
+        const int stop = unit + few < last ? unit + few : last;
+        const PassedBy<T> inputs(m, unit, few, tiles);
+        for (int i = 0; i < tiles; ++i) {
+            const int row = int(long(rows) * i / tiles), next = int(long(rows) * (i + 1) / tiles);
+            tile<T, most, 2>(m, unit, stop, x, stride, row, next - row, end, inputs);
+        }
+    }
 }
 
 }  // namespace outrider

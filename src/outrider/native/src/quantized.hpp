@@ -221,10 +221,14 @@ void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int
                       const End& end) {
     if (rows <= DIGIT_ROWS)
         return digit_tile<BITS, Sum, DIGIT_ROWS>(m, first, last, x, 0, rows, end);
-    pass_by(first, last, m.unit_size(), x.digits, 2 * std::size_t(m.half()), rows, DIGIT_ROWS,
-            [&](int unit, int stop, int row, int count) {
-                digit_tile<BITS, Sum, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
-            });
+    const int few = near_units(m.unit_size());
+    for (int unit = first; unit < last; unit += few) {
+        const int stop = unit + few < last ? unit + few : last;
+        for (int row = 0; row < rows; row += DIGIT_ROWS) {
+            const int count = rows - row < DIGIT_ROWS ? rows - row : DIGIT_ROWS;
+            digit_tile<BITS, Sum, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
+        }
+    }
 }
 
 }  // namespace outrider
