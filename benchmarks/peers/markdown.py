@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,21 +11,23 @@ import typer
 from outrider.bench.intervals import shown
 
 from ..common import table
+from .known import OWN
 from .report import heading, label
 
 RATIOS = ("dtype", "load", "peer", "plain", "best mode", "which")
 RUNS = (
     "dtype", "load", "engine", "mode", "K", "threads", "tokens/s", "of memory", "of peak",
-    "end to end",
-    "TTFT ms", "peak MB", "bits per weight", "= plain", "= ours", "others",
+    "of both", "end to end", "TTFT ms", "peak MB", "bits per weight", "= plain", "= ours", "others",
 )  # fmt: skip
+BRIEF = ("pair", "dtype", "load", "plain", "best mode", "our plain tokens/s", "of the machine")
 DEFINITIONS = (
     "tokens/s: median of {rounds} interleaved rounds of the best settings, in brackets its "
     "{confidence:.1%} confidence interval (order statistics). It is, under decode, "
     "(N-1)/(T(N)-T(1)), prompts one by one; under batch N, output of N requests that start "
     "together / time until all are done; under prefill N, N / T(1) · of memory: weights that a "
     "token reads x tokens/s / measured bandwidth · of peak: products with weights a second / those "
-    "that the instruction set can do, measured too · end to end: output / T(N) · "
+    "that the instruction set can do, measured too · of both: the least time that both allow for "
+    "the prompts and steps of several requests / the time taken · end to end: output / T(N) · "
     "TTFT: T(1), a call for one token (batch: one each) · peak: resident memory of the peer's "
     "processes, loading included · bits: size of the weights / their number · = plain: ids equal "
     "to the peer's own plain run, = ours: to our plain run · others: most cores that other "
@@ -41,7 +44,7 @@ def same(identical: bool | None, at: int | None = None) -> str:
 
 def cells(run: dict[str, Any]) -> list[object]:
     """Return a run's row."""
-    shares = [run["memory_share"], run.get("peak_share")]
+    shares = [run["memory_share"], run.get("peak_share"), run.get("roofline_share")]
     bits = run["bits_per_weight"]
     others = [cores for cores in run["others_cores"] if cores is not None]
     return [
@@ -74,6 +77,34 @@ def ratios(pair: dict[str, Any]) -> Iterator[list[object]]:
         yield [entry["dtype"], entry["load"], entry["peer"], *(cell or "" for cell in row)]
 
 
+def brief(report: dict[str, Any]) -> Iterator[list[object]]:
+    """Yield ours / the fastest peer's, a row a pair, dtype and load.
+
+    ``of the machine`` is our plain run's share of bandwidth, peak or both, whichever is known.
+    """
+    for pair in report["pairs"]:
+        plain = {
+            (run["dtype"], run["load"]): run
+            for run in pair["runs"]
+            if (run["peer"], run["mode"]) == (OWN, "plain")
+        }
+        for bar in pair["bars"]:
+            ours = plain.get((bar["dtype"], bar["load"]))
+            if ours is None:
+                continue
+            shares = (ours.get(f"{name}_share") for name in ("memory", "peak", "roofline"))
+            yield [
+                pair["name"], bar["dtype"], bar["load"],
+                *(
+                    f"{ratio['ratio']:.2f} {shown(ratio['interval'], '.2f')} {ratio['peer']}"
+                    if (ratio := bar[name]) else ""
+                    for name in ("plain", "best")
+                ),
+                f"{ours['tokens_per_second']:,.0f}",
+                next((f"{share:.0%}" for share in shares if share is not None), ""),
+            ]  # fmt: skip
+
+
 def markdown(report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a report."""
     for pair in report["pairs"]:
@@ -90,7 +121,14 @@ def markdown(report: dict[str, Any]) -> Iterator[str]:
 
 def main(
     files: Annotated[list[Path], typer.Argument(help="What peers wrote with --json.", exists=True)],
+    short: Annotated[
+        bool, typer.Option("--brief", help="One table of ours / the fastest peer's.")
+    ] = False,
 ) -> None:
     """Print the tables of peers reports, in Markdown."""
-    for file in files:
-        print("\n".join(markdown(json.loads(file.read_text(encoding="utf-8")))))
+    reports = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    if short:
+        print("\n".join(table(BRIEF, chain.from_iterable(map(brief, reports)))))
+        return
+    for report in reports:
+        print("\n".join(markdown(report)))

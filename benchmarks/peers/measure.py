@@ -181,8 +181,8 @@ class Bench:
     for those that were best, ``skipped`` what was not measured and why (None: all of it), ``bits``
     the bits per weight by peer and dtype (None: unknown), ``conversions`` the peers whose
     conversion was checked, and whether that was now, ``bandwidth`` how many bytes a second memory
-    was read at, before each round of the load "decode" in a dtype, ``peaks`` how many products a
-    second the cores could do, before rounds of the load "prefill".
+    was read at, before each round of a load but "prefill" in a dtype, ``peaks`` how many products a
+    second the cores could do, before those of a load but "decode".
     """
 
     def __init__(self, pair: Pair, sides: list[Peer], options: Options) -> None:
@@ -296,9 +296,9 @@ class Bench:
         self._close_others(chosen)
         for number in range(self.options.rounds):
             say(f"{dtype}, {load.name}: round {number + 1} of {self.options.rounds}")
-            if load == DECODE:
+            if load.kind != "prefill":
                 self.bandwidth[dtype, load].append(read_bandwidth())
-            elif load.kind == "prefill":
+            if load != DECODE:
                 self.peaks[dtype, load].append(peak_rate(PEAKS[dtype], self.options.isa))
             for setting in turned(chosen, number):  # nobody always runs after the same other
                 try:
@@ -336,7 +336,7 @@ class Bench:
         ``calls`` limits the prompts run one by one. Under the load "batch" T(1), which says nothing
         of the speed, is measured only if it is the ``first`` of the rounds.
         """
-        batches = self._batches(setting.load)
+        batches = self.prompts(setting.load)
         heat = self.options.temperature if temperature is None else temperature
         once = setting.load.kind == "batch" and not first
         process = self._process(setting)
@@ -359,10 +359,10 @@ class Bench:
             return replace(setting, load=EVERY, k=max(self.options.lengths) if setting.k else 0)
         return setting
 
-    def _batches(self, load: Load) -> list[list[list[int]]]:
+    def prompts(self, load: Load) -> list[list[list[int]]]:
         """The prompts of a load, by call."""
         if load == EVERY:
-            return [call for each in self.options.loads for call in self._batches(each)]
+            return [call for each in self.options.loads for call in self.prompts(each)]
         if load.kind == "prefill":
             return [[self.pair.long_prompt(load.size)]]
         prompts = [prompt[: self.options.prompt_tokens] for prompt in self.pair.prompts]
@@ -376,7 +376,7 @@ class Bench:
         target, drafter = self.pair.target, self.pair.drafter
         mode, _, coarse = setting.mode.partition(" ")
         drafts = mode == "draft"
-        calls = self._batches(setting.load)
+        calls = self.prompts(setting.load)
         longest = max(len(prompt) for prompts in calls for prompt in prompts)
         spec = {
             "target": str(peer.convert(target, dtype)),

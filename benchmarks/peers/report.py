@@ -41,7 +41,8 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
     decoding: the bytes of all weights that a token reads, times tokens/s, over the bandwidth that
     was measured before the same round; the median over rounds. ``peak_share`` is set for prefill:
     products with weights a second over those that the instruction set can do with Outrider's
-    numbers, measured before the same round.
+    numbers, measured before the same round. ``roofline_share`` is set for plain decoding of several
+    requests: the least time that both figures allow over the time taken, see ``roofline_share``.
     """
     plain = plain_outputs(bench, setting.peer, setting)
     ours = plain_outputs(bench, OWN, setting)
@@ -71,6 +72,7 @@ def run_figures(bench: Bench, setting: Setting, trials: list[Trial]) -> dict[str
         "identical_to_outrider": all(p is None for p in parted) if parted else None,
         "memory_share": memory_share(bench, setting, speeds),
         "peak_share": peak_share(bench, setting, speeds),
+        "roofline_share": roofline_share(bench, setting, trials),
         "first_difference": min((p for p in parted if p is not None), default=None),
     }
 
@@ -96,6 +98,28 @@ def peak_share(bench: Bench, setting: Setting, speeds: Sequence[float]) -> float
     shares = [
         products * v / tokens / peak for v, peak in zip(speeds, measured, strict=False) if peak
     ]
+    return median(shares) if shares else None
+
+
+def roofline_share(bench: Bench, setting: Setting, trials: Sequence[Trial]) -> float | None:
+    """Return the share of the roofline that plain decoding of several requests reaches, or None.
+
+    Prompts take the time of their products at the measured peak. Each further token of the requests
+    is a step, which takes the time of its products or of reading the weights, whichever is longer.
+    """
+    bits, load = bench.bits[setting.peer, setting.dtype], setting.load
+    if bits is None or setting.k or load.kind != "batch":
+        return None
+    target, (prompts,) = bench.pair.target, bench.prompts(load)
+    reading = sum(products_of_prompt(target, len(prompt)) for prompt in prompts)
+    step, size = len(prompts) * products_of_prompt(target, 1), weights_read(target) * bits / 8
+    shares = []
+    measured = (bench.bandwidth[setting.dtype, load], bench.peaks[setting.dtype, load])
+    for trial, bandwidth, peak in zip(trials, *measured, strict=False):
+        if bandwidth is not None and peak is not None:
+            steps = max(map(len, trial.outputs)) - 1
+            least = reading / peak + steps * max(step / peak, size / bandwidth)
+            shares.append(least / sum(answer.seconds for answer in trial.answers))
     return median(shares) if shares else None
 
 

@@ -19,7 +19,7 @@ from benchmarks import install
 from benchmarks.__main__ import application
 from benchmarks.peers import known, measure, pairs
 from benchmarks.peers.known import OWN, Peer
-from benchmarks.peers.markdown import markdown
+from benchmarks.peers.markdown import brief, markdown
 from benchmarks.peers.measure import Bench, Options, first_difference
 from benchmarks.peers.pairs import Pair, Recipe
 from benchmarks.peers.report import report
@@ -146,16 +146,19 @@ def test_each_side_runs_at_its_best_and_ratios_are_exact(
 def test_a_report_in_markdown(fake: Callable[..., Peer], pair: Pair) -> None:
     bench = Bench(pair, [fake(OWN, speed=30.0), fake("other", speed=20.0)], OPTIONS)
     bench.run()
-    lines = list(markdown(json.loads(json.dumps(report([bench])))))
+    written = json.loads(json.dumps(report([bench])))
+    lines = list(markdown(written))
     assert lines[0].startswith("made-up · 9 tokens, T = 0")
     bar = "| float32 | decode | other | 1.50* [1.50 1.50] | 1.50* [1.50 1.50] | draft / draft |"
     assert bar in lines
     own = (
-        "| float32 | decode | outrider 1.0 | plain |  | 2 | 60 [60 60] | 72% |  | 14 | 500 | 0 | "
-        "32.00 | yes | yes |"
+        "| float32 | decode | outrider 1.0 | plain |  | 2 | 60 [60 60] | 72% |  |  | 14 | "
+        "500 | 0 | 32.00 | yes | yes |"
     )
     assert any(line.startswith(own) for line in lines)
-    assert all(line.count("|") in (0, 7, 17) for line in lines)
+    assert all(line.count("|") in (0, 7, 18) for line in lines)
+    fastest = "1.50 [1.50 1.50] other"
+    assert list(brief(written)) == [["made-up", "float32", "decode", fastest, fastest, "60", "72%"]]
 
 
 def test_the_bar_is_the_fastest_peer(fake: Callable[..., Peer], pair: Pair) -> None:
@@ -237,6 +240,12 @@ def test_batches_and_prefill(fake: Callable[..., Peer], pair: Pair) -> None:
     # Of 2 matrices of 3 the embedding is looked up, and the last row alone meets the head.
     shares = {r["load"]: r["peak_share"] for r in found["runs"] if r["peer"] == OWN}
     assert shares == {"decode": None, "batch 3": None, "prefill 12": pytest.approx(3 / 0.5 / 100)}
+    # The prompts' heads, and 8 steps of 3 products each for the peak, or of 12 bytes for memory.
+    shares = {r["load"]: r["roofline_share"] for r in found["runs"] if r["mode"] == "plain"}
+    least = 3 * 3 / 100 + 8 * max(3 * 3 / 100, 12 / 1000)
+    assert shares == {
+        "decode": None, "batch 3": pytest.approx(least / (0.5 + 24 / 40)), "prefill 12": None
+    }  # fmt: skip
 
 
 def test_a_peer_that_can_keeps_its_process_for_every_length(
