@@ -72,6 +72,10 @@ inline Pairs splat_pair(const bf16* p) {
     std::memcpy(&pair, p, 4);
     return {_mm512_set1_epi32(pair)};
 }
+inline F32x16 low(Pairs a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
+inline F32x16 high(Pairs a) {
+    return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(-65536)))};
+}
 #if defined(__AVX512BF16__)
 inline void store(bf16* p, F32x16 a) {
     _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v));
@@ -87,10 +91,6 @@ inline void store(bf16* p, F32x16 a) {
     __mmask16 bad = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
     up = _mm512_mask_or_epi32(up, bad, bits, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
-}
-inline F32x16 low(Pairs a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
-inline F32x16 high(Pairs a) {
-    return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(-65536)))};
 }
 inline F32x16 dot(F32x16 sum, Pairs a, Pairs b) { return fma(high(a), high(b), fma(low(a), low(b), sum)); }
 #endif
@@ -281,6 +281,14 @@ constexpr int MOST_ROWS = MAX_ROWS;
 #if defined(__AVX2__) && !defined(__AVX512F__)
 template <>
 inline constexpr int MOST_ROWS<float> = 6;
+#endif
+
+// Whether many rows and their weights are widened once, rather than for every product of two.
+template <class T>
+constexpr bool WIDENS = false;
+#if defined(__AVX2__) && !defined(__AVX512BF16__)
+template <>
+inline constexpr bool WIDENS<bf16> = true;
 #endif
 
 // For fp32 a "pair" is one number, so that kernels read alike in both.

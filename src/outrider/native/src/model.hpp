@@ -71,6 +71,7 @@ struct Scratch {
     Memory<T> normed, q, attended, gated, paired;
     Memory<std::int8_t> digits;
     Memory<Part> parts;
+    Memory<float> wide;
     std::vector<std::uint8_t> bad;
 };
 

@@ -18,6 +18,23 @@ void Multiplier<T>::multiply(const Weight<T>& weight, int first, int last, const
 template <class T>
 void Multiplier<T>::multiply(Team& team, const Weight<T>& weight, const T* x, int stride,
                              int count, const End& end) {
+    if constexpr (WIDENS<T>) {
+        const Matrix<T>& plain = weight.plain;
+        if (!plain.empty() && count > ALONE) {
+            const int apart_by = apart(plain.inputs);
+            team.share(count, 4, [&](int first, int last) {
+                for (int r = first; r < last; ++r)
+                    for (int i = 0; i < plain.inputs; i += LANES)
+                        store(wide + std::size_t(r) * apart_by + i,
+                              load(x + std::size_t(r) * stride + i));
+            });
+            team.share(weight.units(), grain(weight.units(), team.count, count),
+                       [&](int first, int last) {
+                           product_of_many(plain, first, last, wide, apart_by, count, end);
+                       });
+            return;
+        }
+    }
     const bool quantised = !weight.packed.empty(), alone = count <= DIGITS_ALONE;
     const Digits mine = alone ? own_digits(team) : digits;
     if (quantised && !alone)

@@ -1,6 +1,8 @@
 // Products of rows with a model's matrices, plain or quantised, shared by a team of workers.
 #pragma once
 
+#include <algorithm>
+
 #include "model.hpp"
 #include "pool.hpp"
 
@@ -24,6 +26,7 @@ template <class T>
 struct Multiplier {
     const Weights<T>& m;
     Digits digits;  // of all rows, or of ALONE rows of every worker
+    float* wide = nullptr;  // all rows, where they are WIDENS
 
     // Makes room for the digits of `count` rows.
     Multiplier(const Weights<T>& weights, std::size_t count) : m(weights) {
@@ -31,6 +34,13 @@ struct Multiplier {
         if (count < alone) count = alone;
         digits = {m.scratch.digits.reserve(count * 2 * m.half),
                   m.scratch.parts.reserve(count * m.blocks), m.c.coarse != 0};
+        if (WIDENS<T>) wide = m.scratch.wide.reserve(count * apart(padded(widest(m.c), IN_PAD)));
+    }
+
+    // The most inputs of a matrix.
+    static int widest(const Config& c) {
+        const int hidden = c.input == PAIRED ? 2 * c.hidden : c.hidden;
+        return std::max({hidden, c.inner, c.heads * c.head_dim, c.fused});
     }
 
     // Chunks of about an eighth of a worker's part, of whole groups of units; of many rows a
@@ -51,7 +61,8 @@ struct Multiplier {
                 digits.coarse};
     }
 
-    // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself.
+    // The product of rows of x [count, stride]. Digits of few rows every worker makes for itself;
+    // many rows are widened together, where that pays.
     void multiply(Team& team, const Weight<T>& weight, const T* x, int stride, int count,
                   const End& end);
 };

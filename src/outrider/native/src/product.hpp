@@ -29,8 +29,23 @@ struct Matrix {
     int inputs = 0;  // padded
 
     std::size_t unit_size() const { return std::size_t(inputs) * LANES; }
+    const T* at(int unit) const { return data.data() + unit * unit_size(); }
     bool empty() const { return units == 0; }
     std::size_t bytes() const { return data.bytes() + bias.bytes(); }
+};
+
+// Units of a matrix from `first` on, as a product reads them.
+template <class T>
+struct Units {
+    const T* data;
+    const float* bias;  // of all units, or null
+    int first, inputs;
+
+    Units(const Matrix<T>& m) : data(m.data.data()), bias(m.bias.data()), first(0), inputs(m.inputs) {}
+    Units(const T* data, const float* bias, int first, int inputs)
+        : data(data), bias(bias), first(first), inputs(inputs) {}
+    std::size_t unit_size() const { return std::size_t(inputs) * LANES; }
+    const T* at(int unit) const { return data + (unit - first) * unit_size(); }
 };
 
 // One unit of outputs from `count` <= 16 rows of [., in], `stride` apart.
@@ -111,7 +126,7 @@ constexpr int AHEAD = 1 << 16;
 template <class T>
 struct Streamed {
     template <class Add>
-    void operator()(const Matrix<T>& m, int side, Add add) const {
+    void operator()(const Units<T>& m, int side, Add add) const {
         const int wanted = AHEAD / side / 64 * PER_LANE<T>;
         const int ahead = wanted < m.inputs ? wanted : m.inputs;
         const std::size_t further = std::size_t(ahead) * LANES;
@@ -130,11 +145,10 @@ public:
     // While `tiles` of rows pass by `count` units from `unit` on, as many behind them are asked for.
     PassedBy(const Matrix<T>& m, int unit, int count, int tiles)
         : next_(m.inputs / PER_LANE<T>), share_((2 * LINES - 1) / tiles + 1) {
-        const T* from = m.data.data() + std::size_t(unit + count) * m.unit_size();
-        for (int c = 0; c < count; ++c) next_.add(from + c * m.unit_size());
+        for (int c = 0; c < count; ++c) next_.add(m.at(unit + count + c));
     }
-    template <class Add>
-    void operator()(const Matrix<T>& m, int, Add add) const {
+    template <class X, class Add>
+    void operator()(const Units<X>& m, int, Add add) const {
         for (int k = 0; k < m.inputs; k += IN_PAD) {
             next_(share_);
             add(k, k + IN_PAD, std::integral_constant<int, 0>());
@@ -150,14 +164,14 @@ private:
 // R rows by C units, as many of them side by side as registers hold sums. The order of a sum is
 // that of its inputs, for every R and C.
 template <class T, int R, int C, class Inputs>
-inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, int row,
+inline void block(const Units<T>& m, int unit, const T* x, std::size_t stride, int row,
                   const End& end, const Inputs& inputs) {
     constexpr int side = R * C > MAX_SUMS ? 1 : C;
     const T* x0 = x + row * stride;
     const std::size_t size = m.unit_size();
     F32x16 all[R][C];
     for (int first = 0; first < C; first += side) {
-        const T* w = m.data.data() + (unit + first) * size;
+        const T* w = m.at(unit + first);
         F32x16 sums[R][side];
         for (auto& line : sums)
             for (auto& sum : line) sum = splat(0.0f);
@@ -178,13 +192,13 @@ inline void block(const Matrix<T>& m, int unit, const T* x, std::size_t stride, 
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < side; ++c) all[r][first + c] = sums[r][c];
     }
-    for (int r = 0; r < R; ++r) finish<C>(end, m.bias.data(), row + r, unit, all[r]);
+    for (int r = 0; r < R; ++r) finish<C>(end, m.bias, row + r, unit, all[r]);
 }
 
 // Units [first, last) for R rows, as many side by side as registers hold; those of a gate go in
 // pairs.
 template <class T, int R, int C, class Inputs>
-inline void units(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int row,
+inline void units(const Units<T>& m, int first, int last, const T* x, std::size_t stride, int row,
                   const End& end, const Inputs& inputs) {
     for (; last - first >= C; first += C) block<T, R, C>(m, first, x, stride, row, end, inputs);
     if constexpr (C > 1) units<T, R, C / 2>(m, first, last, x, stride, row, end, inputs);
@@ -198,7 +212,7 @@ constexpr int width(int rows, int most) {
 
 // As `product` for `rows` <= R, up to MOST units side by side.
 template <class T, int R, int MOST, class Inputs>
-inline void tile(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int row,
+inline void tile(const Units<T>& m, int first, int last, const T* x, std::size_t stride, int row,
                  int rows, const End& end, const Inputs& inputs) {
     if (rows == R) {
         units<T, R, width(R, MOST)>(m, first, last, x, stride, row, end, inputs);
@@ -217,25 +231,49 @@ inline int near_units(std::size_t bytes) {
     return few < 2 ? 2 : few > MOST_NEAR ? MOST_NEAR : few;
 }
 
+// Units [first, last) of a matrix of bf16 as fp32, until the thread's next call: inputs and sums keep
+// their order.
+inline Units<float> widened(const Matrix<bf16>& m, int first, int last) {
+    static thread_local Memory<float> room;
+    const std::size_t count = (last - first) * m.unit_size();
+    float* to = room.reserve(count);
+    const bf16* from = m.at(first);
+    for (std::size_t i = 0; i < count; i += 2 * LANES) {
+        const Pairs both = load_pairs(from + i);
+        store(to + i, low(both));
+        store(to + i + LANES, high(both));
+    }
+    return {to, m.bias.data(), first, m.inputs};
+}
+
+// As `product`, of more rows than MOST_ROWS; those that are widened are given as fp32.
+template <class T, class X>
+void product_of_many(const Matrix<T>& m, int first, int last, const X* x, std::size_t stride,
+                     int rows, const End& end) {
+    constexpr int most = MOST_ROWS<X>;
+    const int tiles = (rows + most - 1) / most;
+    const int few = rows > MANY ? near_units(m.unit_size() * sizeof(X)) : 2;
+    for (int unit = first; unit < last; unit += few) {
+        const int stop = unit + few < last ? unit + few : last;
+        const PassedBy<T> inputs(m, unit, few, tiles);
+        const Units<X> near = [&]() -> Units<X> {
+            if constexpr (sizeof(X) == sizeof(T)) return m;
+            else return widened(m, unit, stop);
+        }();
+        for (int i = 0; i < tiles; ++i) {
+            const int row = int(long(rows) * i / tiles), next = int(long(rows) * (i + 1) / tiles);
+            tile<X, most, 2>(near, unit, stop, x, stride, row, next - row, end, inputs);
+        }
+    }
+}
+
 // y[row, outputs of units first..last) for all rows; x [rows, stride], zero behind its inputs.
 template <class T>
 void product(const Matrix<T>& m, int first, int last, const T* x, std::size_t stride, int rows,
              const End& end) {
     constexpr int most = MOST_ROWS<T>;
-    if (rows <= most) {
-        tile<T, most, 8>(m, first, last, x, stride, 0, rows, end, Streamed<T>());
-        return;
-    }
-    const int tiles = (rows + most - 1) / most;
-    const int few = rows > MANY ? near_units(m.unit_size() * sizeof(T)) : 2;
-    for (int unit = first; unit < last; unit += few) {
-        const int stop = unit + few < last ? unit + few : last;
-        const PassedBy<T> inputs(m, unit, few, tiles);
-        for (int i = 0; i < tiles; ++i) {
-            const int row = int(long(rows) * i / tiles), next = int(long(rows) * (i + 1) / tiles);
-            tile<T, most, 2>(m, unit, stop, x, stride, row, next - row, end, inputs);
-        }
-    }
+    if (rows > most) return product_of_many(m, first, last, x, stride, rows, end);
+    tile<T, most, 8>(Units<T>(m), first, last, x, stride, 0, rows, end, Streamed<T>());
 }
 
 }  // namespace outrider
