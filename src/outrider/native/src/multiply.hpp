@@ -43,9 +43,13 @@ struct Multiplier {
         return std::max({hidden, c.inner, c.heads * c.head_dim, c.fused});
     }
 
-    // Chunks of about an eighth of a worker's part, of whole groups of units; of many rows a
-    // quarter, so that the rows are not read for too few of them.
+    // Chunks of about an eighth of a worker's part, of whole groups of units. Beside more rows the
+    // least that is a group, as a worker that ends first waits for another's chunk; tiles take a
+    // quarter beside many, so that the rows are not read for too few units.
     static int grain(int units, int workers, int rows) {
+#if !defined(__AMX_BF16__)
+        if (rows > ALONE) return 4;
+#endif
         const int wanted = units / ((rows > MANY ? 4 : 8) * workers) / 4 * 4;
         return wanted < 4 ? 4 : wanted > 64 ? 64 : wanted;
     }
