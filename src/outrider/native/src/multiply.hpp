@@ -43,9 +43,9 @@ struct Multiplier {
         return std::max({hidden, c.inner, c.heads * c.head_dim, c.fused});
     }
 
-    // Chunks of about an eighth of a worker's part, of whole groups of units. Beside more rows the
-    // least that is a group, as a worker that ends first waits for another's chunk; tiles take a
-    // quarter beside many, so that the rows are not read for too few units.
+    // Units of a chunk, whole groups of 4: about an eighth of a worker's part. Beside more than
+    // ALONE rows one group, since a worker that ends first waits for another's chunk; tiles take a
+    // quarter beside MANY, so that the rows are not read for too few units.
     static int grain(int units, int workers, int rows) {
 #if !defined(__AMX_BF16__)
         if (rows > ALONE) return 4;

@@ -255,7 +255,7 @@ void product_of_many(const Matrix<T>& m, int first, int last, const X* x, std::s
     const int few = rows > MANY ? near_units(m.unit_size() * sizeof(X)) : 2;
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
-        const PassedBy<T> inputs(m, unit, few, tiles);
+        const PassedBy<T> inputs(m, unit, stop - unit, tiles);
         const Units<X> near = [&]() -> Units<X> {
             if constexpr (sizeof(X) == sizeof(T)) return m;
             else return widened(m, unit, stop);
