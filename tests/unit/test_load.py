@@ -22,7 +22,7 @@ from benchmarks.stub import serve as serve_stub
 from outrider.bench.load import measure, paired
 from outrider.bench.load.arrivals import Closed, Open, Trace, check, load_trace
 from outrider.bench.load.datasets import load_prompts
-from outrider.bench.load.drive import Load
+from outrider.bench.load.drive import Driver, Limits, Load, warm_up
 from outrider.bench.load.figures import LATENCIES, figures, parse_slos, percentile
 from outrider.bench.load.measure import Options, report_of
 from outrider.bench.load.page import page
@@ -458,3 +458,21 @@ def test_bad_options_are_refused() -> None:
     for text in ("ttft", "ttft:x", "speed:3", "ttft:-1", "ttft:nan"):
         with pytest.raises(ConfigError, match="milliseconds"):
             parse_slos([text])
+
+
+def test_an_interrupt_ends_the_warm_up_and_what_would_follow() -> None:
+    class Endless:
+        async def send(self, body: bytes) -> Answer:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    async def interrupted() -> None:
+        client: Any = Endless()
+        driver = Driver(client, [b""], Limits(1), lambda *_: None)
+        warming = asyncio.create_task(warm_up(driver, 1, 1))
+        await asyncio.sleep(0.01)
+        warming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await warming
+
+    asyncio.run(interrupted())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -143,10 +142,13 @@ class Driver:
 
 
 async def warm_up(driver: Driver, requests: int, concurrency: int) -> None:
-    """Send unmeasured requests."""
+    """Send unmeasured requests.
+
+    Raises:
+        CancelledError: Ctrl-C ended them, so that there is nothing to measure.
+    """
     if requests:
         limits = Limits(requests, None, None, driver.limits.timeout)
-        with suppress(asyncio.CancelledError):
-            await Driver(driver.client, driver.requests, limits, lambda *_: None).run(
-                Closed(concurrency), 0
-            )
+        unmeasured = Driver(driver.client, driver.requests, limits, lambda *_: None)
+        if (await unmeasured.run(Closed(concurrency), 0)).interrupted:
+            raise asyncio.CancelledError

@@ -218,7 +218,12 @@ async def _measure(options: Options, progress: Progress) -> list[dict[str, Any]]
         await server.open()
         runs: list[dict[str, Any]] = []
         for shape in options.shapes:
-            runs.append(await server.run(shape, progress))
+            try:
+                runs.append(await server.run(shape, progress))
+            except asyncio.CancelledError:  # before the load itself; those before it are reported
+                if not runs:
+                    raise
+                runs[-1]["interrupted"] = True
             if runs[-1]["interrupted"]:
                 break
         return runs
