@@ -31,29 +31,51 @@ struct Chunk {
     const T *keys[CHUNK_BLOCKS], *values[CHUNK_BLOCKS];
 };
 
-// scores[r, 16 lanes] = q[r] . keys of a block, for R queries.
-template <class T, int R>
-inline void score_some(float* scores, const T* keys, const T* q, int width) {
-    F32x16 sums[R];
-    for (F32x16& sum : sums) sum = splat(0.0f);
+// scores[r, 16 lanes of B blocks] = q[r] . keys of the blocks, for R queries.
+template <class T, int R, int B>
+inline void score_some(float* scores, const T* const* keys, const T* q, int width) {
+    F32x16 sums[R][B];
+    for (auto& line : sums)
+        for (F32x16& sum : line) sum = splat(0.0f);
     constexpr int pair = PER_LANE<T>;
     for (int d = 0; d < width; d += pair) {
-        const auto k = load_pairs(keys + d * BLOCK);
-        for (int r = 0; r < R; ++r)
-            sums[r] = dot(sums[r], k, splat_pair(q + std::size_t(r) * MAX_HEAD_DIM + d));
+        decltype(load_pairs(q)) k[B];
+        for (int b = 0; b < B; ++b) k[b] = load_pairs(keys[b] + d * BLOCK);
+        for (int r = 0; r < R; ++r) {
+            const auto value = splat_pair(q + std::size_t(r) * MAX_HEAD_DIM + d);
+            for (int b = 0; b < B; ++b) sums[r][b] = dot(sums[r][b], k[b], value);
+        }
     }
-    for (int r = 0; r < R; ++r) store(scores + std::size_t(r) * CHUNK, sums[r]);
+    for (int r = 0; r < R; ++r)
+        for (int b = 0; b < B; ++b) store(scores + std::size_t(r) * CHUNK + b * BLOCK, sums[r][b]);
 }
 
+template <class T, int R, int B>
+inline void score_blocks(float* scores, const T* const* keys, int blocks, const T* q, int width) {
+    for (; blocks >= B; blocks -= B) {
+        score_some<T, R, B>(scores, keys, q, width);
+        scores += B * BLOCK;
+        keys += B;
+    }
+    if constexpr (B > 1) {
+        if (blocks) score_blocks<T, R, B / 2>(scores, keys, blocks, q, width);
+    }
+}
+
+constexpr int SCORED = 4;  // blocks side by side, at most
+
+// Sums wait for themselves: few queries take several blocks at a time.
 template <class T, int R = MAX_ROWS>
-inline void score(float* scores, const T* keys, const T* q, int width, int count) {
-    for (; count >= R; count -= R) {
-        score_some<T, R>(scores, keys, q, width);
+inline void score(float* scores, const T* const* keys, int blocks, const T* q, int width,
+                  int queries) {
+    constexpr int most = MAX_ROWS / R, side = most < SCORED ? most : SCORED;
+    for (; queries >= R; queries -= R) {
+        score_blocks<T, R, side>(scores, keys, blocks, q, width);
         scores += std::size_t(R) * CHUNK;
         q += std::size_t(R) * MAX_HEAD_DIM;
     }
     if constexpr (R > 1) {
-        if (count) score<T, R / 2>(scores, keys, q, width, count);
+        if (queries) score<T, R / 2>(scores, keys, blocks, q, width, queries);
     }
 }
 
@@ -102,9 +124,11 @@ struct Products {
     template <class Ask>
     static void scores(Bench<T>& b, int first, int last, const Chunk<T>& chunk, int from, int to,
                        int width, Ask& ask, int share) {
-        for (int i = from; i < to; ++i) {
-            ask(share);
-            score(b.scores[first] + i * BLOCK, chunk.keys[i], b.q[first], width, last - first);
+        for (int i = from; i < to; i += SCORED) {
+            const int count = to - i < SCORED ? to - i : SCORED;
+            ask(count * share);
+            score(b.scores[first] + i * BLOCK, chunk.keys + i, count, b.q[first], width,
+                  last - first);
         }
     }
     static void done(Bench<T>&) {}

@@ -144,20 +144,29 @@ struct Forward : Work, Multiplier<T> {
         }
     }
 
+    // A head's numbers up to head_pad, zeros behind its last: in place, or in `room`.
+    const float* whole(const float* head, float* room) const {
+        if (c.head_dim == head_pad) return head;
+        std::memcpy(room, head, c.head_dim * sizeof(float));
+        std::memset(room + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
+        return room;
+    }
+
     // Writes one head, normalised and turned, as T; lines of 16 may reach into the next half.
     void turn(T* to, const float* from, const float* norm, const float* cos, const float* sin) {
-        alignas(64) float head[MAX_HEAD_DIM + LANES], out[MAX_HEAD_DIM + LANES];
+        alignas(64) float room[MAX_HEAD_DIM + LANES];
         const int half = c.head_dim / 2;
-        std::memcpy(head, from, c.head_dim * sizeof(float));
-        std::memset(head + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
-        if (norm) rms_norm(head, head, norm, c.head_dim, head_pad, c.norm_eps);
+        const float* head = whole(from, room);
+        if (norm) {
+            rms_norm(room, head, norm, c.head_dim, head_pad, c.norm_eps);
+            head = room;
+        }
+        const float* other = head + half;
         for (int i = 0; i < half; i += LANES)
-            store(out + i, load(head + i) * load(cos + i) - load(head + half + i) * load(sin + i));
+            store(to + i, load(head + i) * load(cos + i) - load(other + i) * load(sin + i));
         for (int i = 0; i < half; i += LANES)
-            store(out + half + i,
-                  load(head + half + i) * load(cos + i) + load(head + i) * load(sin + i));
-        std::memset(out + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
-        for (int i = 0; i < head_pad; i += LANES) store(to + i, load(out + i));
+            store(to + half + i, load(other + i) * load(cos + i) + load(head + i) * load(sin + i));
+        std::fill(to + c.head_dim, to + head_pad, T());
     }
 
     Cache<T> cache(int layer) const { return cache_of<T>(store_, layer); }
@@ -165,9 +174,8 @@ struct Forward : Work, Multiplier<T> {
     // Writes a value as T. One that is no number would reach even those who give it no weight: it
     // is noted instead.
     void put_value(T* to, const float* from, int row) {
-        alignas(64) float value[MAX_HEAD_DIM];
-        std::memcpy(value, from, c.head_dim * sizeof(float));
-        std::memset(value + c.head_dim, 0, (head_pad - c.head_dim) * sizeof(float));
+        alignas(64) float room[MAX_HEAD_DIM];
+        const float* value = whole(from, room);
         F32x16 zero = splat(0.0f);  // stays so unless an element is no number
         for (int i = 0; i < head_pad; i += LANES) {
             store(to + i, load(value + i));
