@@ -224,10 +224,9 @@ void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int
     const int few = near_units(m.unit_size());
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
-        for (int row = 0; row < rows; row += DIGIT_ROWS) {
-            const int count = rows - row < DIGIT_ROWS ? rows - row : DIGIT_ROWS;
+        each_tile(rows, DIGIT_ROWS, [&](int row, int count) {
             digit_tile<BITS, Sum, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
-        }
+        });
     }
 }
 
