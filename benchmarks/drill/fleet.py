@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -25,7 +25,11 @@ from ..served import Served
 HERE = Path(__file__).parent
 BINARIES = {"haproxy": "haproxy", "prometheus": "prometheus"}
 """By name: the package of Debian's that brings it."""
-PORTS = ("engine", "standby", "api", "proxy_metrics", "guard", "exporter")
+PORTS = {
+    **dict.fromkeys(("engine", "standby", "api", "proxy_metrics", "guard", "exporter"), 0),
+    "prometheus": 9090,
+}
+"""By name: the port that is taken if it is free, 0 for any."""
 WAIT_SECONDS = 120.0
 DRAFT_LENGTH = 4
 
@@ -54,14 +58,18 @@ def find(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
 
 
-def free_port(wanted: int = 0) -> int:
-    """Return a port that nobody listens on, the wanted one if it is free."""
-    with socket.socket() as one:
-        try:
-            one.bind(("127.0.0.1", wanted))
-        except OSError:
-            one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+def free_ports(wanted: Mapping[str, int]) -> dict[str, int]:
+    """Return ports that nobody listens on, by name: the wanted ones where these are free."""
+    found: dict[str, int] = {}
+    with ExitStack() as held:  # until all are found, so that no two are the same
+        for name, port in wanted.items():
+            one = held.enter_context(socket.socket())
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                one.bind(("127.0.0.1", 0))
+            found[name] = int(one.getsockname()[1])
+    return found
 
 
 def until(true: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> float:
@@ -97,8 +105,7 @@ class Fleet(AbstractContextManager["Fleet", None]):
             "folder": folder / "guard", "socket": folder / "haproxy.sock",
             "interval": pace.interval, "window": pace.window, "wait": pace.window * 1.5,
             "scrape": f"{pace.scrape:g}s", "slow": 5.0, "good": 3.0,
-            **{name: free_port() for name in PORTS},
-            "prometheus": free_port(9090),
+            **free_ports(PORTS),
         }  # fmt: skip
 
     def __enter__(self) -> Fleet:

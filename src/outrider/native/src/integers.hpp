@@ -69,6 +69,12 @@ struct Codes<4> {
         second = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
     }
 };
+// The codes of four inputs, as bytes.
+struct ByteFour {
+    __m512i v;
+    ByteFour(const Codes<8>& codes, int) : v(codes.first) {}
+    ByteFour(const Codes<4>& codes, int p) : v(p ? codes.second : codes.first) {}
+};
 
 #elif defined(__AVX2__)
 
@@ -173,7 +179,8 @@ inline std::int32_t highest(Ints a) {
 // beside codes of 4 are bytes on every set but the portable one: `bytes` says so.
 //
 // Sums take the codes and digits of INPUTS after INPUTS; what is kept in less than 32 bits
-// meanwhile is taken up by `settle`.
+// meanwhile is taken up by `settle`. They want the codes of four inputs, unpacked once for all rows:
+// Four(codes, p), p = 1 for those in the high nibbles.
 constexpr int INPUTS = 32;
 
 #if defined(__AVX512VNNI__)
@@ -184,22 +191,16 @@ constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
 
 // Sums over a block: 256 * high + low.
 struct Sums {
+    using Four = ByteFour;
     static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2;
     __m512i high, low;
     Sums() : high(_mm512_setzero_si512()), low(_mm512_setzero_si512()) {}
     Sums(Ints zeros, const Part& part)
         : high(_mm512_setzero_si512()),
           low(_mm512_dpwssd_epi32(high, zeros.v, repeated(&part.low))) {}
-    void add_four(__m512i codes, const std::int8_t* digits, int half) {
-        high = _mm512_dpbusd_epi32(high, codes, repeated(digits));
-        low = _mm512_dpbusd_epi32(low, codes, repeated(digits + half));
-    }
-    void add(Codes<8> codes, const std::int8_t* row, int half, int at) {
-        add_four(codes.first, row + at, half);
-    }
-    void add(Codes<4> codes, const std::int8_t* row, int half, int at) {
-        add_four(codes.first, row + at, half);
-        add_four(codes.second, row + at + 4, half);
+    void add(Four codes, const std::int8_t* row, int half, int at) {
+        high = _mm512_dpbusd_epi32(high, codes.v, repeated(row + at));
+        low = _mm512_dpbusd_epi32(low, codes.v, repeated(row + half + at));
     }
     void settle() {}
     Ints all() const { return {_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)}; }
@@ -207,19 +208,13 @@ struct Sums {
 
 // The same of digits of 8 bits.
 struct ShortSums {
+    using Four = ByteFour;
     static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1;
     __m512i low;
     ShortSums() : low(_mm512_setzero_si512()) {}
     ShortSums(Ints zeros, const Part& part) : low(Sums(zeros, part).low) {}
-    void add_four(__m512i codes, const std::int8_t* digits) {
-        low = _mm512_dpbusd_epi32(low, codes, repeated(digits));
-    }
-    void add(Codes<8> codes, const std::int8_t* row, int half, int at) {
-        add_four(codes.first, row + half + at);
-    }
-    void add(Codes<4> codes, const std::int8_t* row, int half, int at) {
-        add_four(codes.first, row + half + at);
-        add_four(codes.second, row + half + at + 4);
+    void add(Four codes, const std::int8_t* row, int half, int at) {
+        low = _mm512_dpbusd_epi32(low, codes.v, repeated(row + half + at));
     }
     void settle() {}
     Ints all() const { return {low}; }
@@ -240,6 +235,16 @@ constexpr bool BYTES = true;
 
 #if defined(__AVX512F__)
 constexpr int MOST_SUMS = 16, INTS = 1;  // INTS: registers of an Ints
+// The same as words: of the first and the third input, of the second and the fourth.
+struct WordFour {
+    __m512i odd, even;
+    template <int BITS>
+    WordFour(const Codes<BITS>& codes, int p) {
+        const __m512i bytes = ByteFour(codes, p).v;
+        odd = _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+        even = _mm512_srli_epi16(bytes, 8);
+    }
+};
 inline void add_pairs(Ints& sum, __m512i codes, __m512i digits) {
     sum.v = _mm512_add_epi32(sum.v, _mm512_madd_epi16(codes, digits));
 }
@@ -249,9 +254,8 @@ inline __m256i narrowed(Ints digits) { return _mm512_cvtepi32_epi16(digits.v); }
 struct Bytes {
     __m512i v;
     Bytes() : v(_mm512_setzero_si512()) {}
-    void add(const Codes<4>& c, Ints first, Ints second) {
-        v = _mm512_add_epi16(v, _mm512_maddubs_epi16(c.first, first.v));
-        v = _mm512_add_epi16(v, _mm512_maddubs_epi16(c.second, second.v));
+    void add(ByteFour codes, Ints digits) {
+        v = _mm512_add_epi16(v, _mm512_maddubs_epi16(codes.v, digits.v));
     }
     Ints all() const { return {_mm512_madd_epi16(v, _mm512_set1_epi16(1))}; }
 };
@@ -268,6 +272,31 @@ struct Codes {
         : a(_mm256_loadu_si256((const __m256i*)p)),
           b(_mm256_loadu_si256((const __m256i*)(p + 32))) {}
 };
+// The codes of four inputs, as bytes.
+struct ByteFour {
+    __m256i a, b;
+    ByteFour(const Codes<4>& codes, int p) {
+        const __m256i mask = _mm256_set1_epi8(15);
+        a = _mm256_and_si256(_mm256_srli_epi16(codes.a, 4 * p), mask);
+        b = _mm256_and_si256(_mm256_srli_epi16(codes.b, 4 * p), mask);
+    }
+};
+// The same as words: of the first and the third input, of the second and the fourth.
+struct WordFour {
+    __m256i odd_a, odd_b, even_a, even_b;
+    template <int BITS>
+    WordFour(const Codes<BITS>& codes, int p) {
+        const __m256i mask = _mm256_set1_epi16((1 << BITS) - 1);
+        auto word = [&](__m256i x, int shift) {
+            const __m256i moved = _mm256_srli_epi16(x, shift);
+            return shift + BITS < 16 ? _mm256_and_si256(moved, mask) : moved;
+        };
+        odd_a = word(codes.a, 4 * p);
+        odd_b = word(codes.b, 4 * p);
+        even_a = word(codes.a, 4 * p + 8);
+        even_b = word(codes.b, 4 * p + 8);
+    }
+};
 inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
     sum.a = _mm256_add_epi32(sum.a, _mm256_madd_epi16(a, digits.a));
     sum.b = _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, digits.b));
@@ -280,16 +309,9 @@ inline __m256i narrowed(Ints digits) {
 struct Bytes {
     __m256i a, b;
     Bytes() : a(_mm256_setzero_si256()), b(_mm256_setzero_si256()) {}
-    void add(const Codes<4>& c, Ints first, Ints second) {
-        const __m256i mask = _mm256_set1_epi8(15);
-        auto part = [&](int shift, Ints digits) {
-            const __m256i x = _mm256_and_si256(_mm256_srli_epi16(c.a, shift), mask);
-            const __m256i y = _mm256_and_si256(_mm256_srli_epi16(c.b, shift), mask);
-            a = _mm256_add_epi16(a, _mm256_maddubs_epi16(x, digits.a));
-            b = _mm256_add_epi16(b, _mm256_maddubs_epi16(y, digits.b));
-        };
-        part(0, first);
-        part(4, second);
+    void add(const ByteFour& codes, Ints digits) {
+        a = _mm256_add_epi16(a, _mm256_maddubs_epi16(codes.a, digits.a));
+        b = _mm256_add_epi16(b, _mm256_maddubs_epi16(codes.b, digits.b));
         pin(a, b);
     }
     Ints all() const {
@@ -301,44 +323,23 @@ inline Ints four_of(const void* p) { return repeated(p); }
 #endif
 
 struct Sums {
+    using Four = WordFour;
     static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = INTS;
     Ints sum;
     Sums() : sum(ints(0)) {}
 #if defined(__AVX512F__)
     Sums(Ints zeros, const Part& part) : sum{_mm512_madd_epi16(zeros.v, repeated(&part.low))} {}
-    void add_four(__m512i codes, const std::int8_t* digits) {
-        add_pairs(sum, _mm512_and_si512(codes, _mm512_set1_epi16(255)), repeated(digits));
-        add_pairs(sum, _mm512_srli_epi16(codes, 8), repeated(digits + 4));
-    }
-    void add(Codes<8> codes, const std::int8_t* row, int, int at) {
-        add_four(codes.first, row + 2 * at);
-    }
-    void add(Codes<4> codes, const std::int8_t* row, int, int at) {
-        add_four(codes.first, row + 2 * at);
-        add_four(codes.second, row + 2 * at + 8);
+    void add(const Four& codes, const std::int8_t* row, int, int at) {
+        add_pairs(sum, codes.odd, repeated(row + 2 * at));
+        add_pairs(sum, codes.even, repeated(row + 2 * at + 4));
     }
 #else
     Sums(Ints zeros, const Part& part) : sum(ints(0)) {
         add_pairs(sum, zeros.a, zeros.b, repeated(&part.low));
     }
-    void add(Codes<8> c, const std::int8_t* row, int, int at) {
-        const __m256i mask = _mm256_set1_epi16(255);
-        add_pairs(sum, _mm256_and_si256(c.a, mask), _mm256_and_si256(c.b, mask),
-                  repeated(row + 2 * at));
-        add_pairs(sum, _mm256_srli_epi16(c.a, 8), _mm256_srli_epi16(c.b, 8),
-                  repeated(row + 2 * at + 4));
-        pin(sum.a, sum.b);
-    }
-    void add(Codes<4> c, const std::int8_t* row, int, int at) {
-        const __m256i mask = _mm256_set1_epi16(15);
-        auto part = [&](int shift, const std::int8_t* digits) {
-            add_pairs(sum, _mm256_and_si256(_mm256_srli_epi16(c.a, shift), mask),
-                      _mm256_and_si256(_mm256_srli_epi16(c.b, shift), mask), repeated(digits));
-        };
-        part(0, row + 2 * at);
-        part(8, row + 2 * at + 4);
-        part(4, row + 2 * at + 8);
-        part(12, row + 2 * at + 12);
+    void add(const Four& codes, const std::int8_t* row, int, int at) {
+        add_pairs(sum, codes.odd_a, codes.odd_b, repeated(row + 2 * at));
+        add_pairs(sum, codes.even_a, codes.even_b, repeated(row + 2 * at + 4));
         pin(sum.a, sum.b);
     }
 #endif
@@ -347,13 +348,14 @@ struct Sums {
 };
 
 struct ByteSums {
+    using Four = ByteFour;
     static constexpr int DIGIT = 1, REGISTERS = 2 * Sums::REGISTERS;
     Sums sums;
     Bytes bytes;
     ByteSums() = default;
     ByteSums(Ints zeros, const Part& part) : sums(zeros, part) {}
-    void add(const Codes<4>& codes, const std::int8_t* row, int, int at) {
-        bytes.add(codes, four_of(row + at), four_of(row + at + 4));
+    void add(const Four& codes, const std::int8_t* row, int, int at) {
+        bytes.add(codes, four_of(row + at));
     }
     void settle() {
         sums.sum = sums.sum + bytes.all();
@@ -386,27 +388,29 @@ struct Codes {
     std::uint8_t bytes[64];
     explicit Codes(const std::uint8_t* p) { std::memcpy(bytes, p, 64); }
 };
+// The codes of four inputs, where they stand.
+struct AnyFour {
+    const std::uint8_t* bytes;
+    int shift, mask;
+    template <int BITS>
+    AnyFour(const Codes<BITS>& codes, int p)
+        : bytes(codes.bytes), shift(4 * p), mask((1 << BITS) - 1) {}
+};
 
 struct Sums {
+    using Four = AnyFour;
     static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1;
     Ints sum;
     Sums() : sum(ints(0)) {}
     Sums(Ints zeros, const Part& part)
         : sum(each_int([&](int i) { return (zeros.v[i] & 255) * (part.low + 128 * part.high); })) {}
-    void add_four(const std::uint8_t* codes, int shift, int mask, const std::int8_t* digits) {
+    void add(const Four& codes, const std::int8_t* row, int, int at) {
         std::int16_t d[4];
-        std::memcpy(d, digits, 8);
+        std::memcpy(d, row + 2 * at, 8);
         for (int i = 0; i < LANES; ++i) {
-            auto code = [&](int j) { return codes[4 * i + j] >> shift & mask; };
+            auto code = [&](int j) { return codes.bytes[4 * i + j] >> codes.shift & codes.mask; };
             sum.v[i] += code(0) * d[0] + code(2) * d[1] + code(1) * d[2] + code(3) * d[3];
         }
-    }
-    void add(const Codes<8>& codes, const std::int8_t* row, int, int at) {
-        add_four(codes.bytes, 0, 255, row + 2 * at);
-    }
-    void add(const Codes<4>& codes, const std::int8_t* row, int, int at) {
-        add_four(codes.bytes, 0, 15, row + 2 * at);
-        add_four(codes.bytes, 4, 15, row + 2 * at + 8);
     }
     void settle() {}
     Ints all() const { return sum; }

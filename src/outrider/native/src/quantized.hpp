@@ -167,10 +167,14 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
                     for (int c = 0; c < side; ++c) __builtin_prefetch(from + c * size + further, 0, 2);
                     const Codes<BITS> codes[2] = {Codes<BITS>(from),
                                                   Codes<BITS>(from + (side - 1) * size)};
-                    for (int r = 0; r < R; ++r)
-                        for (int c = 0; c < side; ++c)
-                            all[i % each][c][r].add(codes[c], line + std::size_t(r) * 2 * half, half,
-                                                    k + i * step);
+#pragma GCC unroll 2
+                    for (int p = 0; p < step / 4; ++p) {
+                        const typename Sum::Four fours[2] = {{codes[0], p}, {codes[1], p}};
+                        for (int r = 0; r < R; ++r)
+                            for (int c = 0; c < side; ++c)
+                                all[i % each][c][r].add(fours[c], line + std::size_t(r) * 2 * half,
+                                                        half, k + i * step + 4 * p);
+                    }
                 }
                 for (auto& some : all)
                     for (auto& column : some)
