@@ -26,9 +26,9 @@ HERE = Path(__file__).parent
 BINARIES = {"haproxy": "haproxy", "prometheus": "prometheus"}
 """By name: the package of Debian's that brings it."""
 PORTS = {
-    **dict.fromkeys(("engine", "standby", "api", "proxy_metrics", "guard", "exporter"), 0),
+    "engine": 0, "standby": 0, "api": 0, "proxy_metrics": 0, "guard": 0, "exporter": 0,
     "prometheus": 9090,
-}
+}  # fmt: skip
 """By name: the port that is taken if it is free, 0 for any."""
 WAIT_SECONDS = 120.0
 DRAFT_LENGTH = 4

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.drill.fleet import free_ports
 from outrider.server.options import BY_NAME, OPTIONS, resolve
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -58,12 +59,6 @@ class Stub:
     def end(self) -> None:
         self.http.shutdown()
         self.http.server_close()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Proxy:
@@ -302,11 +297,11 @@ def test_an_upgrade_loses_nothing_and_a_death_only_what_it_ran(
         while not ended.is_set():
             outcomes.append(ask())
 
-    ports = [free_port(), free_port()]
+    ports = free_ports(dict.fromkeys(TRACKS, 0))
     outcomes: list[str] = []
     ended = threading.Event()
-    with track(tiny_drafter, ports[0]) as old, track("none", ports[1]):
-        proxy = Proxy(tmp_path, dict(zip(TRACKS, ports, strict=True)))
+    with track(tiny_drafter, ports["speculative"]) as old, track("none", ports["plain"]):
+        proxy = Proxy(tmp_path, ports)
         clients = [threading.Thread(target=load) for _ in range(4)]
         for client in clients:
             client.start()
@@ -316,7 +311,7 @@ def test_an_upgrade_loses_nothing_and_a_death_only_what_it_ran(
             assert proxy.command("set server engines/speculative state drain") == ""
             until(lambda: metric(old.url, "vllm:num_requests_running") == 0)
             assert old.stop() == 0
-            with track(tiny_drafter, ports[0]) as new:
+            with track(tiny_drafter, ports["speculative"]) as new:
                 until(lambda: page(new.url, "/ready")[0] == 200)
                 assert proxy.command("set server engines/speculative state ready") == ""
                 until(lambda: metric(new.url, "vllm:request_success_total") > 10)

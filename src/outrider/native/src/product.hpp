@@ -231,10 +231,12 @@ inline int near_units(std::size_t bytes) {
     return few < 2 ? 2 : few > MOST_NEAR ? MOST_NEAR : few;
 }
 
-// body(row, count) for `rows` rows in as few tiles of at most `most` as there can be, of equal size.
+// The fewest tiles of at most `most` rows.
+constexpr int tiles_of(int rows, int most) { return (rows + most - 1) / most; }
+
+// body(row, count) for `rows` rows in `tiles` tiles of equal size.
 template <class Body>
-inline void each_tile(int rows, int most, Body body) {
-    const int tiles = (rows + most - 1) / most;
+inline void each_tile(int rows, int tiles, Body body) {
     for (int i = 0; i < tiles; ++i) {
         const int row = int(long(rows) * i / tiles);
         body(row, int(long(rows) * (i + 1) / tiles) - row);
@@ -261,15 +263,16 @@ template <class T, class X>
 void product_of_many(const Matrix<T>& m, int first, int last, const X* x, std::size_t stride,
                      int rows, const End& end) {
     constexpr int most = MOST_ROWS<X>;
+    const int tiles = tiles_of(rows, most);
     const int few = rows > MANY ? near_units(m.unit_size() * sizeof(X)) : 2;
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
-        const PassedBy<T> inputs(m, unit, stop - unit, (rows + most - 1) / most);
+        const PassedBy<T> inputs(m, unit, stop - unit, tiles);
         const Units<X> near = [&]() -> Units<X> {
             if constexpr (sizeof(X) == sizeof(T)) return m;
             else return widened(m, unit, stop);
         }();
-        each_tile(rows, most, [&](int row, int count) {
+        each_tile(rows, tiles, [&](int row, int count) {
             tile<X, most, 2>(near, unit, stop, x, stride, row, count, end, inputs);
         });
     }

@@ -225,10 +225,10 @@ void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int
                       const End& end) {
     if (rows <= DIGIT_ROWS)
         return digit_tile<BITS, Sum, DIGIT_ROWS>(m, first, last, x, 0, rows, end);
-    const int few = near_units(m.unit_size());
+    const int tiles = tiles_of(rows, DIGIT_ROWS), few = near_units(m.unit_size());
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
-        each_tile(rows, DIGIT_ROWS, [&](int row, int count) {
+        each_tile(rows, tiles, [&](int row, int count) {
             digit_tile<BITS, Sum, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
         });
     }
