@@ -27,6 +27,12 @@ struct Cache {
     }
     T* values(int page, int block, int head) const { return keys(page, block, head) + plane(); }
 
+    // Elements from `base` to the block of keys of the first head that a slot is in.
+    std::size_t place(int slot) const {
+        return slot / page_size * page_elements +
+               std::size_t(slot % page_size / BLOCK) * BLOCK * width;
+    }
+
     static constexpr int pair = PER_LANE<T>;
     static T& key_at(T* block, int lane, int d) {
         return block[std::size_t(d / pair) * BLOCK * pair + lane * pair + d % pair];

@@ -2,6 +2,8 @@
 // requests would wait for each other, and the work for them.
 #pragma once
 
+#include <cstddef>
+
 namespace outrider {
 
 // Stretches of the same length, at most MOST. They are asked for side by side: memory answers
@@ -30,6 +32,37 @@ public:
 private:
     const char* from_[MOST];
     int bytes_, count_ = 0, turn_ = 0, at_ = 0;
+};
+
+// Memory that the next work touches. From each place, in bytes behind `base`, there are `count`
+// stretches of `bytes`, a multiple of 256, whose beginnings are `apart` bytes from each other.
+class Upcoming {
+public:
+    Upcoming(const void* base, const std::size_t* first, const std::size_t* last, int count,
+             std::size_t apart, int bytes)
+        : base_(static_cast<const char*>(base)), place_(first), last_(last), count_(count),
+          apart_(apart), bytes_(bytes) {}
+    // Asks for the next `lines` (of 64 bytes), four by four.
+    void operator()(int lines) {
+        for (; lines > 0 && place_ != last_; lines -= 4) {
+            const char* from = base_ + *place_ + turn_ * apart_ + at_;
+            for (int i = 0; i < 256; i += 64) __builtin_prefetch(from + i, 0, 2);
+            if ((at_ += 256) < bytes_) continue;
+            at_ = 0;
+            if (++turn_ < count_) continue;
+            turn_ = 0;
+            ++place_;
+        }
+    }
+
+private:
+    const char* const base_;
+    const std::size_t* place_;
+    const std::size_t* const last_;
+    const int count_;
+    const std::size_t apart_;
+    const int bytes_;
+    int turn_ = 0, at_ = 0;
 };
 
 }  // namespace outrider

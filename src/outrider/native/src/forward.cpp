@@ -35,6 +35,7 @@ struct Forward : Work, Multiplier<T> {
     const int out_width = apart(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
     const Tasks tasks{rows, c.heads / c.kv_heads, c.kv_heads};
+    std::vector<std::size_t> written;  // blocks of many rows' keys: bytes behind a layer's first
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows, const Wanted& wanted,
             std::vector<int> scored)
@@ -55,6 +56,12 @@ struct Forward : Work, Multiplier<T> {
         paired = s.paired.reserve(c.input == PAIRED ? count * paired_stride : 0);
         s.bad.assign(n, 0);
         bad = s.bad.data();
+        // Beside few rows memory is busy with weights.
+        if (n <= MOST_ROWS<T>) return;
+        for (const Row& row : rows.rows) {
+            const std::size_t place = cache(0).place(row.slot) * sizeof(T);
+            if (written.empty() || written.back() != place) written.push_back(place);
+        }
     }
 
     int phases() const {
@@ -206,6 +213,17 @@ struct Forward : Work, Multiplier<T> {
         }
     }
 
+    // A worker's part of the blocks that new keys and values are written to: each of them touches lines
+    // all over its block.
+    Upcoming upcoming(const Team& team, int number) const {
+        const Cache<T> to = cache(number);
+        const std::size_t* all = written.data();
+        const std::size_t count = written.size();
+        return {to.base, all + count * team.index / team.count,
+                all + count * (team.index + 1) / team.count, 2 * c.kv_heads,
+                to.plane() * sizeof(T), BLOCK * head_pad * int(sizeof(T))};
+    }
+
     void attention(Team& team, int number, const Layer<T>& layer) {
         const int group = c.heads / c.kv_heads;
         const Cache<T> from = cache(number);
@@ -249,8 +267,10 @@ struct Forward : Work, Multiplier<T> {
 
     void run_attention(Team& team, int number) {
         const Layer<T>& layer = m.layers[number];
+        Upcoming upcoming = this->upcoming(team, number);
         const End end{.kind = End::put, .y = qkv, .stride = std::size_t(qkv_width),
-                      .columns = qkv_width};
+                      .columns = qkv_width,
+                      .upcoming = written.empty() ? nullptr : &upcoming};
         if (number == 0 && c.input == PAIRED)
             multiply(team, layer.matrices[QKV], paired, paired_stride, n, end);
         else

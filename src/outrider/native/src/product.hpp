@@ -75,6 +75,7 @@ struct End {
     void* gated = nullptr;     // gate: silu(even unit) * odd unit, bf16 or fp32
     std::size_t gated_stride = 0;
     bool narrow = false;       // gate: to bf16
+    Upcoming* upcoming = nullptr;  // asked for beside the product, or null
 };
 
 inline F32x16 silu(F32x16 x) { return x / (splat(1.0f) + exp(splat(0.0f) - x)); }
@@ -142,15 +143,17 @@ constexpr int MOST_NEAR = 16;  // units that rows pass by together
 template <class T>
 class PassedBy {
 public:
-    // While `tiles` of rows pass by `count` units from `unit` on, as many behind them are asked for.
-    PassedBy(const Matrix<T>& m, int unit, int count, int tiles)
-        : next_(m.inputs / PER_LANE<T>), share_((2 * LINES - 1) / tiles + 1) {
+    // While `tiles` of rows pass by `count` units from `unit` on, as many behind them are asked for,
+    // and what is upcoming, unless that is null.
+    PassedBy(const Matrix<T>& m, int unit, int count, int tiles, Upcoming* upcoming)
+        : next_(m.inputs / PER_LANE<T>), share_((2 * LINES - 1) / tiles + 1), upcoming_(upcoming) {
         for (int c = 0; c < count; ++c) next_.add(m.at(unit + count + c));
     }
     template <class X, class Add>
     void operator()(const Units<X>& m, int, Add add) const {
         for (int k = 0; k < m.inputs; k += IN_PAD) {
             next_(share_);
+            if (upcoming_) [[unlikely]] (*upcoming_)(2 * sizeof(T));
             add(k, k + IN_PAD, std::integral_constant<int, 0>());
         }
     }
@@ -159,6 +162,7 @@ private:
     static constexpr int LINES = IN_PAD / PER_LANE<T>;  // of a unit's IN_PAD inputs
     mutable Fetch<MOST_NEAR> next_;
     const int share_;
+    Upcoming* const upcoming_;
 };
 
 // R rows by C units, as many of them side by side as registers hold sums. The order of a sum is
@@ -267,7 +271,7 @@ void product_of_many(const Matrix<T>& m, int first, int last, const X* x, std::s
     const int few = rows > MANY ? near_units(m.unit_size() * sizeof(X)) : 2;
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
-        const PassedBy<T> inputs(m, unit, stop - unit, tiles);
+        const PassedBy<T> inputs(m, unit, stop - unit, tiles, end.upcoming);
         const Units<X> near = [&]() -> Units<X> {
             if constexpr (sizeof(X) == sizeof(T)) return m;
             else return widened(m, unit, stop);

@@ -162,6 +162,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
                         all[i][c][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b]);
             }
             for (int k = 0; k < m.block; k += INPUTS) {
+                if (end.upcoming) [[unlikely]] (*end.upcoming)(4);
 #pragma GCC unroll 8
                 for (int i = 0; i < INPUTS / step; ++i, from += 64) {
                     for (int c = 0; c < side; ++c) __builtin_prefetch(from + c * size + further, 0, 2);
