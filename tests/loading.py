@@ -39,5 +39,5 @@ def native_model(
     config = read_config(folder)
     architecture = read_architecture(config, folder, window)
     assert architecture is not None
-    chosen = native_dtype(dtype, architecture.dtype)
+    chosen = native_dtype(dtype, architecture.dtype, step.isa)
     return NativeTransformer(step, folder, config, architecture, chosen, max_length, recipe)

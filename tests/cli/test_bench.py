@@ -84,6 +84,8 @@ def test_the_json_keeps_its_contract(tiny_llama: Path, tmp_path: Path) -> None:
     for key in ("cpu", "cores", "python", "torch", "platform", "dtype", "date"):
         assert report["machine"][key]
     assert report["machine"]["dtype"] == "float32"
+    own = library()
+    assert report["machine"]["instruction_set"] == (own.isa if own else "off")
     assert report["rounds"] == 7
     assert report["intervals"]["confidence"] == pytest.approx(0.984, abs=1e-3)
     runs = report["runs"]

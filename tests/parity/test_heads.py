@@ -144,6 +144,37 @@ def test_states_and_logits_are_those_of_the_defining_code(
     agrees(reference, checkpoint, tiny_llama)
 
 
+@torch.inference_mode()
+def test_a_state_that_is_not_finite_spoils_no_other_row(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also where a row's width is not a multiple of the lanes', so that rows are padded."""
+    target_folder = make_checkpoint(tmp_path / "target", "llama", hidden_size=72, head_dim=16)
+    reference = make_head(Eagle(), AutoConfig.from_pretrained(target_folder))
+    head, step = read_head(save_head(reference, tmp_path / "head")), native.library()
+    assert head is not None
+    assert step is not None
+    target = native_model(step, target_folder, "float32", 64)
+    model = NativeHead(head, target, 64, "none")
+    states = torch.randn(4, model.hidden_size)
+
+    def logits(first: torch.Tensor) -> list[torch.Tensor]:
+        store = model.new_store(8, PAGE)
+        segments = [
+            Segment([number], 1, array("i", [number + 1]), 1, 2, first=1, states=state[None])
+            for number, state in enumerate([first, *states[1:]])
+        ]
+        found = model.run(segments, store).logits
+        assert found is not None
+        return [*found]
+
+    expected = logits(states[0])
+    found = logits(torch.full_like(states[0], torch.nan))
+    assert not found[0].isfinite().any()
+    for row, other in zip(found[1:], expected[1:], strict=True):
+        assert torch.equal(row, other)
+
+
 def swapped(tensors: dict[str, torch.Tensor], first: str, second: str) -> None:
     tensors[first], tensors[second] = tensors[second], tensors[first]
 

@@ -20,7 +20,7 @@ from outrider.models.base import Model, Output
 from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
-from outrider.models.transformer import Transformer, choose_dtype
+from outrider.models.transformer import Transformer
 from outrider.native import choice as native
 from outrider.native.checks import Room
 
@@ -218,6 +218,23 @@ def test_what_is_not_covered_takes_the_torch_path(
     assert isinstance(load_model(gelu, "float32", CPU, 256), Transformer)
 
 
+def test_bfloat16_needs_no_instructions(
+    tmp_path: Path, make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them AVX2 is enough for the native step; torch, and "portable", take float32."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    folder = make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16)
+    for isa in HERE:
+        monkeypatch.setenv(native.VARIABLE, isa)
+        model = load_model(folder, "auto", CPU, 256)
+        assert isinstance(model, NativeTransformer)
+        assert model.dtype == (torch.float32 if isa == "portable" else torch.bfloat16)
+    monkeypatch.setenv(native.VARIABLE, "off")
+    model = load_model(folder, "auto", CPU, 256)
+    assert isinstance(model, Transformer)
+    assert model.dtype == torch.float32
+
+
 def test_float16_is_computed_in_bfloat16(
     tmp_path: Path, make_checkpoint: MakeCheckpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -225,8 +242,9 @@ def test_float16_is_computed_in_bfloat16(
     folder = make_checkpoint(tmp_path, "qwen2", dtype=torch.float16)
     model = load_model(folder, "auto", CPU, 256)
     assert isinstance(model, NativeTransformer)
-    assert model.dtype == choose_dtype("auto", torch.bfloat16)
-    assert ("computed in bfloat16" in caplog.text) == (model.dtype == torch.bfloat16)
+    narrow = model.library.isa != "portable"
+    assert model.dtype == (torch.bfloat16 if narrow else torch.float32)
+    assert ("computed in bfloat16" in caplog.text) == narrow
     exact = load_model(folder, "float32", CPU, 256)
     error = whole(model, ids_of(70)).logits - whole(exact, ids_of(70)).logits
     assert error.square().mean().sqrt() < 0.1  # of a spread of about 3

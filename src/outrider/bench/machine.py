@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 
+from ..native.choice import library
 from ..native.threads import cpu_name
 
 
 def machine() -> dict[str, Any]:
     """Return what a report says of the machine."""
+    native = library()
     return {
         "cpu": cpu_name(),
+        "instruction_set": native.isa if native else "off",
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),

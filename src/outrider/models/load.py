@@ -80,11 +80,11 @@ def load_model(
                         f"transformers, and only native models can be {refused}."
                     )
             return Fallback(folder, config, dtype, device)
-        chosen = native_dtype(dtype, architecture.dtype)
         _check_tables(folder, architecture, max_length)
-        if device.type == "cpu" and covers(config, architecture, chosen):
-            step = library()
-            if step is not None:
+        step = library() if device.type == "cpu" else None
+        if step is not None:
+            chosen = native_dtype(dtype, architecture.dtype, step.isa)
+            if covers(config, architecture, chosen):
                 if dtype == "auto" and (architecture.dtype, chosen) == ROUNDED:
                     logger.warning(HALF, folder)
                 if quantization in AUTOMATIC and not quantised:

@@ -44,15 +44,22 @@ SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
 
 
-def native_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
-    """``choose_dtype`` for the native step, which has no float16: "auto" takes bfloat16 for it.
+def native_dtype(name: str, checkpoint: torch.dtype, isa: str | None = None) -> torch.dtype:
+    """Return the native step's arithmetic for a ``dtype`` option, given the checkpoint's.
 
-    Of float16's 11 bits matrices and embeddings that are not quantised keep 8, as do activations;
+    "auto" takes the checkpoint's, and bfloat16 for float16, which the native step does not have. Of
+    float16's 11 bits matrices and embeddings that are not quantised keep 8, as do activations;
     float32 would keep all, at twice the memory and half the speed. Norms and biases are fp32.
+
+    bfloat16 needs no instructions of its own: from AVX2 on the native step widens weights as fast
+    as it reads them, and half as many bytes take half the time. An ``isa`` of "portable" does not,
+    and computes in float32.
     """
-    if name == "auto" and checkpoint == torch.float16:
-        checkpoint = torch.bfloat16
-    return choose_dtype(name, checkpoint)
+    if name != "auto":
+        return choose_dtype(name, checkpoint)
+    if checkpoint in (torch.float16, torch.bfloat16):
+        return torch.float32 if isa == "portable" else torch.bfloat16
+    return checkpoint
 
 
 def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dtype) -> bool:

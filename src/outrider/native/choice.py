@@ -12,7 +12,7 @@ from .threads import allowed_threads
 
 logger = logging.getLogger("outrider")
 
-ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
+ISAS = ("portable", "avx2", "avx512", "avx512vnni", "avx512bf16", "amx")
 """Instruction sets, each with all that stand before it."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
 

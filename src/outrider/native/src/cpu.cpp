@@ -39,14 +39,15 @@ bool has_tiles() {
 
 }  // namespace
 
-// 0 portable, 1 AVX2 with F16C, 2 AVX-512, 3 AVX-512 with bf16 and VNNI, 4 AMX.
+// 0 portable, 1 AVX2 with F16C, 2 AVX-512, 3 VNNI beside it, 4 bf16 beside both, 5 AMX.
 int cpu_level() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_half()) return 0;
     if (!has_avx512()) return 1;
-    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni")) return 2;
-    return has_tiles() ? 4 : 3;
+    if (!__builtin_cpu_supports("avx512vnni")) return 2;
+    if (!__builtin_cpu_supports("avx512bf16")) return 3;
+    return has_tiles() ? 5 : 4;
 #else
     return 0;
 #endif

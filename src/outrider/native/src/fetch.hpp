@@ -16,7 +16,7 @@ public:
     void add(const void* from) { from_[count_++] = static_cast<const char*>(from); }
     // All that is asked for.
     int lines() const { return count_ * bytes_ / 64; }
-    // Asks for the next `lines`, four by four; returns how many there were not.
+    // Asks for the next `lines`, four by four; returns how many more there would have to be.
     int operator()(int lines) {
         for (; lines > 0 && at_ < bytes_ && count_; lines -= 4) {
             const char* from = from_[turn_] + at_;
@@ -33,6 +33,10 @@ private:
     const char* from_[MOST];
     int bytes_, count_ = 0, turn_ = 0, at_ = 0;
 };
+
+// Lines of what is upcoming that are asked for beside 32 inputs of a tile of rows in bf16 or few
+// bits. In fp32 it is twice as many, since blocks of the cache are twice as large.
+constexpr int ASKED = 4;
 
 // Memory that the next work touches. From each place, in bytes behind `base`, there are `count`
 // stretches of `bytes`, a multiple of 256, whose beginnings are `apart` bytes from each other.

@@ -35,7 +35,7 @@ struct Forward : Work, Multiplier<T> {
     const int out_width = apart(padded(c.heads * c.head_dim, IN_PAD));
     const int head_pad = m.head_pad();
     const Tasks tasks{rows, c.heads / c.kv_heads, c.kv_heads};
-    std::vector<std::size_t> written;  // blocks of many rows' keys: bytes behind a layer's first
+    std::vector<std::size_t> written;  // where many rows' keys go: bytes from a layer's first block
 
     Forward(const Weights<T>& weights, Store& store, const Rows& rows, const Wanted& wanted,
             std::vector<int> scored)
@@ -56,12 +56,11 @@ struct Forward : Work, Multiplier<T> {
         paired = s.paired.reserve(c.input == PAIRED ? count * paired_stride : 0);
         s.bad.assign(n, 0);
         bad = s.bad.data();
-        // Beside few rows memory is busy with weights.
-        if (n <= MOST_ROWS<T>) return;
-        for (const Row& row : rows.rows) {
-            const std::size_t place = cache(0).place(row.slot) * sizeof(T);
-            if (written.empty() || written.back() != place) written.push_back(place);
-        }
+        if (n > MOST_ROWS<T>)  // beside fewer rows memory is busy with weights
+            for (const Row& row : rows.rows) {
+                const std::size_t place = cache(0).place(row.slot) * sizeof(T);
+                if (written.empty() || written.back() != place) written.push_back(place);
+            }
     }
 
     int phases() const {
@@ -126,8 +125,11 @@ struct Forward : Work, Multiplier<T> {
         T scale;
         narrow_to(&scale, c.embedding_scale);
         std::vector<T> room(c.hidden);
-        std::vector<float> wide(width), state(width);
+        std::vector<float> wide, state;
         for (int r = first; r < last; ++r) {
+            // Zeros behind the last number: the norm of a row that is not finite leaves NaNs there.
+            wide.assign(width, 0);
+            state.assign(width, 0);
             const T* from = look_up(m, rows.rows[r].token, room.data());
             for (int i = 0; i < c.hidden; ++i) {
                 T scaled = from[i];
@@ -213,8 +215,8 @@ struct Forward : Work, Multiplier<T> {
         }
     }
 
-    // A worker's part of the blocks that new keys and values are written to: each of them touches lines
-    // all over its block.
+    // A worker's part of the blocks that new keys and values go to. A key touches every line of its
+    // block, and attention reads both blocks next.
     Upcoming upcoming(const Team& team, int number) const {
         const Cache<T> to = cache(number);
         const std::size_t* all = written.data();

@@ -75,7 +75,7 @@ struct End {
     void* gated = nullptr;     // gate: silu(even unit) * odd unit, bf16 or fp32
     std::size_t gated_stride = 0;
     bool narrow = false;       // gate: to bf16
-    Upcoming* upcoming = nullptr;  // asked for beside the product, or null
+    Upcoming* upcoming = nullptr;  // asked for beside the product, except by tiles; or null
 };
 
 inline F32x16 silu(F32x16 x) { return x / (splat(1.0f) + exp(splat(0.0f) - x)); }
@@ -143,8 +143,8 @@ constexpr int MOST_NEAR = 16;  // units that rows pass by together
 template <class T>
 class PassedBy {
 public:
-    // While `tiles` of rows pass by `count` units from `unit` on, as many behind them are asked for,
-    // and what is upcoming, unless that is null.
+    // While `tiles` of rows pass by `count` units from `unit` on, as many units behind them are asked
+    // for, and what is upcoming, unless that is null.
     PassedBy(const Matrix<T>& m, int unit, int count, int tiles, Upcoming* upcoming)
         : next_(m.inputs / PER_LANE<T>), share_((2 * LINES - 1) / tiles + 1), upcoming_(upcoming) {
         for (int c = 0; c < count; ++c) next_.add(m.at(unit + count + c));
@@ -153,7 +153,7 @@ public:
     void operator()(const Units<X>& m, int, Add add) const {
         for (int k = 0; k < m.inputs; k += IN_PAD) {
             next_(share_);
-            if (upcoming_) [[unlikely]] (*upcoming_)(2 * sizeof(T));
+            if (upcoming_) [[unlikely]] (*upcoming_)(ASKED * sizeof(T) / 2);
             add(k, k + IN_PAD, std::integral_constant<int, 0>());
         }
     }

@@ -41,7 +41,7 @@ struct Packed {
     int width() const { return blocks() * block; }
     // Half of the bytes of a row of digits: an odd number of cache lines, since rows a power of two
     // apart would share few of the cache's sets.
-    int half() const { return width() / 64 % 2 ? padded(width(), 64) : padded(width(), 64) + 64; }
+    int half() const { return ((width() + 63) / 64 | 1) * 64; }
     std::size_t unit_size() const { return std::size_t(width()) * LANES * bits / 8; }
     // The first input of a block, and how many there are.
     int start(int b) const { return b / split * group + b % split * LONGEST_BLOCK; }
@@ -162,7 +162,7 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
                         all[i][c][r] = i ? Sum() : Sum(zeros, parts[r * blocks + b]);
             }
             for (int k = 0; k < m.block; k += INPUTS) {
-                if (end.upcoming) [[unlikely]] (*end.upcoming)(4);
+                if (end.upcoming) [[unlikely]] (*end.upcoming)(ASKED);
 #pragma GCC unroll 8
                 for (int i = 0; i < INPUTS / step; ++i, from += 64) {
                     for (int c = 0; c < side; ++c) __builtin_prefetch(from + c * size + further, 0, 2);
