@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from outrider.config import Recipe
+from outrider.models.dtypes import choose_dtype, native_dtype
 from outrider.models.families import read_architecture, read_config
-from outrider.models.native import NativeTransformer, native_dtype
-from outrider.models.transformer import Transformer, choose_dtype
+from outrider.models.native import NativeTransformer
+from outrider.models.transformer import Transformer
 from outrider.native.library import Library
 
 

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError
 from outrider.models.base import Output
+from outrider.models.dtypes import choose_dtype
 from outrider.models.families import find_folder, read_architecture, read_config, read_shape
 from outrider.models.load import load_model
 from outrider.models.rows import Segment
-from outrider.models.transformer import Transformer, choose_dtype, rms_norm
+from outrider.models.transformer import Transformer, rms_norm
 
 pytestmark = pytest.mark.engine
 

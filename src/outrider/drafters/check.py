@@ -9,10 +9,11 @@ from typing import NamedTuple
 from transformers import PretrainedConfig
 
 from ..errors import ModelError
+from ..models.dtypes import native_dtype
 from ..models.families import Architecture, read_architecture, read_config, read_shape
 from ..models.head_tensors import HeadTensors, drafted_ids, misfits
 from ..models.heads import MEDUSA, Head, read_head
-from ..models.native import covers, native_dtype
+from ..models.native import covers
 from ..text.codec import TextCodec, differing_entries, has_tokenizer
 from ..text.intersection import Intersection, intersection, pieces_of
 from .retokenize import RetokenizeSpec

@@ -27,11 +27,11 @@ from ..fields import one_line
 from ..gguf import is_gguf
 from .base import Model, Output, Store
 from .claims import check_model
+from .dtypes import choose_dtype
 from .families import read_shape
 from .formats.shared import REMEDY, Checkpoint
 from .rope import BY_LENGTH
 from .rows import TILE, Segment, padded
-from .transformer import choose_dtype
 
 logger = logging.getLogger("outrider")
 
@@ -88,7 +88,7 @@ class Fallback(Model):
 
     Args:
         folder, config, device: as ``Transformer``'s.
-        dtype: see ``choose_dtype``.
+        dtype: see ``dtypes.choose_dtype``.
 
     Raises:
         ModelError: transformers cannot load or run it, or its rows depend on later ones.

@@ -12,11 +12,12 @@ from ..fields import readable
 from ..gguf import is_gguf
 from ..native.choice import library
 from .base import Model
+from .dtypes import choose_dtype, native_dtype
 from .fallback import Fallback
 from .families import Architecture, read_architecture, read_config
 from .files import weight_files
-from .native import NativeTransformer, covers, native_dtype
-from .transformer import Transformer, choose_dtype
+from .native import NativeTransformer, covers
+from .transformer import Transformer
 
 logger = logging.getLogger("outrider")
 

@@ -36,30 +36,11 @@ from .planted import entries
 from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
-from .transformer import choose_dtype
 from .weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
 
 LARGEST_HEAD = 256
 SLOW_TO_LOAD = 1 << 30
 """Weights of this many elements and more are loaded under a progress bar."""
-
-
-def native_dtype(name: str, checkpoint: torch.dtype, isa: str | None = None) -> torch.dtype:
-    """Return the native step's arithmetic for a ``dtype`` option, given the checkpoint's.
-
-    "auto" takes the checkpoint's, and bfloat16 for float16, which the native step does not have. Of
-    float16's 11 bits matrices and embeddings that are not quantised keep 8, as do activations;
-    float32 would keep all, at twice the memory and half the speed. Norms and biases are fp32.
-
-    bfloat16 needs no instructions of its own: from AVX2 on the native step widens weights as fast
-    as it reads them, and half as many bytes take half the time. An ``isa`` of "portable" does not,
-    and computes in float32.
-    """
-    if name != "auto":
-        return choose_dtype(name, checkpoint)
-    if checkpoint in (torch.float16, torch.bfloat16):
-        return torch.float32 if isa == "portable" else torch.bfloat16
-    return checkpoint
 
 
 def covers(config: PretrainedConfig, architecture: Architecture, dtype: torch.dtype) -> bool:
@@ -89,7 +70,7 @@ class NativeTransformer(Model):
         library: whose step runs it.
         folder: its checkpoint.
         config, architecture: of the checkpoint.
-        dtype: of weights and cache, see ``native_dtype``; sums are fp32.
+        dtype: of weights and cache, see ``dtypes.native_dtype``; sums are fp32.
         max_length: positions of a sequence at most.
         recipe: makes the weights few-bit.
         beside: a model that is there already; an embedding or head that is the same in both, to the

@@ -17,9 +17,10 @@ from ..gguf import is_gguf
 from ..native.choice import available, library
 from ..native.threads import allowed_threads
 from ..text.codec import TextCodec, has_tokenizer
+from .dtypes import native_dtype
 from .families import find_folder, read_architecture, read_config, read_shape
 from .files import weight_files
-from .native import covers, native_dtype
+from .native import covers
 
 
 def machine() -> dict[str, Any]:

@@ -86,31 +86,13 @@ class Stream:
         return mirrored_norm(self._both, weight, eps)
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def choose_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
-    """The arithmetic for a ``dtype`` option, given the checkpoint's.
-
-    "auto" takes the checkpoint's, except bfloat16 and float16 on a CPU without instructions for
-    them, where they would be several times slower than float32.
-    """
-    if name != "auto":
-        return DTYPES[name]
-    if checkpoint == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return torch.float32
-    if checkpoint == torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        return torch.float32
-    return checkpoint
-
-
 class Transformer(Model):
     """A checkpoint of a native family, ready to run.
 
     Args:
         folder: its checkpoint.
         config, architecture: of the checkpoint.
-        dtype: of weights, cache and arithmetic, see ``choose_dtype``.
+        dtype: of weights, cache and arithmetic, see ``dtypes.choose_dtype``.
         device: where it lives.
         max_length: rotary tables reach this far.
         recipe: makes the weights few-bit.

@@ -1,0 +1,38 @@
+"""What a ``dtype`` option means for a checkpoint: the arithmetic of each path."""
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_dtype(name: str, checkpoint: torch.dtype) -> torch.dtype:
+    """Return torch's arithmetic for a ``dtype`` option, given the checkpoint's.
+
+    "auto" takes the checkpoint's, except bfloat16 and float16 on a CPU without instructions for
+    them, where they would be several times slower than float32.
+    """
+    if name != "auto":
+        return DTYPES[name]
+    if checkpoint == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.float32
+    if checkpoint == torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        return torch.float32
+    return checkpoint
+
+
+def native_dtype(name: str, checkpoint: torch.dtype, isa: str | None = None) -> torch.dtype:
+    """Return the native step's arithmetic for a ``dtype`` option, given the checkpoint's.
+
+    "auto" takes the checkpoint's, and bfloat16 for float16, which the native step does not have. Of
+    float16's 11 bits matrices and embeddings that are not quantised keep 8, as do activations;
+    float32 would keep all, at twice the memory and half the speed. Norms and biases are fp32.
+
+    bfloat16 needs no instructions of its own: from AVX2 on the native step widens weights as fast
+    as it reads them, and half as many bytes take half the time. An ``isa`` of "portable" does not,
+    and computes in float32.
+    """
+    if name != "auto":
+        return choose_dtype(name, checkpoint)
+    if checkpoint in (torch.float16, torch.bfloat16):
+        return torch.float32 if isa == "portable" else torch.bfloat16
+    return checkpoint
