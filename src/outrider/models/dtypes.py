@@ -1,4 +1,4 @@
-"""What a ``dtype`` option means for a checkpoint: the arithmetic of each path."""
+"""Chooses each path's arithmetic by the ``dtype`` option and the checkpoint."""
 
 import torch
 
