@@ -32,6 +32,8 @@ struct Cache {
         return slot / page_size * page_elements +
                std::size_t(slot % page_size / BLOCK) * BLOCK * width;
     }
+    T* keys_of(int slot, int head) const { return base + place(slot) + head * 2 * plane(); }
+    int lane_of(int slot) const { return slot % page_size % BLOCK; }
 
     static constexpr int pair = PER_LANE<T>;
     static T& key_at(T* block, int lane, int d) {
@@ -42,28 +44,25 @@ struct Cache {
     }
 
     void put(int slot, int head, const T* key, const T* value) const {
-        const int page = slot / page_size, lane = slot % page_size % BLOCK;
-        const int block = slot % page_size / BLOCK;
-        T* k = keys(page, block, head);
-        T* v = values(page, block, head);
+        const int lane = lane_of(slot);
+        T* k = keys_of(slot, head);
+        T* v = k + plane();
         for (int d = 0; d < width; d += pair)
             std::memcpy(&key_at(k, lane, d), key + d, pair * sizeof(T));
         for (int d = 0; d < width; ++d) value_at(v, lane, d) = value[d];
     }
     void get(int slot, int head, T* key, T* value) const {
-        const int page = slot / page_size, lane = slot % page_size % BLOCK;
-        const int block = slot % page_size / BLOCK;
-        T* k = keys(page, block, head);
-        T* v = values(page, block, head);
+        const int lane = lane_of(slot);
+        T* k = keys_of(slot, head);
+        T* v = k + plane();
         for (int d = 0; d < width; ++d) key[d] = key_at(k, lane, d);
         for (int d = 0; d < width; ++d) value[d] = value_at(v, lane, d);
     }
     // Copies the entry of a slot to a lane of a block elsewhere.
     void copy(int slot, int head, T* to_keys, T* to_values, int to) const {
-        const int page = slot / page_size, lane = slot % page_size % BLOCK;
-        const int block = slot % page_size / BLOCK;
-        T* k = keys(page, block, head);
-        T* v = values(page, block, head);
+        const int lane = lane_of(slot);
+        T* k = keys_of(slot, head);
+        T* v = k + plane();
         for (int d = 0; d < width; d += pair)
             std::memcpy(&key_at(to_keys, to, d), &key_at(k, lane, d), pair * sizeof(T));
         for (int d = 0; d < width; ++d) value_at(to_values, to, d) = value_at(v, lane, d);
