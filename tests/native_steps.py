@@ -18,7 +18,7 @@ from outrider.sampling.pipeline import RequestPipeline
 from outrider.text.detokenize import Detokenizer
 from outrider.types import Request, SamplingParams, SequenceState
 
-HERE = native.ISAS[: native._level() + 1]
+HERE = native.supported()
 """The instruction sets that this CPU runs, the best one last."""
 
 

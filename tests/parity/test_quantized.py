@@ -385,7 +385,7 @@ def test_workers_change_no_bits(
     file = native._file(alone.isa)
     assert file is not None
     several = Library(alone.isa, Path(shutil.copy(file, tmp_path / "copy.so")))
-    several.level()
+    several.sets()
     assert several.start(3) == 3
     model = native_model(alone, wide, "bfloat16", 256)
     shared = native_model(several, wide, "bfloat16", 256)

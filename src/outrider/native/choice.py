@@ -12,8 +12,8 @@ from .threads import allowed_threads
 
 logger = logging.getLogger("outrider")
 
-ISAS = ("portable", "avx2", "avx512", "avx512vnni", "avx512bf16", "amx")
-"""Instruction sets, each with all that stand before it."""
+ISAS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
+"""Instruction sets, the fastest last."""
 VARIABLE = "OUTRIDER_NATIVE_ISA"
 
 
@@ -31,17 +31,14 @@ def _find(isa: str) -> Library:
 
 @functools.lru_cache(len(ISAS))
 def open_library(isa: str) -> Library | None:
-    """Return the library for ``isa``, else the next lower one; None, with a line, if there is none.
+    """Return the library for ``isa``, else that of the best set before it that this CPU runs.
 
-    The pool of threads is started.
+    Its pool of threads is started. None, with a line in the log, if there is no such library.
     """
     try:
-        best = ISAS.index(isa)
-        while best and _file(ISAS[best]) is None:
-            best -= 1
-        library = _find(ISAS[best])
-        if library.level() < best:  # this also has the kernel grant what the library needs
-            raise OSError(f"this CPU does not run {ISAS[best]}")
+        known = ISAS[: ISAS.index(isa) + 1]
+        library = _find(next((name for name in reversed(known) if name in available()), isa))
+        library.sets()  # has the kernel grant what the library needs
     except OSError as error:
         logger.warning("The native step is not used (%s); torch runs the models.", error)
         return None
@@ -69,20 +66,22 @@ def library() -> Library | None:
         return None
     if asked and asked not in ISAS:
         raise ModelError(f"{VARIABLE} is {asked!r}; give one of {', '.join(ISAS)}, off.")
-    level = _level()
-    if asked and ISAS.index(asked) > level:
-        raise ModelError(f"{VARIABLE} is {asked!r}, but this CPU runs {ISAS[level]} at most.")
-    return open_library(asked or ISAS[level])
+    sets = supported()
+    if asked and asked not in sets:
+        raise ModelError(f"{VARIABLE} is {asked!r}, but this CPU runs {', '.join(sets)}.")
+    return open_library(asked or sets[-1])
 
 
 def available() -> tuple[str, ...]:
     """Return the instruction sets that this CPU runs and that were built."""
-    return tuple(isa for isa in ISAS[: _level() + 1] if _file(isa))
+    return tuple(isa for isa in supported() if _file(isa))
 
 
 @functools.cache
-def _level() -> int:
+def supported() -> tuple[str, ...]:
+    """Return the instruction sets that this CPU runs, by the library that every CPU runs."""
     try:
-        return _find("portable").level()
+        sets = _find("portable").sets()
     except OSError:
-        return 0
+        return ISAS[:1]
+    return tuple(isa for number, isa in enumerate(ISAS) if sets >> number & 1)

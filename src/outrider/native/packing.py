@@ -44,8 +44,8 @@ class PackingCalls:
         except AttributeError as error:
             raise OSError(f"{file} was built from other sources ({error})") from None
 
-    def level(self) -> int:
-        """Return the number of the last of ``ISAS`` that this CPU can run."""
+    def sets(self) -> int:
+        """Return which of ``ISAS`` this CPU can run, a bit each, the first in the lowest bit."""
         return int(self._c.outrider_cpu())
 
     @property

@@ -7,7 +7,7 @@
 
 namespace outrider {
 
-int cpu_level();
+int cpu_sets();
 
 namespace {
 
@@ -47,12 +47,12 @@ void move_entries(const Store& store, const std::int32_t* from, const std::int32
 
 using namespace outrider;
 
-API int outrider_abi() noexcept { return 21; }
+API int outrider_abi() noexcept { return 22; }
 
 // Nanoseconds that the process has spent in calls of this library that can fail.
 API std::int64_t outrider_spent() noexcept { return spent; }
 
-API int outrider_cpu() noexcept { return cpu_level(); }
+API int outrider_cpu() noexcept { return cpu_sets(); }
 
 // How many threads the pool has: fewer than asked for where the system starts no more.
 API int outrider_start(int threads) noexcept { return start_pool(threads < 1 ? 1 : threads); }

@@ -17,6 +17,12 @@ bool has_half() {
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
 }
 
+// VNNI in registers of 256 bits, which CPUs without AVX-512 have.
+bool has_avx_vnni() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+
 bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -39,18 +45,25 @@ bool has_tiles() {
 
 }  // namespace
 
-// 0 portable, 1 AVX2 with F16C, 2 AVX-512, 3 VNNI beside it, 4 bf16 beside both, 5 AMX.
-int cpu_level() {
+// The sets that this CPU runs, a bit each: ISAS of native/choice.py, the first in the lowest bit.
+int cpu_sets() {
+    constexpr int portable = 1, avx2 = 2, avxvnni = 4, avx512 = 8, avx512vnni = 16, avx512bf16 = 32,
+                  amx = 64;
+    int sets = portable;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_half()) return 0;
-    if (!has_avx512()) return 1;
-    if (!__builtin_cpu_supports("avx512vnni")) return 2;
-    if (!__builtin_cpu_supports("avx512bf16")) return 3;
-    return has_tiles() ? 5 : 4;
-#else
-    return 0;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_half()) return sets;
+    sets |= avx2;
+    if (has_avx_vnni()) sets |= avxvnni;
+    if (!has_avx512()) return sets;
+    sets |= avx512;
+    if (!__builtin_cpu_supports("avx512vnni")) return sets;
+    sets |= avx512vnni;
+    if (!__builtin_cpu_supports("avx512bf16")) return sets;
+    sets |= avx512bf16;
+    if (has_tiles()) sets |= amx;
 #endif
+    return sets;
 }
 
 }  // namespace outrider

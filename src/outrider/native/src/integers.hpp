@@ -175,8 +175,8 @@ inline std::int32_t highest(Ints a) {
 
 // A row's digits take 2 * half bytes. With VNNI these are [2][half] bytes, digit = 256 * the
 // first + the second (-128 to 127); elsewhere int16, of every four inputs the first, the third,
-// the second and the fourth, which is how pairs of codes fall out of their words. Digits of 8 bits
-// beside codes of 4 are bytes on every set but the portable one: `bytes` says so.
+// the second and the fourth, which is how pairs of codes fall out of their words. There, digits of 8
+// bits may be bytes too: `in_bytes` says beside which codes.
 //
 // Sums take the codes and digits of INPUTS after INPUTS; what is kept in less than 32 bits
 // meanwhile is taken up by `settle`. They want the codes of four inputs, unpacked once for all rows:
@@ -186,7 +186,7 @@ constexpr int INPUTS = 32;
 #if defined(__AVX512VNNI__)
 
 constexpr int DIGIT_BYTES = 1;  // from a digit to the next
-constexpr bool BYTES = false;   // there are ByteSums
+constexpr bool in_bytes(int) { return false; }  // they always are
 constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
 
 // Sums over a block: 256 * high + low.
@@ -231,7 +231,11 @@ inline void put_digits(std::int8_t* row, int half, int at, Ints digits, bool) {
 #elif defined(__AVX2__)
 
 constexpr int DIGIT_BYTES = 2;
-constexpr bool BYTES = true;
+#if defined(__AVXVNNI__)
+constexpr bool in_bytes(int) { return true; }
+#else
+constexpr bool in_bytes(int bits) { return bits == 4; }
+#endif
 
 #if defined(__AVX512F__)
 constexpr int MOST_SUMS = 16, INTS = 1;  // INTS: registers of an Ints
@@ -275,6 +279,7 @@ struct Codes {
 // The codes of four inputs, as bytes.
 struct ByteFour {
     __m256i a, b;
+    ByteFour(const Codes<8>& codes, int) : a(codes.a), b(codes.b) {}
     ByteFour(const Codes<4>& codes, int p) {
         const __m256i mask = _mm256_set1_epi8(15);
         a = _mm256_and_si256(_mm256_srli_epi16(codes.a, 4 * p), mask);
@@ -298,13 +303,20 @@ struct WordFour {
     }
 };
 inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
+#if defined(__AVXVNNI__)
+    sum.a = _mm256_dpwssd_avx_epi32(sum.a, a, digits.a);
+    sum.b = _mm256_dpwssd_avx_epi32(sum.b, b, digits.b);
+#else
     sum.a = _mm256_add_epi32(sum.a, _mm256_madd_epi16(a, digits.a));
     sum.b = _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, digits.b));
+#endif
 }
 inline __m256i narrowed(Ints digits) {
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(digits.a, digits.b), 0xd8);
 }
+inline Ints four_of(const void* p) { return repeated(p); }
 
+#if !defined(__AVXVNNI__)
 // Pairs of products of 4-bit codes and digits of 8 bits: at most 2 * 15 * 127, eight of which fit.
 struct Bytes {
     __m256i a, b;
@@ -319,7 +331,7 @@ struct Bytes {
         return {_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one)};
     }
 };
-inline Ints four_of(const void* p) { return repeated(p); }
+#endif
 #endif
 
 struct Sums {
@@ -347,6 +359,26 @@ struct Sums {
     Ints all() const { return sum; }
 };
 
+#if defined(__AVXVNNI__)
+// The same of digits of 8 bits.
+struct ShortSums {
+    using Four = ByteFour;
+    static constexpr int DIGIT = 1, REGISTERS = INTS;
+    Ints sum;
+    ShortSums() : sum(ints(0)) {}
+    ShortSums(Ints zeros, const Part& part) : sum(Sums(zeros, part).sum) {}
+    void add(const Four& codes, const std::int8_t* row, int, int at) {
+        const Ints digits = four_of(row + at);
+        sum.a = _mm256_dpbusd_avx_epi32(sum.a, codes.a, digits.a);
+        sum.b = _mm256_dpbusd_avx_epi32(sum.b, codes.b, digits.b);
+        pin(sum.a, sum.b);
+    }
+    void settle() {}
+    Ints all() const { return sum; }
+};
+template <int BITS>
+using Short = ShortSums;
+#else
 struct ByteSums {
     using Four = ByteFour;
     static constexpr int DIGIT = 1, REGISTERS = 2 * Sums::REGISTERS;
@@ -365,6 +397,7 @@ struct ByteSums {
 };
 template <int BITS>
 using Short = std::conditional_t<BITS == 4, ByteSums, Sums>;
+#endif
 
 inline void put_digits(std::int8_t* row, int, int at, Ints digits, bool bytes) {
     __m256i words = narrowed(digits);
@@ -380,7 +413,7 @@ inline void put_digits(std::int8_t* row, int, int at, Ints digits, bool bytes) {
 #else
 
 constexpr int DIGIT_BYTES = 2;
-constexpr bool BYTES = false;
+constexpr bool in_bytes(int) { return false; }
 constexpr int MOST_SUMS = 1;
 
 template <int BITS>

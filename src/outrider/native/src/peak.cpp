@@ -72,6 +72,20 @@ struct NibbleProducts {
     }
 };
 using ByteProducts = WordProducts;
+#elif defined(__AVXVNNI__)
+struct WordProducts {
+    static constexpr int PRODUCTS = 16;
+    static Register add(Register sum, Register a, Register b) {
+        return _mm256_dpwssd_avx_epi32(sum, a, b);
+    }
+};
+struct ByteProducts {
+    static constexpr int PRODUCTS = 32;
+    static Register add(Register sum, Register a, Register b) {
+        return _mm256_dpbusd_avx_epi32(sum, a, b);
+    }
+};
+using NibbleProducts = ByteProducts;
 #elif defined(__AVX2__)
 struct WordProducts {
     static constexpr int PRODUCTS = 16;

@@ -94,7 +94,7 @@ void digitise_block(const T* x, int block, int highest_digit, std::int8_t* row, 
 template <class T>
 void digitise(const Packed& m, const T* x, std::size_t stride, int first, int last, Digits to) {
     const int half = m.half(), blocks = m.blocks();
-    const bool bytes = BYTES && to.coarse && m.bits == 4;
+    const bool bytes = to.coarse && in_bytes(m.bits);
     for (int r = first; r < last; ++r) {
         std::int8_t* row = to.digits + std::size_t(r) * 2 * half;
         for (int b = 0; b < blocks; ++b) {
