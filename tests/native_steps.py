@@ -18,8 +18,8 @@ from outrider.sampling.pipeline import RequestPipeline
 from outrider.text.detokenize import Detokenizer
 from outrider.types import Request, SamplingParams, SequenceState
 
-HERE = native.supported()
-"""The instruction sets that this CPU runs, the best one last."""
+HERE = native.available()
+"""The instruction sets that were built and that this CPU runs, the best one last."""
 
 
 def native_noise(

@@ -207,8 +207,49 @@ def test_the_environment_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         native.library()
     monkeypatch.setenv(native.VARIABLE, "avx2")
     monkeypatch.setattr(native, "supported", lambda: ("portable",))
-    with pytest.raises(ModelError, match="is 'avx2', but this CPU runs portable."):
+    with pytest.raises(ModelError, match="is 'avx2', but this CPU runs portable"):
         native.library()
+
+
+class FakeLibrary:
+    """A library on a CPU that runs the sets whose bits are set."""
+
+    def __init__(self, isa: str, sets: int) -> None:
+        self.isa = isa
+        self.sets = lambda: sets
+        self.start = lambda threads: threads
+
+
+@pytest.mark.parametrize(
+    ("sets", "unbuilt", "chosen"),
+    [
+        (0b0000111, (), "avxvnni"),
+        (0b0000111, ("avxvnni",), "avx2"),
+        (0b0111011, (), "avx512bf16"),
+        (0b0111011, ("avx512bf16", "avx512vnni", "avx512"), "avx2"),  # which lacks AVX-VNNI
+        (0b0000001, (), "portable"),
+    ],
+)
+def test_the_best_set_that_the_cpu_runs_is_chosen(
+    sets: int, unbuilt: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    monkeypatch.setattr(native, "_file", lambda isa: None if isa in unbuilt else Path(isa))
+    monkeypatch.setattr(native, "Library", lambda isa, _: FakeLibrary(isa, sets))
+    for cached in (native.supported, native.open_library):
+        cached.cache_clear()
+    try:
+        found = native.library()
+        assert found is not None
+        assert found.isa == chosen
+        for isa in unbuilt:
+            if isa in native.supported():
+                monkeypatch.setenv(native.VARIABLE, isa)
+                with pytest.raises(ModelError, match=f"is '{isa}', which was not built; there is"):
+                    native.library()
+    finally:
+        for cached in (native.supported, native.open_library):
+            cached.cache_clear()
 
 
 def test_what_is_not_covered_takes_the_torch_path(

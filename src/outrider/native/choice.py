@@ -38,7 +38,8 @@ def open_library(isa: str) -> Library | None:
     try:
         known = ISAS[: ISAS.index(isa) + 1]
         library = _find(next((name for name in reversed(known) if name in available()), isa))
-        library.sets()  # has the kernel grant what the library needs
+        if not library.sets() >> ISAS.index(library.isa) & 1:  # the kernel grants AMX when asked
+            raise OSError(f"this CPU does not run {library.isa}")
     except OSError as error:
         logger.warning("The native step is not used (%s); torch runs the models.", error)
         return None
@@ -69,7 +70,12 @@ def library() -> Library | None:
     sets = supported()
     if asked and asked not in sets:
         raise ModelError(f"{VARIABLE} is {asked!r}, but this CPU runs {', '.join(sets)}.")
-    return open_library(asked or sets[-1])
+    found = open_library(asked or sets[-1])
+    if asked and found is not None and found.isa != asked:
+        raise ModelError(
+            f"{VARIABLE} is {asked!r}, which was not built; there is {', '.join(available())}."
+        )
+    return found
 
 
 def available() -> tuple[str, ...]:

@@ -58,11 +58,13 @@ struct Codes;
 template <>
 struct Codes<8> {
     __m512i first;
+    Codes() = default;
     explicit Codes(const std::uint8_t* p) : first(_mm512_loadu_si512(p)) {}
 };
 template <>
 struct Codes<4> {
     __m512i first, second;
+    Codes() = default;
     explicit Codes(const std::uint8_t* p) {
         const __m512i mask = _mm512_set1_epi8(15), both = _mm512_loadu_si512(p);
         first = _mm512_and_si512(both, mask);
@@ -72,6 +74,7 @@ struct Codes<4> {
 // The codes of four inputs, as bytes.
 struct ByteFour {
     __m512i v;
+    ByteFour() = default;
     ByteFour(const Codes<8>& codes, int) : v(codes.first) {}
     ByteFour(const Codes<4>& codes, int p) : v(p ? codes.second : codes.first) {}
 };
@@ -173,10 +176,10 @@ inline std::int32_t highest(Ints a) {
 }
 #endif
 
-// A row's digits take 2 * half bytes. With VNNI these are [2][half] bytes, digit = 256 * the
+// A row's digits take 2 * half bytes. With AVX-512 VNNI these are [2][half] bytes, digit = 256 * the
 // first + the second (-128 to 127); elsewhere int16, of every four inputs the first, the third,
-// the second and the fourth, which is how pairs of codes fall out of their words. There, digits of 8
-// bits may be bytes too: `in_bytes` says beside which codes.
+// the second and the fourth, which is how pairs of codes fall out of their words. Digits of 8 bits
+// are bytes where `in_bytes` says so of the codes' bits.
 //
 // Sums take the codes and digits of INPUTS after INPUTS; what is kept in less than 32 bits
 // meanwhile is taken up by `settle`. They want the codes of four inputs, unpacked once for all rows:
@@ -186,7 +189,7 @@ constexpr int INPUTS = 32;
 #if defined(__AVX512VNNI__)
 
 constexpr int DIGIT_BYTES = 1;  // from a digit to the next
-constexpr bool in_bytes(int) { return false; }  // they always are
+constexpr bool in_bytes(int) { return true; }
 constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
 
 // Sums over a block: 256 * high + low.
@@ -231,7 +234,7 @@ inline void put_digits(std::int8_t* row, int half, int at, Ints digits, bool) {
 #elif defined(__AVX2__)
 
 constexpr int DIGIT_BYTES = 2;
-#if defined(__AVXVNNI__)
+#if defined(__AVXVNNI__) && !defined(__AVX512F__)
 constexpr bool in_bytes(int) { return true; }
 #else
 constexpr bool in_bytes(int bits) { return bits == 4; }
@@ -242,6 +245,7 @@ constexpr int MOST_SUMS = 16, INTS = 1;  // INTS: registers of an Ints
 // The same as words: of the first and the third input, of the second and the fourth.
 struct WordFour {
     __m512i odd, even;
+    WordFour() = default;
     template <int BITS>
     WordFour(const Codes<BITS>& codes, int p) {
         const __m512i bytes = ByteFour(codes, p).v;
@@ -272,6 +276,7 @@ inline void pin(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
 template <int BITS>
 struct Codes {
     __m256i a, b;
+    Codes() = default;
     explicit Codes(const std::uint8_t* p)
         : a(_mm256_loadu_si256((const __m256i*)p)),
           b(_mm256_loadu_si256((const __m256i*)(p + 32))) {}
@@ -279,6 +284,7 @@ struct Codes {
 // The codes of four inputs, as bytes.
 struct ByteFour {
     __m256i a, b;
+    ByteFour() = default;
     ByteFour(const Codes<8>& codes, int) : a(codes.a), b(codes.b) {}
     ByteFour(const Codes<4>& codes, int p) {
         const __m256i mask = _mm256_set1_epi8(15);
@@ -289,6 +295,7 @@ struct ByteFour {
 // The same as words: of the first and the third input, of the second and the fourth.
 struct WordFour {
     __m256i odd_a, odd_b, even_a, even_b;
+    WordFour() = default;
     template <int BITS>
     WordFour(const Codes<BITS>& codes, int p) {
         const __m256i mask = _mm256_set1_epi16((1 << BITS) - 1);
@@ -303,7 +310,7 @@ struct WordFour {
     }
 };
 inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
-#if defined(__AVXVNNI__)
+#if defined(__AVXVNNI__) && !defined(__AVX512F__)
     sum.a = _mm256_dpwssd_avx_epi32(sum.a, a, digits.a);
     sum.b = _mm256_dpwssd_avx_epi32(sum.b, b, digits.b);
 #else
@@ -359,7 +366,7 @@ struct Sums {
     Ints all() const { return sum; }
 };
 
-#if defined(__AVXVNNI__)
+#if defined(__AVXVNNI__) && !defined(__AVX512F__)
 // The same of digits of 8 bits.
 struct ShortSums {
     using Four = ByteFour;
@@ -419,12 +426,14 @@ constexpr int MOST_SUMS = 1;
 template <int BITS>
 struct Codes {
     std::uint8_t bytes[64];
+    Codes() = default;
     explicit Codes(const std::uint8_t* p) { std::memcpy(bytes, p, 64); }
 };
 // The codes of four inputs, where they stand.
 struct AnyFour {
     const std::uint8_t* bytes;
     int shift, mask;
+    AnyFour() = default;
     template <int BITS>
     AnyFour(const Codes<BITS>& codes, int p)
         : bytes(codes.bytes), shift(4 * p), mask((1 << BITS) - 1) {}
@@ -460,5 +469,8 @@ inline void put_digits(std::int8_t* row, int, int at, Ints digits, bool) {
 }
 
 #endif
+
+// Digits are written as the sums read them.
+static_assert(in_bytes(4) == (Short<4>::DIGIT == 1) && in_bytes(8) == (Short<8>::DIGIT == 1));
 
 }  // namespace outrider

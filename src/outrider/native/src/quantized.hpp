@@ -130,14 +130,14 @@ inline std::ptrdiff_t ahead(int distance, int bytes, int blocks, std::size_t siz
     return std::ptrdiff_t(far) * bytes + next;
 }
 
-// R rows by C units, by `Sum`s over a block: of two units at once where registers hold them beside
-// the sums over blocks, so that digits are read once for both.
+// R rows by C units, by `Sum`s over a block: of all units at once where registers hold them, so that
+// memory is read in several streams and digits once for all, else of one after the other.
 template <int BITS, class Sum, int R, int C>
 void digit_block(const Packed& m, int unit, const Digits& x, int row, const End& end) {
     constexpr int step = 32 / BITS;
     // Two sums a row where there are few, so that one need not wait for the other.
-    constexpr int each = R <= 2 ? 2 : 1;
-    constexpr int side = C == 2 && R <= 4 && 2 * R * each * Sum::REGISTERS <= MOST_SUMS ? 2 : 1;
+    constexpr int each = R <= 2 && C <= 2 ? 2 : 1;
+    constexpr int side = R <= 4 && C * R * each * Sum::REGISTERS <= MOST_SUMS ? C : 1;
     const int half = m.half(), blocks = m.blocks();
     const std::size_t size = m.unit_size(), bytes = std::size_t(m.block) * LANES * BITS / 8;
     const std::uint8_t* w = m.codes.data() + unit * size;
@@ -165,13 +165,17 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
                 if (end.upcoming) [[unlikely]] (*end.upcoming)(ASKED);
 #pragma GCC unroll 8
                 for (int i = 0; i < INPUTS / step; ++i, from += 64) {
-                    for (int c = 0; c < side; ++c) __builtin_prefetch(from + c * size + further, 0, 2);
-                    const Codes<BITS> codes[2] = {Codes<BITS>(from),
-                                                  Codes<BITS>(from + (side - 1) * size)};
+                    Codes<BITS> codes[side];
+                    for (int c = 0; c < side; ++c) {
+                        __builtin_prefetch(from + c * size + further, 0, 2);
+                        codes[c] = Codes<BITS>(from + c * size);
+                    }
 #pragma GCC unroll 2
                     for (int p = 0; p < step / 4; ++p) {
-                        const typename Sum::Four fours[2] = {{codes[0], p}, {codes[1], p}};
+                        typename Sum::Four fours[side];
+                        for (int c = 0; c < side; ++c) fours[c] = {codes[c], p};
                         for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
                             for (int c = 0; c < side; ++c)
                                 all[i % each][c][r].add(fours[c], line + std::size_t(r) * 2 * half,
                                                         half, k + i * step + 4 * p);
@@ -205,12 +209,17 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
     }
 }
 
+// Whether R rows pass by four units together rather than two: where AVX-512 VNNI has registers for the
+// sums of all, and beside as many rows as a tile has, whose digits are near for four.
+template <int BITS, class Sum, int R>
+constexpr bool FOUR_UNITS =
+    R == DIGIT_ROWS || (BITS == 8 && DIGIT_BYTES == 1 && 4 * R * Sum::REGISTERS <= MOST_SUMS);
+
 template <int BITS, class Sum, int R>
 void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, int rows,
                 const End& end) {
     if (rows == R) {
-        // Of many rows the digits are near for four units, one after the other in each block.
-        if constexpr (R == DIGIT_ROWS)
+        if constexpr (FOUR_UNITS<BITS, Sum, R>)
             for (; last - first >= 4; first += 4)
                 digit_block<BITS, Sum, R, 4>(m, first, x, row, end);
         for (; last - first >= 2; first += 2) digit_block<BITS, Sum, R, 2>(m, first, x, row, end);
