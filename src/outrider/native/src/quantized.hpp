@@ -6,8 +6,8 @@
 // it nor on whether tiles or lanes do it.
 #pragma once
 
-#include "integers.hpp"
 #include "product.hpp"
+#include "sums.hpp"
 
 namespace outrider {
 
@@ -19,7 +19,7 @@ constexpr float FAINTEST = 1e-33f;
 // A matrix [out, in], w = scale * (code - zero), in units of 16 outputs. Inputs are padded group by
 // group: one of up to 128 is a block, a longer one several of 128. Zeros stand in for what pads.
 struct Packed {
-    Memory<std::uint8_t> codes;    // [units][blocks][inputs of a block][16], see integers.hpp
+    Memory<std::uint8_t> codes;    // [units][blocks][inputs of a block][16], see sums.hpp
     Memory<std::uint16_t> scales;  // fp16 [units][groups][16], times `factor`
     Memory<std::uint8_t> zeros;    // [units][groups][16], or empty: 2^(bits - 1)
     Memory<float> bias;            // [units * 16] or empty
@@ -63,7 +63,7 @@ void unpack_row(const Packed& m, int row, float* to);
 
 // Rows of activations as their product wants them.
 struct Digits {
-    std::int8_t* digits;  // [rows][2 * half], see integers.hpp
+    std::int8_t* digits;  // [rows][2 * half], see sums.hpp
     Part* parts;          // [rows][blocks]
     bool coarse;          // of 8 bits, in the room of 16
 };
