@@ -112,14 +112,6 @@ void digitise(const Packed& m, const T* x, std::size_t stride, int first, int la
     }
 }
 
-#if defined(__AVX512F__)
-constexpr int DIGIT_ROWS = 8;  // rows whose sums stay in registers
-#elif defined(__AVX2__)
-constexpr int DIGIT_ROWS = 4;
-#else
-constexpr int DIGIT_ROWS = 2;
-#endif
-
 // From the codes of block b, of `bytes`, to those about `distance` further on in the order in which
 // `count` units of `size` side by side are read: behind the last block stands the first of the next
 // units.
@@ -210,10 +202,12 @@ void digit_block(const Packed& m, int unit, const Digits& x, int row, const End&
 }
 
 // Whether R rows pass by four units together rather than two: where AVX-512 VNNI has registers for the
-// sums of all, and beside as many rows as a tile has, whose digits are near for four.
+// sums of all, of which a unit has several, and beside as many rows as a tile has, whose digits are
+// near for four.
 template <int BITS, class Sum, int R>
 constexpr bool FOUR_UNITS =
-    R == DIGIT_ROWS || (BITS == 8 && DIGIT_BYTES == 1 && 4 * R * Sum::REGISTERS <= MOST_SUMS);
+    R == Sum::ROWS || (BITS == 8 && DIGIT_BYTES == 1 && R * Sum::REGISTERS > 1 &&
+                       4 * R * Sum::REGISTERS <= MOST_SUMS);
 
 template <int BITS, class Sum, int R>
 void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, int rows,
@@ -233,13 +227,13 @@ void digit_tile(const Packed& m, int first, int last, const Digits& x, int row, 
 template <int BITS, class Sum>
 void product_in_lanes(const Packed& m, int first, int last, const Digits& x, int rows,
                       const End& end) {
-    if (rows <= DIGIT_ROWS)
-        return digit_tile<BITS, Sum, DIGIT_ROWS>(m, first, last, x, 0, rows, end);
-    const int tiles = tiles_of(rows, DIGIT_ROWS), few = near_units(m.unit_size());
+    if (rows <= Sum::ROWS)
+        return digit_tile<BITS, Sum, Sum::ROWS>(m, first, last, x, 0, rows, end);
+    const int tiles = tiles_of(rows, Sum::ROWS), few = near_units(m.unit_size());
     for (int unit = first; unit < last; unit += few) {
         const int stop = unit + few < last ? unit + few : last;
         each_tile(rows, tiles, [&](int row, int count) {
-            digit_tile<BITS, Sum, DIGIT_ROWS>(m, unit, stop, x, row, count, end);
+            digit_tile<BITS, Sum, Sum::ROWS>(m, unit, stop, x, row, count, end);
         });
     }
 }

@@ -23,7 +23,8 @@ struct Part {
 //
 // Sums take the codes and digits of INPUTS after INPUTS; what is kept in less than 32 bits
 // meanwhile is taken up by `settle`. They want the codes of four inputs, unpacked once for all rows:
-// Four(codes, p), p = 1 for those in the high nibbles.
+// Four(codes, p), p = 1 for those in the high nibbles. Registers hold REGISTERS of each sum, and
+// the sums of ROWS rows.
 constexpr int INPUTS = 32;
 
 #if defined(__AVX512F__)
@@ -63,7 +64,7 @@ constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
 // Sums over a block: 256 * high + low.
 struct Sums {
     using Four = ByteFour;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 2, ROWS = 8;
     __m512i high, low;
     Sums() : high(_mm512_setzero_si512()), low(_mm512_setzero_si512()) {}
     Sums(Ints zeros, const Part& part)
@@ -80,7 +81,7 @@ struct Sums {
 // The same of digits of 8 bits.
 struct ShortSums {
     using Four = ByteFour;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 8;
     __m512i low;
     ShortSums() : low(_mm512_setzero_si512()) {}
     ShortSums(Ints zeros, const Part& part) : low(Sums(zeros, part).low) {}
@@ -211,7 +212,7 @@ struct Bytes {
 
 struct Sums {
     using Four = WordFour;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = INTS;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = INTS, ROWS = INTS == 1 ? 8 : 4;
     Ints sum;
     Sums() : sum(ints(0)) {}
 #if defined(__AVX512F__)
@@ -238,7 +239,7 @@ struct Sums {
 // The same of digits of 8 bits.
 struct ShortSums {
     using Four = ByteFour;
-    static constexpr int DIGIT = 1, REGISTERS = INTS;
+    static constexpr int DIGIT = 1, REGISTERS = INTS, ROWS = 6;
     Ints sum;
     ShortSums() : sum(ints(0)) {}
     ShortSums(Ints zeros, const Part& part) : sum(Sums(zeros, part).sum) {}
@@ -256,7 +257,7 @@ using Short = ShortSums;
 #else
 struct ByteSums {
     using Four = ByteFour;
-    static constexpr int DIGIT = 1, REGISTERS = 2 * Sums::REGISTERS;
+    static constexpr int DIGIT = 1, REGISTERS = 2 * Sums::REGISTERS, ROWS = Sums::ROWS;
     Sums sums;
     Bytes bytes;
     ByteSums() = default;
@@ -309,7 +310,7 @@ struct AnyFour {
 
 struct Sums {
     using Four = AnyFour;
-    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1;
+    static constexpr int DIGIT = DIGIT_BYTES, REGISTERS = 1, ROWS = 2;
     Ints sum;
     Sums() : sum(ints(0)) {}
     Sums(Ints zeros, const Part& part)
