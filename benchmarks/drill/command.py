@@ -8,6 +8,7 @@ prometheus; without them it says so and ends well.
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -52,6 +53,8 @@ def main(
     if (need := missing()) is not None:
         typer.echo(f"skipped: the drill needs HAProxy and Prometheus; run: {need}", err=True)
         return
+    # Background jobs of a shell ignore SIGINT, and so would the loads, which are ended by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     pace = SHORT if short else LONG
     if quiet is None:
         quiet = pace.window * (QUIET_SHORT if short else QUIET_LONG)
