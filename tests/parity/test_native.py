@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +220,20 @@ class FakeLibrary:
         self.start = lambda threads: threads
 
 
+@pytest.fixture
+def choosing_anew() -> Iterator[None]:
+    """What was found out about this CPU is forgotten, before and after."""
+
+    def forget() -> None:
+        native.supported.cache_clear()
+        native.open_library.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("choosing_anew")
 @pytest.mark.parametrize(
     ("sets", "unbuilt", "chosen"),
     [
@@ -236,20 +250,14 @@ def test_the_best_set_that_the_cpu_runs_is_chosen(
     monkeypatch.delenv(native.VARIABLE, raising=False)
     monkeypatch.setattr(native, "_file", lambda isa: None if isa in unbuilt else Path(isa))
     monkeypatch.setattr(native, "Library", lambda isa, _: FakeLibrary(isa, sets))
-    for cached in (native.supported, native.open_library):
-        cached.cache_clear()
-    try:
-        found = native.library()
-        assert found is not None
-        assert found.isa == chosen
-        for isa in unbuilt:
-            if isa in native.supported():
-                monkeypatch.setenv(native.VARIABLE, isa)
-                with pytest.raises(ModelError, match=f"is '{isa}', which was not built; there is"):
-                    native.library()
-    finally:
-        for cached in (native.supported, native.open_library):
-            cached.cache_clear()
+    found = native.library()
+    assert found is not None
+    assert found.isa == chosen
+    for isa in unbuilt:
+        if isa in native.supported():
+            monkeypatch.setenv(native.VARIABLE, isa)
+            with pytest.raises(ModelError, match=f"is '{isa}', which was not built; there is"):
+                native.library()
 
 
 def test_what_is_not_covered_takes_the_torch_path(
@@ -334,17 +342,14 @@ def test_a_model_without_its_weights_is_not_run(model: NativeTransformer) -> Non
     step.free("model", bare)
 
 
+@pytest.mark.usefixtures("choosing_anew")
 def test_without_a_library_torch_serves(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    native.open_library.cache_clear()
     monkeypatch.setattr(native, "folders", [])
     monkeypatch.delenv(native.VARIABLE, raising=False)
-    try:
-        with caplog.at_level(logging.WARNING, "outrider"):
-            for _ in range(2):
-                assert isinstance(load_model(folder, "float32", CPU, 256), Transformer)
-        assert len(caplog.records) == 1
-        assert "no C++ compiler" in caplog.text
-    finally:
-        native.open_library.cache_clear()
+    with caplog.at_level(logging.WARNING, "outrider"):
+        for _ in range(2):
+            assert isinstance(load_model(folder, "float32", CPU, 256), Transformer)
+    assert len(caplog.records) == 1
+    assert "no C++ compiler" in caplog.text

@@ -58,7 +58,6 @@ struct ByteFour {
 #if defined(__AVX512VNNI__)
 
 constexpr int DIGIT_BYTES = 1;  // from a digit to the next
-constexpr bool in_bytes(int) { return true; }
 constexpr int MOST_SUMS = 16;   // registers that hold a block's sums
 
 // Sums over a block: 256 * high + low.
@@ -103,11 +102,6 @@ inline void put_digits(std::int8_t* row, int half, int at, Ints digits, bool) {
 #elif defined(__AVX2__)
 
 constexpr int DIGIT_BYTES = 2;
-#if defined(__AVXVNNI__) && !defined(__AVX512F__)
-constexpr bool in_bytes(int) { return true; }
-#else
-constexpr bool in_bytes(int bits) { return bits == 4; }
-#endif
 
 #if defined(__AVX512F__)
 constexpr int MOST_SUMS = 16, INTS = 1;  // INTS: registers of an Ints
@@ -179,7 +173,7 @@ struct WordFour {
     }
 };
 inline void add_pairs(Ints& sum, __m256i a, __m256i b, Ints digits) {
-#if defined(__AVXVNNI__) && !defined(__AVX512F__)
+#if defined(__AVXVNNI__)
     sum.a = _mm256_dpwssd_avx_epi32(sum.a, a, digits.a);
     sum.b = _mm256_dpwssd_avx_epi32(sum.b, b, digits.b);
 #else
@@ -192,7 +186,6 @@ inline __m256i narrowed(Ints digits) {
 }
 inline Ints four_of(const void* p) { return repeated(p); }
 
-#if !defined(__AVXVNNI__)
 // Pairs of products of 4-bit codes and digits of 8 bits: at most 2 * 15 * 127, eight of which fit.
 struct Bytes {
     __m256i a, b;
@@ -207,7 +200,6 @@ struct Bytes {
         return {_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one)};
     }
 };
-#endif
 #endif
 
 struct Sums {
@@ -235,8 +227,8 @@ struct Sums {
     Ints all() const { return sum; }
 };
 
-#if defined(__AVXVNNI__) && !defined(__AVX512F__)
 // The same of digits of 8 bits.
+#if defined(__AVXVNNI__)
 struct ShortSums {
     using Four = ByteFour;
     static constexpr int DIGIT = 1, REGISTERS = INTS, ROWS = 6;
@@ -289,7 +281,6 @@ inline void put_digits(std::int8_t* row, int, int at, Ints digits, bool bytes) {
 #else
 
 constexpr int DIGIT_BYTES = 2;
-constexpr bool in_bytes(int) { return false; }
 constexpr int MOST_SUMS = 1;
 
 template <int BITS>
@@ -339,7 +330,9 @@ inline void put_digits(std::int8_t* row, int, int at, Ints digits, bool) {
 
 #endif
 
-// Digits are written as the sums read them.
-static_assert(in_bytes(4) == (Short<4>::DIGIT == 1) && in_bytes(8) == (Short<8>::DIGIT == 1));
+// Whether digits of 8 bits are bytes beside codes of `bits`.
+constexpr bool in_bytes(int bits) {
+    return (bits == 4 ? Short<4>::DIGIT : Short<8>::DIGIT) == 1;
+}
 
 }  // namespace outrider
