@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from outrider.errors import ConfigError, EndpointError
 from outrider.planning.diagnose import diagnose, look, symptoms
 from outrider.planning.endpoint import Endpoint
-from outrider.planning.facts import ORDER, check_thresholds, holds
+from outrider.planning.facts import ORDER, check_thresholds, holds, names
 from outrider.planning.metrics import facts_of
 from outrider.planning.observation import observe
+from outrider.planning.problems import markdown
 from outrider.planning.tables import table
 from outrider.scraping import engine_of, of_mapping, parse
 
@@ -207,6 +208,120 @@ def test_a_window_counts_what_is_new() -> None:
     assert grown.total(gauge) == 4
     again = parse("\n".join(grown.lines()))
     assert facts_of(again) == facts_of(grown)
+
+
+STATED = {
+    ("memory_used", 0.96): "memory-very-high", ("memory_usage", "98 %"): "memory-critical",
+    ("gpu_memory_percent", 93): "memory-high", ("speedup", 0.7): "slower-than-plain",
+    ("Acceptance-Rate", 0.2): "acceptance-low", ("kv_cache_usage", 0.99): "kv-full",
+    ("output_differs", 0.5): "output-differs", ("ttft_ratio", "1.5"): "ttft-worse",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("stated", "symptom"), STATED.items(), ids=lambda each: str(each))
+def test_facts_by_name_are_diagnosed_in_a_file_and_in_python(
+    stated: tuple[str, Any], symptom: str, tmp_path: Path
+) -> None:
+    known = {} if "cceptance" in stated[0] else {"acceptance": 0.7}
+    content = {**known, "same_family": True, "temperature": None, stated[0]: stated[1]}
+    file = tmp_path / "facts.json"
+    file.write_text(json.dumps(content))
+    assert shown(file) == [symptom]
+    assert [problem.symptom for problem in diagnose(content)] == [symptom]
+    assert look(file)[0].facts == look(content)[0].facts
+
+
+def test_facts_beside_metrics_reports_and_what_was_saved_are_read() -> None:
+    full, page = {"memory_used": 0.98}, "vllm:num_requests_running 3"
+    run = {"drafter": "model", "acceptance_rate": 0.7}
+    for content in (
+        {"vllm:num_requests_running": 3, **full}, {"metrics": page, **full},
+        {"facts": full}, {"metrics": full}, {"metrics": "no", **full}, {"runs": [{**run, **full}]},
+        {"runs": [run], **full}, {"seen": [{"where": "x", "facts": full}], "problems": []},
+        {"num_prompts": 8, "completed": 8, **full},
+    ):  # fmt: skip
+        assert "memory-critical" in [each.symptom for each in diagnose(content)], content
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"memory_usd": 0.96}, "no fact 'memory_usd'; did you mean 'memory_used'"),
+        ({"acceptance": 0.7, "aceptance_rat": 1}, "did you mean 'acceptance_rate'"),
+        ({"acceptance": 0.7, "wobble": 1}, "there is no fact 'wobble'; docs/diagnose.md lists"),
+        ({"acceptance": 0.7, "acceptance_rate": 0.6}, "are one fact with two values"),
+        ({"memory_used": 96}, "give a share from 0 to 1, such as 0.9 or 90%"),
+        ({"memory_percent": 196}, "give 0 to 100"),
+        ({"memory_used": -0.1}, "give a number from 0 on"),
+        ({"memory_used": float("nan")}, "give a number from 0 on"),
+        ({"memory_used": "full"}, "give a number from 0 on"),
+        ({"memory_used": [0.96]}, "give a number from 0 on"),
+        ({"memory_used": True}, "give a number from 0 on"),
+        ({"memory_used": 10**5000}, "a value too long to be shown"),
+        ({"engine": "llm"}, "give outrider, vllm"),
+        ({"same_family": "perhaps"}, "give yes, or no"),
+        ({"facts": {"sped": 1}}, "did you mean 'speedup'"),
+        ({"speedup": None}, "holds no known facts"),
+        ({}, "holds no known facts"),
+        ({3: 4}, "holds no known facts"),
+        (None, "the source is None"),
+    ],
+)
+def test_facts_that_are_none_get_a_sentence(content: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        diagnose(content)
+
+
+def test_keys_of_results_that_nobody_knows_are_noted() -> None:
+    result = {"num_prompts": 8, "completed": 8, "mean_ttft_ms": 12.0, "p99_itl_ms": 3.0,
+              "rtfx": 0.0, "memory_usd": 0.96, "tp": 1, "cluster": "a", "rack": 3}  # fmt: skip
+    [seen] = observe(result)
+    assert seen.notes == [
+        "Unknown keys were passed over: 'memory_usd', 'tp', 'cluster' and 1 more (did you mean "
+        "'memory_used'?)."
+    ]
+    report = Path(__file__).parents[2] / "benchmarks" / "results" / "bench.json"
+    assert {note for each in observe(report) for note in each.notes} == set()
+
+
+def test_names_of_facts_are_told_apart() -> None:
+    facts = table("symptoms")["fact"]
+    said = [n for each in facts.values() for n in (*each.get("also", ()), *each.get("scaled", ()))]
+    assert len({*facts, *said}) == len(facts) + len(said)
+    for each in facts.values():
+        assert not set(each.get("values", ())) - set(map(str.lower, each.get("values", ())))
+
+
+PARTS = ("facts", "metrics", "runs", "seen", "machine", "num_samples", "drafter",
+         "vllm:num_requests_running", "acceptance_by_position")  # fmt: skip
+KEYS = st.sampled_from([*names(), *PARTS]) | st.text(max_size=9)
+LEAVES = st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text()
+HOSTILE = st.recursive(
+    LEAVES, lambda each: st.lists(each, max_size=3) | st.dictionaries(KEYS, each, max_size=3)
+)
+OBJECTS = st.dictionaries(KEYS, HOSTILE, max_size=5)
+
+
+def diagnosed_or_refused(content: Any) -> None:
+    said = ""
+    try:
+        markdown(look(content), diagnose(content))
+    except ConfigError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+@settings(max_examples=80, deadline=None)
+@given(OBJECTS)
+def test_any_object_is_diagnosed_or_refused(content: Any) -> None:
+    diagnosed_or_refused(content)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, deadline=None)
+@given(OBJECTS)
+def test_very_many_objects_are_diagnosed_or_refused(content: Any) -> None:
+    diagnosed_or_refused(content)
 
 
 Route = dict[str, tuple[int, str]]

@@ -36,8 +36,8 @@ def diagnose(
         str,
         typer.Argument(
             metavar="ENDPOINT|FILE",
-            help="A server's address; a saved page of /metrics; or a report of outrider bench or "
-            "vllm bench serve.",
+            help="A server's address; a saved page of /metrics; a report of outrider bench or vllm "
+            "bench serve; or facts by name as JSON.",
         ),
     ],
     plain: Annotated[

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 from .endpoint import differing
 from .facts import Facts, Figure, Value, check_facts, check_thresholds, figure, holds, number
-from .observation import Observation, observe
+from .observation import Observation, Source, observe
 from .tables import table
 
 
@@ -153,9 +152,9 @@ def _match(one: Observation, others: list[Observation], option: str) -> Observat
 
 
 def look(
-    source: str | Path,
-    plain: str | Path | None = None,
-    before: str | Path | None = None,
+    source: Source,
+    plain: Source | None = None,
+    before: Source | None = None,
     facts: Mapping[str, object] | None = None,
     key: str | None = None,
     seconds: float = 0.0,
@@ -175,10 +174,10 @@ def look(
 
 
 def diagnose(
-    source: str | Path,
+    source: Source,
     *,
-    plain: str | Path | None = None,
-    before: str | Path | None = None,
+    plain: Source | None = None,
+    before: Source | None = None,
     facts: Mapping[str, object] | None = None,
     thresholds: Mapping[str, object] | None = None,
     key: str | None = None,
@@ -187,7 +186,8 @@ def diagnose(
     """Return the problems of a server or a report, each with evidence, causes and remedies.
 
     Args:
-        source: a server's address, or a file: metrics, or a report of a benchmark.
+        source: a server's address; a file with metrics, facts or a report of a benchmark; or facts
+            by name as a dictionary.
         plain: the same without speculation, for speedup and TTFT; where both are addresses, a few
             greedy answers are compared, too.
         before: an earlier report, for what was lost since.

@@ -39,10 +39,12 @@ def thresholds_table() -> Iterator[str]:
 
 def facts_table() -> Iterator[str]:
     """Yield the lines of all facts."""
-    yield "| fact | unit | meaning |"
-    yield "| -- | -- | -- |"
+    yield "| fact | unit | meaning | other names |"
+    yield "| -- | -- | -- | -- |"
     for name, each in table("symptoms")["fact"].items():
-        yield f"| `{name}` | {each['unit']} | {each['help']} |"
+        others = [f"`{other}`" for other in each.get("also", ())]
+        others += [f"`{other}` (x {scale})" for other, scale in each.get("scaled", {}).items()]
+        yield f"| `{name}` | {each['unit']} | {each['help']} | {', '.join(others)} |"
 
 
 TABLES = {

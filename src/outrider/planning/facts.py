@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from math import isfinite
 from operator import ge, gt, le, lt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import ConfigError, shown
 from .tables import table
@@ -15,6 +17,8 @@ Value = float | str
 Facts = Mapping[str, Value]
 ORDER: dict[str, Callable[[float, float], bool]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
 LARGEST = 1e15
+LONGEST = 60
+"""Characters of a name that are compared with known ones."""
 
 
 class Figure(NamedTuple):
@@ -60,27 +64,91 @@ def holds(condition: str, facts: Facts, thresholds: Mapping[str, float]) -> bool
     return ORDER[operator](value, limit)
 
 
+class Named(NamedTuple):
+    """The fact that a name stands for, and how many of the name's unit are one of the fact's."""
+
+    fact: str
+    scale: float
+
+
+@cache
+def names() -> dict[str, Named]:
+    """Return what each name stands for: the facts' own, and those of reports and of people."""
+    found = {}
+    for fact, each in table("symptoms")["fact"].items():
+        for name in (fact, *each.get("also", ())):
+            found[name] = Named(fact, 1.0)
+        for name, scale in each.get("scaled", {}).items():
+            found[name] = Named(fact, float(scale))
+    return found
+
+
+def plain_name(name: str) -> str:
+    """Return a name in small letters, with underscores between its words."""
+    return re.sub(r"[\s-]+", "_", name.strip()).lower()
+
+
+def named(name: object) -> Named | None:
+    """Return what a name stands for; None where it is unknown."""
+    return names().get(plain_name(name)) if isinstance(name, str) else None
+
+
+def near(name: object, likeness: float = 0.6) -> str | None:
+    """Return the known name that is nearest to one that is none, if it is as like as that."""
+    return _close(name, names(), likeness)
+
+
 def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
-    """Return facts that somebody stated; numbers may be texts.
+    """Return facts that somebody stated, by our names; numbers may be texts, None is unknown.
 
     Raises:
-        ConfigError: there is no such fact, or its value is none.
+        ConfigError: there is no such fact, its value is none, or it is stated twice.
     """
-    known = table("symptoms")["fact"]
     found: dict[str, Value] = {}
+    said: dict[str, str] = {}
     for name, value in facts.items():
-        if name not in known:
-            raise ConfigError(f"there is no fact {shown(name)}; {_hint(name, known)}")
-        if _is_word(name):
-            if not isinstance(value, str) or not value.strip():
-                raise ConfigError(f"fact {name} is {shown(value)}; give {known[name]['help']}.")
-            found[name] = value.strip()
-        else:
-            amount = number(f"fact {name}", value)
-            if known[name]["unit"] == "share" and amount > 1:
-                raise ConfigError(f"fact {name} is {shown(value)}; give a share from 0 to 1.")
-            found[name] = amount
+        known = named(name)
+        if known is None:
+            raise ConfigError(f"there is no fact {shown(name)}; {_hint(near(name))}")
+        if value is None:
+            continue
+        checked = check_fact(name, known, value)
+        if found.setdefault(known.fact, checked) != checked:
+            raise ConfigError(
+                f"{said[known.fact]} and {name} are one fact with two values; give one."
+            )
+        said[known.fact] = name
     return found
+
+
+def check_fact(name: str, known: Named, value: object) -> Value:
+    """Return the value of a fact that somebody states as ``name``, in the fact's own unit.
+
+    Raises:
+        ConfigError: it is out of the fact's range, or no number or word where one is due.
+    """
+    entry, what, scale = table("symptoms")["fact"][known.fact], f"fact {name}", known.scale
+    if _is_word(known.fact):
+        return _word(what, value, entry)
+    if entry["unit"] != "share":
+        return number(what, value) / scale
+    part = value
+    if isinstance(value, str) and value.strip().endswith("%"):
+        part, scale = value.strip()[:-1], 100.0
+    amount = number(what, part) / scale
+    if amount > 1:
+        most = "a share from 0 to 1, such as 0.9 or 90%" if scale == 1 else f"0 to {scale:g}"
+        raise ConfigError(f"{what} is {shown(value)}; give {most}.")
+    return amount
+
+
+def _word(what: str, value: object, known: Mapping[str, Any]) -> str:
+    word = str(value).strip() if isinstance(value, str | bool) else ""
+    values = known.get("values", {word: ()})
+    for each, others in values.items():
+        if word and word.lower() in (each.lower(), *others):
+            return str(each)
+    raise ConfigError(f"{what} is {shown(value)}; give {known['help']}.")
 
 
 def check_thresholds(thresholds: Mapping[str, object]) -> dict[str, float]:
@@ -93,7 +161,7 @@ def check_thresholds(thresholds: Mapping[str, object]) -> dict[str, float]:
     found: dict[str, float] = {name: float(each["value"]) for name, each in known.items()}
     for name, value in thresholds.items():
         if name not in known:
-            raise ConfigError(f"there is no threshold {shown(name)}; {_hint(name, known)}")
+            raise ConfigError(f"there is no threshold {shown(name)}; {_hint(_close(name, known))}")
         found[name] = number(f"threshold {name}", value)
     return found
 
@@ -120,8 +188,11 @@ def number(what: str, value: object) -> float:
     return found
 
 
-def _hint(name: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(str(name), known, 1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return "docs/diagnose.md lists those that there are."
+def _close(name: object, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    text = name.lower()[:LONGEST] if isinstance(name, str) else ""
+    found = difflib.get_close_matches(text, known, 1, likeness)
+    return found[0] if found else None
+
+
+def _hint(near: str | None) -> str:
+    return f"did you mean {near!r}?" if near else "docs/diagnose.md lists those that there are."

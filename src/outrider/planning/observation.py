@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,29 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, shown
+from ..fields import is_number
 from ..scraping import Page, of_mapping, parse
 from .endpoint import Endpoint
-from .facts import Value, check_facts
+from .facts import Value, check_facts, named, names, near, plain_name
 from .host import is_local, load_facts
 from .metrics import add_survival, facts_of
+from .tables import table
 
-PLAIN = {
-    "acceptance_rate": "acceptance", "speedup": "speedup", "temperature": "temperature",
-    "acceptance_length": "acceptance_length", "batch_size": "running",
-    "spec_decode_acceptance_length": "acceptance_length", "max_concurrency": "running",
-    "num_speculative_tokens": "draft_length", "spec_decode_draft_tokens": "drafted",
-    "completed": "requests",
-}  # fmt: skip
-"""Keys of reports, and the facts that they are."""
-SCALED = {
-    "spec_decode_acceptance_rate": ("acceptance", 100.0), "mean_ttft_ms": ("ttft", 1000.0),
-    "median_ttft_ms": ("ttft", 1000.0), "mean_tpot_ms": ("tpot", 1000.0),
-    "median_tpot_ms": ("tpot", 1000.0), "latency_per_token_ms": ("tpot", 1000.0),
-}  # fmt: skip
-"""Keys of reports in other units, and what one of ours is in them."""
 POSITIONS = ("spec_decode_per_position_acceptance_rates", "acceptance_by_position")
 LOOKUPS = ("ngram", "suffix", "prediction")
-TOLD = {"outputs_identical", *PLAIN, *SCALED, *POSITIONS} - {"temperature", "max_concurrency"}
+HEAD = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
+"""Keys that tell the runs of a report apart."""
+NAMED = 3
+"""Unknown keys that a note names."""
+FAIRLY, VERY = 0.6, 0.8
+"""How like a known name a key is that may be meant as one: beside known ones, and alone."""
+
+
+Source = str | Path | Mapping[str, Any]
 
 
 @dataclass
@@ -63,13 +60,13 @@ class Observation:
         return {"where": self.where, "metrics": lines, "facts": other}
 
 
-def observe(source: str | Path, key: str | None = None, seconds: float = 0.0) -> list[Observation]:
+def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> list[Observation]:
     """Return what a source tells, one observation for each run of a report.
 
     Args:
-        source: an address; or a file with a page of ``/metrics``, with metrics by name as JSON,
-            with what ``--save`` wrote, or with a report of ``outrider bench`` or
-            ``vllm bench serve``.
+        source: an address; a file with a page of ``/metrics``, or with JSON: facts or metrics by
+            name, what ``--save`` wrote, a report of ``outrider bench`` or ``vllm bench serve``; or
+            the object of such JSON.
         key: the API key of an endpoint.
         seconds: how long to watch an endpoint; 0 takes what it counted since its start.
 
@@ -77,6 +74,10 @@ def observe(source: str | Path, key: str | None = None, seconds: float = 0.0) ->
         ConfigError: the source is none, or has another shape.
         EndpointError: the server is down, or does not speak OpenAI's API.
     """
+    if isinstance(source, Mapping):
+        return of_json(source, "what was given")
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"the source is {shown(source)}; give an address, a file or facts.")
     path = Path(source)
     try:
         is_file = path.is_file()
@@ -151,48 +152,123 @@ def read_file(file: Path) -> list[Observation]:
         content = json.loads(text)
     except (ValueError, RecursionError):
         raise ConfigError(f"{file} is not JSON; give metrics or a report.") from None
-    found = of_json(content, file.name)
-    if not found:
-        raise ConfigError(
-            f"{file} holds neither metrics nor a report of a benchmark with figures; write one "
-            "with outrider diagnose ENDPOINT --save FILE, or outrider bench --json FILE."
-        )
+    if not isinstance(content, dict):
+        content = {}
+    return of_json(content, file.name)
+
+
+def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
+    """Return what an object tells: facts or metrics by name, what was saved, or a report.
+
+    Raises:
+        ConfigError: it tells nothing, or has a key or a value that is none.
+    """
+    runs, seen = content.get("runs"), content.get("seen")
+    if isinstance(runs, list):
+        machine = content.get("machine")
+        found = [_of_run(run, machine) for run in runs if isinstance(run, dict) and _drafts(run)]
+        found = [each for each in found if each.facts]
+        for each in found:
+            _take_all(each, content)
+    elif isinstance(seen, list):  # what outrider diagnose --json wrote
+        found = [
+            _of_saved(each, _text(each.get("where", where)))
+            for each in seen
+            if isinstance(each, dict)
+        ]
+    elif "facts" in content or not _is_word(content.get("metrics")):
+        found = [_of_saved(content, where)]
+    else:
+        found = [_of_names(content, where)]
+    if not any(each.facts for each in found):
+        raise _nothing(where)
     return found
 
 
-def of_json(content: object, where: str) -> list[Observation]:
-    """Return what a JSON object tells, nothing if it has another shape."""
-    if not isinstance(content, dict):
-        return []
-    if "metrics" in content:
-        return [_of_saved(content, where)]
-    if isinstance(content.get("runs"), list):
-        machine = content.get("machine")
-        runs = [run for run in content["runs"] if isinstance(run, dict)]
-        found = [_of_run(run, machine) for run in runs if _drafts(run)]
-        return [each for each in found if each.facts]
-    if TOLD & set(content):
-        found = [_of_run(content, content.get("machine"), where)]
-        return [each for each in found if each.facts]
-    page = of_mapping(content)
-    return [of_page(page, where)] if facts_of(page) else []
+def _nothing(where: str) -> ConfigError:
+    return ConfigError(
+        f"{where} holds no known facts, and neither metrics nor a report of a benchmark with "
+        "figures; write one with outrider diagnose ENDPOINT --save FILE, or outrider bench --json "
+        "FILE."
+    )
+
+
+def _is_word(metrics: object) -> bool:
+    """Return whether ``metrics`` of an object is absent or the fact of that name, not a page."""
+    words = (None, True, False, "yes", "no")
+    return metrics in words if isinstance(metrics, str | bool | None) else False
 
 
 def _of_saved(content: Mapping[str, Any], where: str) -> Observation:
-    metrics, stated = content["metrics"], content.get("facts", {})
+    metrics, stated = content.get("metrics"), content.get("facts", {})
     if isinstance(metrics, list) and all(isinstance(line, str) for line in metrics):
         metrics = "\n".join(metrics)
     if not isinstance(stated, dict):
         raise ConfigError(f"{where} has facts that are no object; give them by name.")
-    facts = check_facts(stated)
+    beside = {key: value for key, value in content.items() if key != "metrics" and named(key)}
     if isinstance(metrics, dict):
-        found = of_page(of_mapping(metrics), where)
+        found = _of_names(metrics, where)
+    elif _is_word(metrics):
+        beside["metrics"] = metrics
+        found = Observation(where, {})
     elif isinstance(metrics, str):
         found = of_page(parse(metrics), where) if metrics.strip() else Observation(where, {})
     else:
         raise ConfigError(f"{where} has metrics that are neither text nor by name; save them anew.")
-    found.facts |= facts
+    found.facts |= check_facts(beside) | check_facts(stated)
+    _note_unknown(found, content)
     return found
+
+
+def _of_names(content: Mapping[str, Any], where: str) -> Observation:
+    """Return what an object without parts tells: facts and metrics by name, or one result.
+
+    Raises:
+        ConfigError: a key is none of these; among metrics and in results such keys are noted.
+    """
+    if any(_listed(key, "marks") for key in content):
+        return _of_run(content, content.get("machine"), where)
+    stated = {key: value for key, value in content.items() if named(key)}
+    read = {key: value for key, value in content.items() if _listed(key, "read")}
+    other = {key: value for key, value in content.items() if key not in stated | read}
+    found = _of_run(read, content.get("machine"), where)
+    page = _by_name(other)
+    if facts_of(page):
+        found.facts = of_page(page, where).facts | found.facts
+        found.page = page
+    elif other:
+        like = FAIRLY if stated else VERY
+        key = next((key for key in other if near(key, like)), next(iter(other)))
+        if not stated and not near(key, like):
+            raise _nothing(where)
+        check_facts({key: None})  # says that there is none
+    found.facts |= check_facts(stated)
+    return found
+
+
+def _by_name(metrics: Mapping[str, Any]) -> Page:
+    return of_mapping(
+        {key: value for key, value in metrics.items() if type(value) is str or is_number(value)}
+    )
+
+
+def _listed(key: object, *lists: str) -> bool:
+    """Return whether the catalogue's patterns of a report's keys have a key."""
+    return isinstance(key, str) and any(
+        re.fullmatch(pattern, key)
+        for name in lists
+        for pattern in table("symptoms")["report"][name]
+    )
+
+
+def _note_unknown(found: Observation, content: Mapping[str, Any]) -> None:
+    """Note the keys of a report that are neither facts nor known."""
+    keys = [k for k in content if not named(k) and not _listed(k, "read", "marks", "keys")]
+    if keys:
+        more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+        hint = next((f" (did you mean {near(key)!r}?)" for key in keys if near(key)), "")
+        listed = ", ".join(map(shown, keys[:NAMED]))
+        found.notes.append(f"Unknown keys were passed over: {listed}{more}{hint}.")
 
 
 def _drafts(run: Mapping[str, Any]) -> bool:
@@ -201,13 +277,9 @@ def _drafts(run: Mapping[str, Any]) -> bool:
 
 
 def _of_run(run: Mapping[str, Any], machine: object, where: str = "") -> Observation:
-    names = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
-    parts = [f"{name} {run[name]}" for name in names if run.get(name) not in (None, "")]
+    parts = [f"{name} {_text(run[name])}" for name in HEAD if run.get(name) not in (None, "")]
     found = Observation(", ".join(parts) or where, {})
-    for key, fact in PLAIN.items():
-        _take(found, key, run.get(key), fact, 1.0)
-    for key, (fact, scale) in SCALED.items():
-        _take(found, key, run.get(key), fact, scale)
+    _take_all(found, run)
     for key in POSITIONS:
         survival = run.get(key)
         if isinstance(survival, list) and all(_number(each) is not None for each in survival):
@@ -223,19 +295,23 @@ def _of_run(run: Mapping[str, Any], machine: object, where: str = "") -> Observa
     _add_source(found, run.get("spec_decode_source"))
     _add_machine(found, run.get("machine"))
     if isinstance(machine, dict):
-        found.hardware = str(machine.get("gpu") or machine.get("cpu") or "")
+        found.hardware = _text(machine.get("gpu") or machine.get("cpu") or "")
+    _note_unknown(found, run)
     return found
 
 
-def _take(found: Observation, key: str, value: object, fact: str, scale: float) -> None:
-    """Add a figure of a report; say so where it is none."""
-    if value is None:
-        return
-    number = _number(value)
-    if number is None or (fact == "acceptance" and number / scale > 1):
-        found.notes.append(f"{key} is {shown(value)} and was passed over.")
-        return
-    found.facts[fact] = number / scale
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else shown(value)
+
+
+def _take_all(found: Observation, run: Mapping[str, Any]) -> None:
+    """Add the facts of a report, of several names of one the last; say so where one is none."""
+    by_name = {plain_name(key): key for key in run if named(key)}
+    for key in (by_name[name] for name in names() if name in by_name):
+        try:
+            found.facts |= check_facts({key: run[key]})
+        except ConfigError:
+            found.notes.append(f"{key} is {shown(run[key])} and was passed over.")
 
 
 def _number(value: object) -> float | None:
