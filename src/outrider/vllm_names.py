@@ -8,6 +8,7 @@ from typing import Any
 from .config import ENGINE_OPTIONS
 from .errors import ConfigError, no_option, shown
 from .limits import Number, check_number
+from .methods import TABLE, find_method
 
 OPTIONS = tuple(option.name for option in ENGINE_OPTIONS)
 DEPRECATED = {
@@ -29,8 +30,6 @@ SPECULATIVE_IGNORED = (
     "parallel_drafting",
 )  # fmt: skip
 """Keys without a meaning on one device and with an exact rule."""
-WITH_MODEL = ("draft_model", "eagle3", "medusa")
-"""Methods that name a checkpoint, which tells by its contents what it is."""
 SUFFIX = {
     "suffix_decoding_max_tree_depth": (64, "a match has up to 64 tokens"),
     "suffix_decoding_max_cached_requests": (0, "suffix_store keeps past outputs, by tokens"),
@@ -112,19 +111,25 @@ def _speculative(config: object) -> dict[str, Any]:
         raise ConfigError(f"speculative_config is {shown(config)}; give an object.")
     options: dict[str, Any] = {}
     rest = dict(config)
-    method, model = rest.pop("method", None), rest.pop("model", None)
-    if method in ("ngram", "ngram_gpu") or model in ("ngram", "[ngram]"):
-        options["drafter"] = "ngram"
-    elif method == "suffix" and model in (None, "suffix"):
-        options["drafter"] = "suffix"
-        _ignore_suffix_keys(rest)
-    elif method in (None, *WITH_MODEL) and model is not None:
+    stated, model = rest.pop("method", None), rest.pop("model", None)
+    # vLLM takes a method's name in place of a model, as ngram.
+    method = find_method(stated if stated is not None else model)
+    ours = method.ours if method is not None else None
+    alone = method is not None and not method.checkpoint
+    if ours is not None and alone and (model is None or ours == "ngram" or model == ours):
+        options["drafter"] = ours
+        if ours == "suffix":
+            _ignore_suffix_keys(rest)
+    elif model is not None and (stated is None or (ours is not None and not alone)):
         options["drafter"] = model
     else:
-        stated = f"method {shown(method)}" if method else "neither method nor model"
+        said = f"method {shown(stated)}" if stated else "neither method nor model"
+        names = [
+            ", ".join(each.name for each in TABLE if each.ours and each.checkpoint is checkpoint)
+            for checkpoint in (False, True)
+        ]
         raise ConfigError(
-            f"speculative_config has {stated}; give method 'ngram' or 'suffix', or "
-            "'draft_model', 'eagle3' or 'medusa' with model."
+            f"speculative_config has {said}; give {names[0]}, or one of {names[1]} with model."
         )
     for name, value in rest.items():
         if name in SPECULATIVE:

@@ -19,8 +19,9 @@ from outrider.cli import app
 from outrider.deploy import capabilities
 from outrider.deploy.engines import LAUNCHES
 from outrider.deploy.render import FORMATS, render
-from outrider.deploy.spec import METHODS, WITH_MODEL, parse
+from outrider.deploy.spec import parse
 from outrider.errors import ConfigError
+from outrider.methods import NAMES, WITH_CHECKPOINT
 
 SCHEDULE = [[1, 16, 5], [17, 64, 2], [65, 512, 0]]
 HUB = {"target": {"model": "org/target"}}
@@ -29,7 +30,7 @@ KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": li
 
 def document(engine: str, method: str = "none", **changes: Any) -> dict[str, Any]:
     drafter: dict[str, Any] = {"method": method}
-    if method in WITH_MODEL:
+    if method in WITH_CHECKPOINT:
         drafter["model"] = "org/drafter"
     if method not in ("none", "speculators"):
         drafter["num_speculative_tokens"] = 5
@@ -46,7 +47,7 @@ def pairs() -> list[tuple[str, str]]:
     found = []
     for engine in capabilities.ENGINES:
         methods = capabilities.find(engine).methods
-        found += [(engine, method) for method in METHODS if method in methods or method == "none"]
+        found += [(engine, method) for method in NAMES if method in methods or method == "none"]
     return found
 
 
@@ -66,10 +67,10 @@ def rich(engine: str, method: str) -> dict[str, Any]:
         made["drafter"] |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     if has.schedule and method not in ("none", "speculators"):
         made["drafter"]["schedule"] = SCHEDULE
-    if has.draft_quantization and method in WITH_MODEL:
+    if has.draft_quantization and method in WITH_CHECKPOINT:
         made["drafter"]["quantization"] = "int8" if engine == "outrider" else "fp8"
-    if has.draft_tensor_parallel and method in WITH_MODEL:
-        made["drafter"]["tensor_parallel_size"] = 1
+    if has.parallel and method in WITH_CHECKPOINT:
+        made["drafter"]["tensor_parallel_size"] = 4
     return made
 
 
@@ -205,14 +206,13 @@ def test_no_text_leaves_its_place(engine: str, name: str) -> None:
 
 
 def test_vllm_schedule_and_vocabulary() -> None:
-    drafter = {"schedule": SCHEDULE, "tensor_parallel_size": 1, "other_vocabulary": True}
+    drafter = {"schedule": SCHEDULE, "tensor_parallel_size": 4, "other_vocabulary": True}
     made = document("vllm", "draft_model", drafter=drafter, parallel={"tensor": 4})
     del made["drafter"]["num_speculative_tokens"]
     assert launch(made).options["--speculative-config"] == {
         "method": "draft_model",
         "model": "org/drafter",
         "num_speculative_tokens": 5,
-        "draft_tensor_parallel_size": 1,
         "num_speculative_tokens_per_batch_size": SCHEDULE,
         "use_heterogeneous_vocab": True,
     }
@@ -279,6 +279,54 @@ def test_facts_of_a_local_checkpoint_are_read(tmp_path: Path) -> None:
         render(parse(made))
 
 
+@pytest.mark.parametrize(
+    ("engine", "words", "expected"),
+    [
+        ("vllm", "--drafter org/EAGLE3-of-it --num-speculative-tokens 3", '"method": "eagle3"'),
+        ("vllm", "--drafter org/h --method EAGLE --num-speculative-tokens 3", '"method": "eagle"'),
+        ("vllm", "--drafter nextn --num-speculative-tokens 1", '"method": "mtp"'),
+        ("sglang", "--drafter org/h --method eagle --num-speculative-tokens 3", "algorithm EAGLE "),
+        ("sglang", "--drafter mtp --num-speculative-tokens 1", "algorithm NEXTN"),
+        ("outrider", "--drafter org/h --method medusa", "--drafter org/h"),
+        ("outrider", "--drafter layerskip", "--drafter layerskip"),
+        ("llamacpp", "--drafter org/h --method eagle-3", "--spec-type draft-eagle3"),
+        ("trtllm", "--drafter NGram --num-speculative-tokens 3", "decoding_type: NGram"),
+    ],
+)
+def test_methods_have_one_table_of_names(engine: str, words: str, expected: str) -> None:
+    flags = ["deploy", "render", "--engine", engine, "--target", "org/t", *words.split()]
+    done = CliRunner().invoke(app, flags)
+    assert done.exit_code == 0, done.output
+    assert expected in done.stdout
+
+
+@pytest.mark.parametrize("method", WITH_CHECKPOINT)
+def test_the_name_of_a_method_is_no_checkpoint(method: str) -> None:
+    """``--drafter eagle3`` once rendered a model of that name."""
+    flags = ["--engine", "vllm", "--target", "org/t", "--num-speculative-tokens", "3"]
+    done = CliRunner().invoke(app, ["deploy", "render", *flags, "--drafter", method])
+    assert done.exit_code == 2, done.output
+    assert f"drafter.method {method} needs drafter.model" in " ".join(done.output.split())
+
+
+def test_a_method_leaves_no_checkpoint_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text(
+        'engine = "vllm"\n[target]\nmodel = "org/t"\nvocab_size = 9\n[drafter]\n'
+        'method = "draft_model"\nmodel = "org/d"\nvocab_size = 8\nnum_speculative_tokens = 3\n'
+    )
+    done = CliRunner().invoke(app, ["deploy", "render", str(file), "--drafter", "suffix"])
+    assert done.exit_code == 0, done.output
+    assert "org/d" not in done.stdout
+
+
+def test_medusa_is_where_an_engine_has_it() -> None:
+    made = document("vllm", "medusa") | {"engine_version": "0.32.0"}
+    assert '"method": "medusa"' in render(parse(made)).text()
+    with pytest.raises(ConfigError, match=r"vLLM 0\.33\.0 has no method medusa"):
+        render(parse(document("vllm", "medusa")))
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     (
         document("vllm", "ngram", drafter={"num_speculative_tokens": 0, "required": True}),
@@ -338,11 +386,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (document("vllm", "eagle3", drafter={"adaptive": True}), "chooses draft lengths itself"),
     (
         document("vllm", "eagle3", drafter={"tensor_parallel_size": 2}, parallel={"tensor": 4}),
-        "takes 1 or 4",
+        "runs a drafter on the target's GPUs: give 4",
     ),
     (
-        document("sglang", "eagle3", drafter={"tensor_parallel_size": 1}, parallel={"tensor": 4}),
-        "takes 4 beside",
+        document(
+            "vllm", "draft_model", drafter={"tensor_parallel_size": 1}, parallel={"tensor": 4}
+        ),
+        "runs a drafter on the target's GPUs: give 4",
     ),
     (document("vllm", "ngram", drafter={"model": "org/d"}), "takes no checkpoint"),
     ({"engine": "vllm", **HUB, "drafter": {"method": "eagle3"}}, "needs drafter.model"),

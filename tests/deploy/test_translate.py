@@ -64,6 +64,14 @@ def known(text: str) -> None:
             },
         ),
         (
+            EIGHT + "--speculative-draft-tensor-parallel-size=1 -tp 4",
+            {"method": "draft_model", "model": "org/d", "num_speculative_tokens": 8},
+        ),
+        (
+            "--speculative-method deepseek_mtp --num-speculative-tokens 1",
+            {"method": "mtp", "num_speculative_tokens": 1},
+        ),
+        (
             '--speculative_model "[ngram]" --num_speculative_tokens 5 --ngram-prompt-lookup-max 4 '
             "--ngram-prompt-lookup-min=2 --use-v2-block-manager",
             {

@@ -224,6 +224,27 @@ def test_vllms_speculative_config(tiny_llama: Path) -> None:
             build(tiny_llama, "tiny", resolve({"speculative_config": wrong}, {}, None))
 
 
+@pytest.mark.parametrize(
+    ("given", "drafter"),
+    [
+        ({"method": "EAGLE3", "model": "/head"}, "/head"),
+        ({"method": "draft-model", "model": "/d"}, "/d"),
+        ({"method": "prompt_lookup"}, "ngram"),
+        ({"method": "ngram_gpu"}, "ngram"),
+        ({"model": "[ngram]"}, "ngram"),
+        ({"method": "layerskip"}, "layerskip"),
+    ],
+)
+def test_methods_have_the_names_of_the_one_table(given: dict[str, str], drafter: str) -> None:
+    assert translate({"speculative_config": given}) == {"drafter": drafter}
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle", "deepseek_mtp", "dflash"])
+def test_a_method_that_is_not_here_is_no_checkpoint(method: str) -> None:
+    with pytest.raises(ConfigError, match=f"has method '{method}'; give none, ngram"):
+        translate({"speculative_config": {"method": method, "model": "/d"}})
+
+
 def test_vllms_suffix_decoding_is_ours() -> None:
     ours = {"method": "suffix", "num_speculative_tokens": 16}
     same = {

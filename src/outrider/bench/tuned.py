@@ -10,12 +10,13 @@ from typing import Any
 
 from ..drafters.base import NoSpec
 from ..drafters.registry import AUTO
+from ..methods import BY_NAME
 from .intervals import median_interval
 from .race import PLAIN_SETTING, Race, Run, Setting
 from .record import Pass, total
 from .schedules import Lengths, limit, sglang, tensorrt, vllm
 
-METHODS = {"model": "draft_model", "ngram": "ngram", "suffix": "suffix", "eagle3": "eagle3"}
+METHODS = {str(BY_NAME[name].ours): name for name in ("draft_model", "ngram", "suffix", "eagle3")}
 """Drafters that other engines have too, and their methods in the spec of ``outrider deploy``."""
 
 

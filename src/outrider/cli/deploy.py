@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from ..methods import WITH_CHECKPOINT, find_method, named_method, suggested_method
 from .common import FAILED, JsonFile, read_text, write, write_json
 
 app = typer.Typer()
-NAMES = ("none", "ngram", "suffix", "mtp")
-"""Drafters without a checkpoint."""
+OF_A_CHECKPOINT = ("model", "quantization", "other_vocabulary", "vocab_size", "weights_gib")
+"""What a spec says of a drafter's checkpoint, and what goes with it."""
 FORMS = "command, config, compose or kustomize"
 Output = Annotated[
     Path | None,
@@ -44,10 +45,16 @@ def render(
     ] = None,
     target: Annotated[str | None, typer.Option(help="The target: a folder or a hub name.")] = None,
     drafter: Annotated[
-        str | None, typer.Option(help="The drafter's folder or hub name; ngram, suffix, mtp, none.")
+        str | None,
+        typer.Option(
+            help="The drafter's folder or hub name, or a method: ngram, suffix, mtp, none."
+        ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="draft_model, eagle3 or speculators for a checkpoint.")
+        str | None,
+        typer.Option(
+            help=f"Of a checkpoint: {', '.join(WITH_CHECKPOINT)}; its name's unless given."
+        ),
     ] = None,
     num_speculative_tokens: Annotated[int | None, typer.Option(help="Draft length K.")] = None,
     tensor_parallel_size: Annotated[int | None, typer.Option(help="GPUs of a layer.")] = None,
@@ -144,15 +151,18 @@ def _with_drafter(document: dict[str, Any], name: str | None, method: str | None
     own = document.get("drafter", {})
     if not isinstance(own, dict) or (name is None and method is None):
         return document
-    said: dict[str, Any] = {"method": method} if method else {}
-    if name == "none":
-        own = {key: value for key, value in own.items() if key == "required"}
-    if name in NAMES:
-        own = {key: value for key, value in own.items() if key != "model"}
-        said = {"method": name} | said
-    elif name is not None:
-        usual = own.get("method") if "model" in own else "draft_model"
-        said = {"method": usual, "model": name} | said
+    said = {"method": named_method(method, "--method").name} if method else {}
+    named = None if name is None or Path(name).exists() else find_method(name)
+    before = find_method(own.get("method"))
+    if name is not None and named is None:
+        kept = before.name if before and before.checkpoint else suggested_method(name)
+        said = {"method": kept, "model": name} | said
+    elif named is not None:
+        said = {"method": named.name} | said
+        if named.name == "none":
+            own = {key: value for key, value in own.items() if key == "required"}
+        elif before is None or named.name != before.name:
+            own = {key: value for key, value in own.items() if key not in OF_A_CHECKPOINT}
     return {**document, "drafter": {**own, **said}}
 
 

@@ -48,7 +48,6 @@ class Engine:
         with_pipeline: methods that run where pipeline stages are several.
         schedule: whether draft lengths can follow the batch size.
         adaptive: methods whose draft length the engine can choose itself.
-        draft_tensor_parallel: whether the drafter can have a size of its own, 1.
         parallel: whether it runs on several GPUs at all.
         needs_length: methods that need a draft length.
         unused: values of a spec, by section and name, that it has no option for.
@@ -65,7 +64,6 @@ class Engine:
     with_pipeline: tuple[str, ...]
     schedule: bool
     adaptive: tuple[str, ...]
-    draft_tensor_parallel: bool
     parallel: bool
     gpu: bool
     dtypes: tuple[str, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..errors import ConfigError, shown
+from ..methods import WITH_CHECKPOINT
 from .capabilities import Engine
-from .spec import WITH_MODEL, Spec
+from .spec import Spec
 
 
 def check(spec: Spec, engine: Engine) -> None:
@@ -70,11 +71,12 @@ def _check_drafting(spec: Spec) -> None:
             f"A draft length of {spec.draft_length} is given, but no drafter; name one, or drop "
             "the length."
         )
-    if drafter.method in WITH_MODEL and drafter.model is None:
+    if drafter.method in WITH_CHECKPOINT and drafter.model is None:
         raise ConfigError(
-            f"drafter.method {drafter.method} needs drafter.model; name its checkpoint."
+            f"drafter.method {drafter.method} needs drafter.model; name its checkpoint, as in "
+            f"--method {drafter.method} --drafter ORG/NAME."
         )
-    if drafter.method not in WITH_MODEL and drafter.model is not None:
+    if drafter.method not in WITH_CHECKPOINT and drafter.model is not None:
         raise ConfigError(
             f"drafter.method {drafter.method} takes no checkpoint, but drafter.model is "
             f"{shown(drafter.model)}; drop it, or give another method."
@@ -167,11 +169,10 @@ def _check_parallel(spec: Spec, engine: Engine) -> None:
             f"with {spec.drafter.method}; give parallel.pipeline 1."
         )
     own = spec.drafter.tensor_parallel_size
-    if own is not None and own != tensor and not (own == 1 and engine.draft_tensor_parallel):
-        allowed = f"1 or {tensor}" if engine.draft_tensor_parallel else str(tensor)
+    if own is not None and own != tensor:
         raise ConfigError(
-            f"drafter.tensor_parallel_size is {own}; {engine.title} {engine.version} takes "
-            f"{allowed} beside a target on {tensor}."
+            f"drafter.tensor_parallel_size is {own}; {engine.title} {engine.version} runs a "
+            f"drafter on the target's GPUs: give {tensor}, or drop it."
         )
 
 

@@ -10,10 +10,8 @@ from typing import Any
 from .. import tomls
 from ..errors import ConfigError, no_option, shown
 from ..limits import LARGEST_CONTEXT, LARGEST_DRAFT
+from ..methods import named_method
 
-METHODS = ("none", "draft_model", "ngram", "suffix", "eagle3", "mtp", "speculators")
-WITH_MODEL = ("draft_model", "eagle3", "speculators")
-"""Methods that name a checkpoint."""
 LARGEST_COUNT = 2**20
 PART = "deploy"
 """The table of a config of ``outrider serve`` that holds a spec; that command leaves it."""
@@ -42,12 +40,12 @@ class Drafter:
     """The drafter.
 
     Args:
-        method: one of ``METHODS``.
+        method: one of ``methods.NAMES``.
         num_speculative_tokens: draft length K.
         schedule: draft lengths by batch size, as ``Range``.
         required: whether a config that never drafts is an error.
         adaptive: the engine chooses the draft length itself.
-        tensor_parallel_size: GPUs of the drafter; the target's unless given.
+        tensor_parallel_size: GPUs of the drafter, the target's: no engine here takes others.
         other_vocabulary: whether the drafter has another tokenizer.
     """
 
@@ -193,10 +191,8 @@ def _section(owner: type, name: str, values: Mapping[str, Any], source: str) -> 
     needed = [n for n, each in known.items() if each.default is MISSING and n not in given]
     if needed:
         raise ConfigError(f"{source} has no {name}.{needed[0]}; add it.")
-    if given.get("method", "none") not in METHODS:
-        raise ConfigError(
-            f"{source}: drafter.method is {shown(given['method'])}; give {', '.join(METHODS)}."
-        )
+    if "method" in given:
+        given["method"] = named_method(given["method"], f"{source}: drafter.method").name
     return owner(**given)
 
 

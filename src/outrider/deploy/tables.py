@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from ..methods import NAMES
 from .capabilities import ENGINES, Engine, find, versions
-from .spec import METHODS
 from .translation.rules import table
 
 BEGIN = "<!-- Made from the data files: python -m outrider.deploy.tables -->"
@@ -50,7 +50,7 @@ def _versions(engines: Sequence[Engine]) -> str:
 
 
 def _methods(engines: Sequence[Engine]) -> str:
-    methods = [method for method in METHODS if method != "none"]
+    methods = [name for name in NAMES if any(name in each.methods for each in engines)]
     return _rows(
         ["method", *(each.engine for each in engines)],
         ([m, *(f"`{e.methods[m]}`" if m in e.methods else "no" for e in engines)] for m in methods),

@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from ..errors import ConfigError, shown
+from ..methods import find_method
 from ..models.families import Folder
 from ..models.heads import Head
 from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
@@ -83,7 +84,8 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
     "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix, and
     what follows it after a "+"; "model", "eagle3" and "medusa" are that checkpoint; None and "none"
     draft nothing; names joined by "+" draft together; anything else, "retokenize:FOLDER" too, is
-    what the first drafter of the table recognises, a checkpoint last.
+    what the first drafter of the table recognises, a checkpoint last. Other spellings of a method,
+    as "EAGLE-3", are those of ``methods``.
 
     Raises:
         ConfigError: no drafter recognises the option.
@@ -92,6 +94,9 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
         return NoSpec()
     if isinstance(option, DrafterSpec):
         return option
+    if isinstance(option, str) and option not in known_specs() and not Path(option).exists():
+        method = find_method(option)
+        option = method.ours if method and method.ours else option
     named = isinstance(option, str) and not Path(folder_named(option) or option).exists()
     parts = option.split(TOGETHER) if isinstance(option, str) and named else ()
     folder = sibling(target)

@@ -28,7 +28,6 @@ def speculative_config(spec: Spec, engine: Engine) -> dict[str, Any]:
             "method": method,
             "model": drafter.model,
             "num_speculative_tokens": spec.draft_length,
-            "draft_tensor_parallel_size": drafter.tensor_parallel_size,
             "quantization": drafter.quantization,
             "prompt_lookup_min": drafter.prompt_lookup_min,
             "prompt_lookup_max": drafter.prompt_lookup_max,

@@ -6,7 +6,7 @@ import ast
 
 from ...errors import ConfigError
 from .rules import Change, Rule, table
-from .vllm import current, typed
+from .vllm import current, typed, with_target_gpus
 
 CALLS = ("LLM", "EngineArgs", "AsyncEngineArgs")
 OLD_ENGINE = ("vllm.engine.async_llm_engine", "AsyncLLMEngine")
@@ -64,7 +64,8 @@ def _call(node: ast.Call, changes: list[Change]) -> str | None:
     if config and any(word.arg == "speculative_config" for word in kept):
         raise ConfigError("A call has speculative_config and old arguments beside it; keep one.")
     if config:
-        kept.append(ast.keyword("speculative_config", _config(config, changes)))
+        sizes = [w.value for w in kept if w.arg == "tensor_parallel_size"]
+        kept.append(ast.keyword("speculative_config", _config(config, sizes, changes)))
     words = [ast.unparse(each) for each in node.args]
     words += [
         f"{w.arg}={ast.unparse(w.value)}" if w.arg else f"**{ast.unparse(w.value)}" for w in kept
@@ -73,7 +74,7 @@ def _call(node: ast.Call, changes: list[Change]) -> str | None:
     return f"{ast.unparse(node.func)}(\n{inner})"
 
 
-def _config(config: dict[str, ast.expr], changes: list[Change]) -> ast.expr:
+def _config(config: dict[str, ast.expr], sizes: list[ast.expr], changes: list[Change]) -> ast.expr:
     """Return the dictionary of ``speculative_config``; values that are no literals stay code."""
     code: dict[str, ast.expr] = {}
     plain: dict[str, object] = {}
@@ -85,6 +86,9 @@ def _config(config: dict[str, ast.expr], changes: list[Change]) -> ast.expr:
             code[key] = value
             plain[key] = ast.unparse(value)  # a stand-in: its name tells nothing of the value
     today = current(dict(plain), 1024, changes)
+    for size in sizes:
+        if isinstance(size, ast.Constant) and isinstance(size.value, int):
+            today = with_target_gpus(today, size.value, changes)
     keys: list[ast.expr | None] = [ast.Constant(key) for key in today]
     values = [
         code[key] if key in code else ast.parse(repr(value), mode="eval").body

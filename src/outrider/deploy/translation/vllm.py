@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ConfigError, shown
-from ..capabilities import schema, versions
+from ...methods import find_method, suggested_method
+from ..capabilities import find, schema, versions
 from ..launch import Launch, Value
 from .rules import Change, Rule, table
 from .words import Command, count, options
@@ -153,12 +154,24 @@ def _unknown(flag: str) -> Change:
     return Change(flag, "nothing", f"vLLM {version} has no such option; look up what it was for")
 
 
-def _method(model: str) -> str:
-    """Return the method that a drafter's name suggests."""
-    name = model.lower().replace("-", "")
-    if "eagle3" in name:
-        return "eagle3"
-    return "eagle" if "eagle" in name else "draft_model"
+def _today(stated: str, changes: list[Change]) -> str:
+    """Return vLLM's own name of a method today.
+
+    Raises:
+        ConfigError: it is a known method that vLLM has no more.
+    """
+    known, method = find("vllm"), find_method(stated)
+    if method is None or stated in known.methods.values():
+        return stated
+    if method.name not in known.methods:
+        raise ConfigError(
+            f"{known.title} {known.version} has no method {method.name}; it has "
+            f"{', '.join(known.methods)}."
+        )
+    if method.name != "mtp":
+        return stated  # another name of vLLM's own, such as ngram_gpu
+    changes.append(Change(f"method {stated}", "method mtp", "one name for all such heads"))
+    return "mtp"
 
 
 def _finished(
@@ -167,17 +180,31 @@ def _finished(
     usual = {"--max-num-seqs": LARGEST_BATCH, "--tensor-parallel-size": 1}
     usual["--pipeline-parallel-size"] = 1
     batch, tensor, _ = (count(chosen.get(flag, each), flag) for flag, each in usual.items())
-    config = current(config, batch, changes)
-    own = config.get("draft_tensor_parallel_size", 1)
-    if own not in (1, tensor):
-        raise ConfigError(
-            f"The drafter's tensor parallel size is {own}; vLLM takes 1 or the target's, {tensor}."
-        )
+    config = with_target_gpus(current(config, batch, changes), tensor, changes)
     if config and "--speculative-config" in chosen:
         raise ConfigError("The command has --speculative-config and old flags beside it; keep one.")
     if config:
         chosen["--speculative-config"] = config
     return Launch(("vllm", "serve", model), chosen, ("", "")), changes
+
+
+def with_target_gpus(config: dict[str, Any], tensor: int, changes: list[Change]) -> dict[str, Any]:
+    """Return a ``speculative_config`` whose drafter runs on the target's GPUs.
+
+    Raises:
+        ConfigError: its size was never one that vLLM took.
+    """
+    key = "draft_tensor_parallel_size"
+    own = config.get(key, tensor)
+    if own == tensor or not isinstance(own, int):
+        return config
+    if own != 1:
+        raise ConfigError(
+            f"The drafter's tensor parallel size is {own}; vLLM took 1 or the target's, {tensor}."
+        )
+    why = f"the drafter runs on the target's {tensor} GPUs: model runner V1 refuses another size"
+    changes.append(Change(f"speculative_config.{key} 1", "nothing", why))
+    return {name: value for name, value in config.items() if name != key}
 
 
 def current(config: dict[str, Any], batch: int, changes: list[Change]) -> dict[str, Any]:
@@ -195,11 +222,13 @@ def current(config: dict[str, Any], batch: int, changes: list[Change]) -> dict[s
             f"{versions('vllm')[0]} has neither (0.32.0 still did); take an EAGLE-3 head, or serve "
             "Medusa's heads with Outrider."
         )
+    if "method" in config:
+        config = {**config, "method": _today(config["method"], changes)}
     lookup = "prompt_lookup_max" in config or "prompt_lookup_min" in config
     if model in NGRAM or (model is None and lookup):
         config = {"method": "ngram", **{k: v for k, v in config.items() if k != "model"}}
     elif model is not None and "method" not in config:
-        method = _method(str(model))
+        method = suggested_method(str(model))
         config = {"method": method, **config}
         why = "said here, since vLLM would guess it from name and config; check it"
         changes.append(Change("(no method)", f"method {method}", why))
