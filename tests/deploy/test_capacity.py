@@ -292,7 +292,7 @@ def test_the_exit_code_says_that_nothing_keeps_the_levels() -> None:
     [
         ("peak = 60", "peak = 0", "above 0"),
         ("peak = 60", "peak = -1", "peak|per second"),
-        ("peak = 60", "peak = nan", "per second"),
+        ("peak = 60", "peak = nan", "traffic.peak is nan; give a finite"),
         ("peak = 60", 'peak = "many"', "per second"),
         ("peak = 60", "", "peak or by_hour"),
         ("peak = 60", "peak = 6\nby_hour = [1]", "peak or by_hour"),

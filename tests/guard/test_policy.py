@@ -39,11 +39,11 @@ HOSTILE = {
     "a port too large": ("[engine]\nurl = 'http://a:99999999'", "give an address"),
     "unknown engine": ("[engine]\nurl = 'http://a'\nkind = 'tgi'", "known are outrider"),
     "number as text": ("interval = '3'\n[engine]\nurl = 'http://a'", "give a number"),
-    "not a number": ("interval = nan\n[engine]\nurl = 'http://a'", "give a number"),
-    "infinite": ("window = inf\n[engine]\nurl = 'http://a'", "give a number"),
+    "not a number": ("interval = nan\n[engine]\nurl = 'http://a'", "interval is nan; give a finite"),
+    "infinite": ("window = inf\n[engine]\nurl = 'http://a'", "window is inf; give a finite number"),
     "negative": ("window = -1\n[engine]\nurl = 'http://a'", "from 0 to"),
     "a number beyond floats": (
-        f"window = {'9' * 400}\n[engine]\nurl = 'http://a'", "give a number",
+        f"window = {'9' * 400}\n[engine]\nurl = 'http://a'", "window has more than 300 digits",
     ),
     "a number beyond Python": (f"window = {'9' * 5000}\n[engine]\nurl = 'http://a'", "no TOML"),
     "a port of many digits": (

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 # "outrider" is the package's own __init__, the door for Python users.
 FLOORS = [
     {"types", "params", "errors", "limits", "options", "config", "vllm_names", "fields", "methods"}
-    | {"tomls", "gguf", "trees"},
+    | {"outside", "gguf", "trees"},
     {"sampling", "cache", "text"},
     {"native", "models"},
     {"drafters"},
@@ -42,6 +42,8 @@ ENGINE_NEEDS = {
     "gguf",
     "tqdm",
 }
+NEEDS: dict[str, set[str]] = {"types": set(), "outside": {"yaml"}}
+"""Of parts that have less than the engine, or something else."""
 WITHOUT_TORCH = {
     "outrider.types",
     "outrider.cache.pages",
@@ -164,7 +166,7 @@ def check_imports(package: Path) -> list[str]:
             where = f"{module}:{found.line}"
             top = found.name.partition(".")[0]
             if top != "outrider":
-                allowed = ENGINE_NEEDS if module != "outrider.types" else set()
+                allowed = NEEDS.get(part, ENGINE_NEEDS)
                 known = top in sys.stdlib_module_names or top in allowed
                 if FLOOR[part] <= TOP_OF_ENGINE and not known:
                     problems.append(f"{where}: {part} must do without {top}")

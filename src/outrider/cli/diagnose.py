@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .. import tomls
 from ..errors import ConfigError
+from ..outside.documents import read_toml
 from .common import FAILED, JsonFile, status, writable, write, write_json
 
 
@@ -28,7 +28,7 @@ def read_thresholds(file: Path | None) -> dict[str, object]:
     """Return the thresholds of a TOML file."""
     if file is None:
         return {}
-    return tomls.read(file, f"--thresholds {file}")
+    return read_toml(file, f"--thresholds {file}")
 
 
 def diagnose(

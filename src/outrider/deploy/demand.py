@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .. import tomls
 from ..errors import ConfigError, no_option, shown
+from ..outside.documents import parse_toml
 from ..planning import Situation
 from ..planning.acceptance import parse_acceptance
 from ..planning.checks import number, whole
@@ -125,7 +125,7 @@ def parse_demand(text: str, source: str) -> Demand:
 def _document(text: str, source: str) -> Mapping[str, Any]:
     """Return an object of JSON, where the text begins with a brace, or of TOML."""
     if not text.lstrip().startswith("{"):
-        return tomls.parse(text, source)
+        return parse_toml(text, source)
     try:
         return dict(json.loads(text))
     except (ValueError, RecursionError) as error:

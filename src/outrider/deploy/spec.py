@@ -7,10 +7,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .. import tomls
 from ..errors import ConfigError, no_option, shown
 from ..limits import LARGEST_CONTEXT, LARGEST_DRAFT
 from ..methods import named_method
+from ..outside.documents import read_toml
 
 LARGEST_COUNT = 2**20
 PART = "deploy"
@@ -175,7 +175,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or is no TOML.
     """
-    document = tomls.read(path, f"The spec {path}")
+    document = read_toml(path, f"The spec {path}")
     part = document.get(PART)
     return part if isinstance(part, dict) else document
 

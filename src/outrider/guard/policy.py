@@ -8,8 +8,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .. import tomls
 from ..errors import ConfigError, no_option, shown
+from ..outside.documents import read_toml
 from .checks import check
 
 WITH_SWITCH = ("outrider",)
@@ -195,7 +195,7 @@ def read(file: Path) -> Policy:
         ConfigError: it cannot be read, or is no policy.
     """
     where = f"The policy {file}"
-    return parse(tomls.read(file, where), where)
+    return parse(read_toml(file, where), where)
 
 
 def parse(document: Mapping[str, Any], where: str = "The policy") -> Policy:

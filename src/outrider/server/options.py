@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import tomls
 from ..config import ENGINE_OPTIONS
 from ..errors import ConfigError, no_option
 from ..options import PREFIX, Option
+from ..outside.documents import read_toml
 from ..vllm_names import translate_deprecated
 from .shown import short
 
@@ -114,7 +114,7 @@ def read_file(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or has an unknown key.
     """
-    table = tomls.read(file, str(file))
+    table = read_toml(file, str(file))
     if isinstance(table.get("deploy"), dict):
         del table["deploy"]
     options = dict(
