@@ -39,8 +39,8 @@ HOSTILE = {
     "a port too large": ("[engine]\nurl = 'http://a:99999999'", "give an address"),
     "unknown engine": ("[engine]\nurl = 'http://a'\nkind = 'tgi'", "known are outrider"),
     "number as text": ("interval = '3'\n[engine]\nurl = 'http://a'", "give a number"),
-    "not a number": ("interval = nan\n[engine]\nurl = 'http://a'", "interval is nan; give a finite"),
-    "infinite": ("window = inf\n[engine]\nurl = 'http://a'", "window is inf; give a finite number"),
+    "not a number": ("interval = nan\n[engine]\nurl = 'http://a'", "interval is nan; give"),
+    "infinite": ("window = inf\n[engine]\nurl = 'http://a'", "window is inf; give a finite"),
     "negative": ("window = -1\n[engine]\nurl = 'http://a'", "from 0 to"),
     "a number beyond floats": (
         f"window = {'9' * 400}\n[engine]\nurl = 'http://a'", "window has more than 300 digits",
