@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from outrider.deploy.render import render
 from outrider.deploy.spec import parse
 from outrider.deploy.translate import translate
 from outrider.deploy.translation.rules import table
+from outrider.deploy.translation.variables import MARKS
 from outrider.errors import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -139,8 +141,54 @@ def test_what_is_current_stays_as_it_is() -> None:
 def test_variables_before_a_command_stay() -> None:
     result = translate("CUDA_VISIBLE_DEVICES=0,1 NAME='a b' exec vllm serve org/t --swap-space 4")
     assert words(result.text)[:3] == ["CUDA_VISIBLE_DEVICES=0,1", "NAME=a b", "vllm"]
-    with pytest.raises(ConfigError, match="only its shell knows"):
-        translate("A=$B vllm serve org/t")
+    assert translate("A=$B vllm serve org/t").text == "A=$B vllm serve org/t\n"
+
+
+def shell(text: str, **variables: str) -> list[list[str]]:
+    """The words of each command of a text as a shell passes them on, ``vllm`` and the like."""
+    tell = '() { printf \'%s\\0\' "${FUNCNAME[0]}" "$@"; echo; }\n'
+    script = "".join(name + tell for name in ("vllm", "llama-server"))
+    done = subprocess.run(
+        ["bash", "-c", script + text], env={"PATH": "/usr/bin:/bin", **variables},
+        capture_output=True, text=True, check=True, timeout=20,
+    )  # fmt: skip
+    return [line.split("\0")[:-1] for line in done.stdout.splitlines()]
+
+
+def test_variables_of_a_shell_stay_and_take_effect() -> None:
+    old = (
+        'export HOST="$ADDRESS"\nK=5\n$ vllm serve $MODEL --port ${PORT:-8000} -tp $GPUS '
+        '--speculative-model "$FOLDER/d r" --num-speculative-tokens $K --swap-space $S '
+        "--api-key \"$(echo 'a)\"b')\" --host $HOST --chat-template '$literal' $MORE\n"
+    )
+    result = translate(old)
+    variables = {"MODEL": "org/t", "GPUS": "2", "FOLDER": '/a "b"', "ADDRESS": "::1",
+                 "MORE": "--seed 1"}  # fmt: skip
+    assert "$S" not in result.text
+    (said,) = shell(result.text, **variables)
+    assert said[:-1] == shlex.split(
+        "vllm serve org/t --seed 1 --port 8000 --tensor-parallel-size 2 --api-key 'a)\"b' "
+        "--host ::1 --chat-template '$literal' --speculative-config"
+    )
+    assert json.loads(said[-1].replace('/a "b"', "/a")) == {
+        "method": "draft_model", "model": "/a/d r", "num_speculative_tokens": 5,
+    }  # fmt: skip
+    assert any(change.old == "--num-speculative-tokens $K" for change in result.changes)
+    assert translate(result.text).text == result.text
+    (said,) = shell(
+        translate('llama-server -m "$A" -md `echo d` --draft-max $K').text, A="t", K="3"
+    )
+    assert said[:7] == ["llama-server", "-m", "t", "-md", "d", "--spec-draft-n-max", "3"]
+    (said,) = shell(translate('vllm serve "${A:-"b c"}" --port $((8000 + 1))').text)
+    assert said == ["vllm", "serve", "b c", "--port", "8001"]
+
+
+def test_commands_that_launch_nothing_are_named() -> None:
+    result = translate("pip install vllm && source $VENV/bin/activate\nvllm serve a")
+    assert [change.old for change in result.changes] == [
+        "pip install vllm", "source $VENV/bin/activate"
+    ]  # fmt: skip
+    assert words(result.text) == ["vllm", "serve", "a"]
 
 
 def test_unknown_flags_are_named() -> None:
@@ -240,6 +288,30 @@ def test_the_old_asynchronous_engine() -> None:
     assert "AsyncLLMEngine" not in result.text
 
 
+def test_what_is_left_of_the_old_engine_and_its_metrics_is_commented() -> None:
+    code = (
+        "import vllm\nfrom sklearn import metrics\n"
+        "engine = AsyncLLMEngine.from_engine_args(args)\nother = vllm.AsyncLLMEngine\n"
+        "wait = out.metrics.first_token_time - out.metrics.arrival_time\n"
+        "m = outs[0].metrics\nprint(m.spec_token_acceptance_counts, metrics.f1_score)\n"
+    )
+    result = translate(code)
+    assert result.text == code
+    assert sorted(change.old for change in result.changes) == [
+        "line 3: AsyncLLMEngine", "line 4: vllm.AsyncLLMEngine", "line 5: out.metrics",
+        "line 5: out.metrics.first_token_time", "line 6: outs[0].metrics",
+        "line 7: m.spec_token_acceptance_counts",
+    ]  # fmt: skip
+    assert "disable_log_stats=False" in result.commented()
+    for line in (
+        "engine = AsyncLLMEngine.from_engine_args(args)\n",
+        "x = o.metrics.arrival_time\n",
+    ):
+        alone = translate(line)
+        assert alone.name == "code.py"
+        assert len(alone.changes) == 1
+
+
 def test_the_deployment_of_vllm_0_6_3() -> None:
     result = CliRunner().invoke(app, ["deploy", "translate", str(GOLDEN / "vllm-0.6.3.yaml")])
     assert result.exit_code == 0
@@ -322,6 +394,85 @@ def test_a_container_with_a_shell() -> None:
     assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
 
 
+def test_variables_of_a_manifest_stay() -> None:
+    result = translate(
+        DEPLOYMENT
+        % "{image: 'vllm/vllm-openai:$TAG', args: [--model, $(M), --tensor-parallel-size, "
+        "$(TP), '--speculative-model=$(D)', --num-speculative-tokens, '${K}', --seed, $$(S)]}"
+    )
+    container = yaml.safe_load(result.text)["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "vllm/vllm-openai:$TAG"
+    assert container["command"] == [
+        "vllm", "serve", "$(M)", "--tensor-parallel-size", "$(TP)", "--seed", "$$(S)",
+        "--speculative-config",
+        '{"method": "draft_model", "model": "$(D)", "num_speculative_tokens": ${K}}',
+        "--shutdown-timeout", "45",
+    ]  # fmt: skip
+    again = translate(result.text)
+    assert again.text == result.text
+    script = '[sh, -c, "exec vllm serve $M --port ${P:-1} --speculative-model $D -tp 2 '
+    result = translate(
+        DEPLOYMENT % f'{{image: vllm, command: {script}--num-speculative-tokens $K"]}}'
+    )
+    container = yaml.safe_load(result.text)["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"][:2] == ["sh", "-c"]
+    (said,) = shell(container["command"][2].removeprefix("exec "), M="org/t", D="org/d", K="3")
+    assert said[:7] == ["vllm", "serve", "org/t", "--port", "1", "--tensor-parallel-size", "2"]
+    assert json.loads(said[8])["num_speculative_tokens"] == 3
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+
+
+def lost(text: str, fewer: int) -> str:
+    """A text whose lines have fewer spaces before them."""
+    return re.sub(f"^ {{1,{fewer}}}", "", text, flags=re.M)
+
+
+@pytest.mark.parametrize("fewer", [2, 4, 6, 8, 99])
+def test_a_manifest_whose_indentation_was_lost_says_so(fewer: int) -> None:
+    text = (GOLDEN / "vllm-0.6.3.yaml").read_text()
+    for old in (text, text.split("---")[0]):
+        with pytest.raises(ConfigError, match=r"indentation is lost: line \d+|indentation there"):
+            translate(lost(old, fewer))
+    with pytest.raises(ConfigError, match="line breaks are lost: line 1 has several keys"):
+        translate(" ".join(text.split()))
+    with pytest.raises(ConfigError, match="template; give what helm template makes of it"):
+        translate(text.replace("vllm/vllm-openai:v0.6.3", "{{ .Values.image }}"))
+
+
+def doubled(levels: int, wide: int = 9) -> str:
+    """A manifest of aliases of aliases: ``wide`` to the power of ``levels`` values."""
+    lists = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * wide)}]\n" for i in range(1, levels)]
+    return f"kind: Deployment\na0: &a0 [{', '.join('x' * wide)}]\n" + "".join(lists)
+
+
+BOMBS = {
+    "aliases": doubled(12), "a few aliases": doubled(5), "nearly too many": doubled(4, 20),
+    "as image": doubled(12) + "spec: {template: {spec: {containers: [{image: *a11}]}}}\n",
+    "merged": "kind: X\na0: &a0 {k: v}\n" + "".join(
+        f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}], k{i}: [*a{i - 1}, *a{i - 1}]}}\n"
+        for i in range(1, 30)
+    ),
+    "cycle": "kind: X\na: &a [*a]\n", "cycle of merges": "kind: X\na: &a\n  <<: *a\n",
+    "deep": "kind: X\na: " + "[" * 400, "deep lists": "kind: X\na: " + "- " * 2000 + "x\n",
+    "long number": "kind: X\na: " + "9" * 500_000, "sixties": "kind: X\na: 1" + ":1" * 100_000,
+    "same anchors": "kind: X\na: [&a 1, &a [*a, *a], *a]\n" * 2,
+    "tag": "kind: X\na: !!python/object/apply:os.system [ls]\n",
+    "set": "kind: X\na: !!set {a, b}\n",
+    "date": "kind: X\na: 0000-00-00T99:99:99Z\n", "binary": "kind: X\na: !!binary x\n",
+    "complex key": "kind: X\n? [a]\n: b\n", "nul": "kind: X\na: \0\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_documents_that_explode_are_refused_at_once(name: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ConfigError) as refused:
+        translate(BOMBS[name])
+    assert time.process_time() - began < 5
+    assert str(refused.value).isprintable()
+    assert str(refused.value).endswith(".")
+
+
 def test_the_grace_period_covers_the_time_that_streams_get() -> None:
     result = translate(
         DEPLOYMENT % "{image: vllm/vllm-openai, args: [--model, a, --shutdown-timeout, '300']}"
@@ -346,7 +497,12 @@ def test_a_list_of_kubectls_is_read_like_its_items() -> None:
         ("ls -l", "No command"),
         ("vllm serve 'a", "cannot be read"),
         ("vllm serve a > log", "Redirections"),
-        ("vllm serve $MODEL", "only its shell knows"),
+        ("vllm serve ${MODEL", "is open"),
+        ("vllm serve $'a'", "is open"),
+        ("vllm serve `a", "is open"),
+        ("vllm serve a\ufdd0", "U\\+FDD0"),
+        ("vllm serve a --enable-chunked-prefill=$X", "switches take no value"),
+        ("trtllm-build --max_batch_size $N", "only its shell knows"),
         ("vllm serve --port 1", "names no model"),
         ("text-generation-launcher --speculate 2", "names no model"),
         (SERVER + "--speculative-model org/d", "no num_speculative_tokens"),
@@ -378,7 +534,7 @@ def test_a_list_of_kubectls_is_read_like_its_items() -> None:
         ("LLM(speculative_config={}, speculative_model='d', num_speculative_tokens=1)", "keep one"),
         (SERVER + EIGHT + "--speculative-config '{}'", "keep one"),
         ("kind: " + "[" * 5000, "no YAML|nested too deeply"),
-        ("kind: 2024-99-99", "no YAML"),
+        ("kind: 2024-99-99", "No container"),
     ],
 )
 def test_what_cannot_be_translated_is_a_sentence(text: str, reason: str) -> None:
@@ -390,14 +546,32 @@ def test_what_cannot_be_translated_is_a_sentence(text: str, reason: str) -> None
 PIECES = ["vllm", "serve", "org/t", "--speculative-model", "[ngram]", "--num-speculative-tokens",
           "5", "-tp", "--swap-space=4", "LLM(", "model='a'", ")", "kind: Deployment", "\n", "- x",
           "trtllm-build", "--max_draft_len", "llama-server", "--draft-max", "=", "'", "\\", ";",
+          "$A", '"$(b', "${C:-'d'}", "`", '"', "$(E)", "&a [*a, *a]", "<<: *a", "- image: vllm",
+          "  spec:", "args: [--model, $(A)]", ".metrics", "AsyncLLMEngine",
           ":", "text-generation-launcher", "--model-id", "--speculate", "\x00", "ü"]  # fmt: skip
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map(" ".join))
 def test_any_text_is_translated_or_refused(text: str) -> None:
-    with contextlib.suppress(ConfigError):
-        translate(text)
+    translated_or_refused(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=24).map(" ".join))
+def test_very_many_texts_are_translated_or_refused(text: str) -> None:
+    translated_or_refused(text)
+
+
+def translated_or_refused(text: str) -> None:
+    said = "."
+    try:
+        said = translate(text).commented() and "."
+    except ConfigError as error:
+        said = str(error)
+    assert "\n" not in said
+    assert not MARKS.search(said)
 
 
 def test_the_docs_hold_the_tables() -> None:

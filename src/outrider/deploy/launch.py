@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,11 @@ class Launch:
                 words.append(text(value))
         return words
 
-    def command(self) -> str:
-        """Return the command for a shell, an option a line."""
-        lines = [shlex.join(self.program)]
+    def command(self, quote: Callable[[str], str] = shlex.quote) -> str:
+        """Return the command for a shell, an option a line; ``quote`` writes a word."""
+        lines = [" ".join(map(quote, self.program))]
         for flag, value in self.options.items():
-            lines.append(flag if value is True else f"{flag} {shlex.quote(text(value))}")
+            lines.append(flag if value is True else f"{flag} {quote(text(value))}")
         return " \\\n    ".join(lines) + "\n"
 
 

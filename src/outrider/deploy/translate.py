@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from ..errors import ConfigError
 from .translation import llamacpp, manifest, python, trtllm, vllm
-from .translation.rules import Translated
-from .translation.words import commands
+from .translation.rules import Change, Translated
+from .translation.variables import check, plain, quoted
+from .translation.words import assignment, commands
 
 LONGEST = 2**20
-PYTHON = re.compile(r"^\s*(from\s+\S+\s+import|import\s+\w)|\b(LLM|\w*EngineArgs)\s*\(", re.M)
-MANIFEST = re.compile(r"^\s*(apiVersion|kind)\s*:", re.M)
+SHOWN = 100
+"""Most characters of a command that is left out."""
+PYTHON = re.compile(
+    r"^\s*(from\s+\S+\s+import|import\s+\w)|\b(LLM|\w*EngineArgs)\s*\(|\bAsyncLLMEngine\b"
+    r"|[\w)\]]\.metrics\b",
+    re.M,
+)
+MANIFEST = re.compile(r"""^\s*\{?\s*["']?(apiVersion|kind)["']?\s*:""", re.M)
 
 
 def translate(text: str) -> Translated:
@@ -22,10 +30,13 @@ def translate(text: str) -> Translated:
     """
     if len(text) > LONGEST:
         raise ConfigError("The text is longer than 1 MiB; give the part that launches the engine.")
+    check(text)
     try:
-        return _translated(text)
+        found = _translated(text)
     except RecursionError:
         raise ConfigError("The text is nested too deeply to be read.") from None
+    changes = [Change(plain(each.old), plain(each.new), each.why) for each in found.changes]
+    return replace(found, changes=changes)
 
 
 def _translated(text: str) -> Translated:
@@ -41,22 +52,34 @@ def _shell(text: str) -> Translated:
     builds = [line.words for line in found if trtllm.is_build(line.words)]
     if builds:
         launch, changes = trtllm.serve(builds)
-        return Translated("run.sh", launch.command(), changes, launch.files)
+        return Translated("run.sh", launch.command(quoted), changes, launch.files)
     texts: list[str] = []
     changes = []
+    launched = False
     for line in found:
-        for known, serve in SERVERS:
-            if known(line.words):
-                launch, more = serve(line.words)
-                texts.append(line.prefix() + launch.command())
-                changes += more
-                break
-    if not texts:
+        serve = next((serve for known, serve in SERVERS if known(line.words)), None)
+        if serve is not None:
+            launch, more = serve(line.words)
+            texts.append(line.prefix() + launch.command(quoted))
+            changes += more
+            launched = True
+        elif not line.words:
+            texts.append(line.prefix().rstrip())
+        elif line.words[0] == "export":
+            texts.append(" ".join(["export", *map(_exported, line.words[1:])]))
+        else:
+            why = "it launches no engine that is translated; keep it where you need it"
+            changes.append(Change(" ".join(line.words)[:SHOWN], "left out", why))
+    if not launched:
         raise ConfigError(
             "No command of vLLM, TGI, llama.cpp or trtllm-build was found; give the command, the "
             "Python code or the manifest that launches the engine."
         )
     return Translated("run.sh", "\n".join(texts), changes)
+
+
+def _exported(word: str) -> str:
+    return assignment(word) if re.match(r"[A-Za-z_]\w*=", word) else quoted(word)
 
 
 SERVERS = (

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-import yaml
-
 from ...errors import ConfigError, shown
+from ...outside.documents import parse_yaml
 from ..capabilities import Engine, find
 from ..engines.vllm import DRAIN_SECONDS
 from ..launch import Launch
 from ..yamls import dump
 from . import vllm
 from .rules import Change, Translated
-from .words import commands, count
+from .variables import in_manifest, known, plain, quoted
+from .words import commands, number
 
 WORKLOADS = ("Deployment", "StatefulSet")
 GPU = "nvidia.com/gpu"
@@ -25,6 +27,13 @@ DRAIN = "--shutdown-timeout"
 PRE_STOP = 15
 SHORTEST_GRACE = 75
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
+FILLED = ("metadata", "spec", "template", "selector", "matchLabels", "containers", "resources",
+          "limits", "livenessProbe", "readinessProbe", "httpGet")  # fmt: skip
+"""Keys of a workload that say nothing without what is below them."""
+ONE_LINE = re.compile(r"^\s*apiVersion:\s*[^\s{]+\s+\w+:\s")
+PASTE = "paste the manifest with its own spaces and lines."
+SMALL = 10_000
+"""Values of a manifest that are few enough, however short its text is."""
 
 
 def translate(text: str) -> Translated:
@@ -34,11 +43,11 @@ def translate(text: str) -> Translated:
         ConfigError: it is no YAML, or no container runs vLLM.
     """
     try:
-        documents = [each for each in yaml.safe_load_all(text) if each is not None]
-    except (yaml.YAMLError, ValueError) as error:
-        place = getattr(error, "problem_mark", None)
-        where = f" at line {place.line + 1}" if place is not None else ""
-        raise ConfigError(f"The manifest is no YAML{where}.") from None
+        documents = [each for each in parse_yaml(text, "The manifest") if each is not None]
+    except ConfigError as error:
+        raise ConfigError(_lost(text) or f"{error}{_hint(str(error))}") from None
+    if _size(documents) > max(SMALL, len(text)):
+        raise ConfigError("The manifest's aliases stand for very much more than it is; undo them.")
     engine = find("vllm")
     changes: list[Change] = []
     served = 0
@@ -48,8 +57,47 @@ def translate(text: str) -> Translated:
         elif each.get("kind") == "Service":
             _service(each, changes)
     if not served:
-        raise ConfigError("No container of these manifests runs vLLM; give its Deployment.")
+        none = "No container of these manifests runs vLLM; give its Deployment."
+        raise ConfigError(_lost(text) or none)
     return Translated("manifests.yaml", "---\n".join(dump(each) for each in documents), changes)
+
+
+def _lost(text: str) -> str | None:
+    """Return what shows that a manifest's indentation or line breaks were lost; None if nothing."""
+    if "{{" in text:
+        return "The manifest is a chart's template; give what helm template makes of it."
+    lines = [line for line in text.splitlines() if line.strip() and line.lstrip()[0] != "#"]
+    for at, line in enumerate(text.splitlines(), 1):
+        if ONE_LINE.search(line):
+            return f"The manifest's line breaks are lost: line {at} has several keys; " + PASTE
+    for line, after in pairwise([*lines, ""]):
+        key = line.strip().removeprefix("- ").rstrip(": ")
+        if line.rstrip().endswith(":") and key in FILLED and not _below(line, after):
+            at = text.splitlines().index(line) + 1
+            return (
+                f"The manifest's indentation is lost: line {at}, {shown(key)}, has nothing below "
+                "it; " + PASTE
+            )
+    return None
+
+
+def _hint(said: str) -> str:
+    """Return advice where what a parser said of YAML is likely to come from its indentation."""
+    likely = re.search("expected|mapping values|block|indent|simple key", said)
+    return " Look at the indentation there, and in the line before." if likely else ""
+
+
+def _size(value: Any) -> int:
+    """Return how many values there are in one."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_size, inner))
+
+
+def _below(line: str, after: str) -> bool:
+    """Return whether the line after a key is below it: further in, or an item of its list."""
+    begin, next_ = (len(each) - len(each.lstrip()) for each in (line, after))
+    listed = after.lstrip().startswith("-") and not line.lstrip().startswith("-")
+    return bool(after) and (next_ > begin or (next_ == begin and listed))
 
 
 def _objects(document: Any) -> Iterator[dict[str, Any]]:
@@ -64,16 +112,16 @@ def _objects(document: Any) -> Iterator[dict[str, Any]]:
 def _workload(document: dict[str, Any], engine: Engine, changes: list[Change]) -> int:
     """Bring a Deployment up to date in place; return how many containers run vLLM."""
     pod = _table(_table(_table(document, "spec"), "template"), "spec")
-    served = 0
+    drains = []
     for container in _tables(pod, "containers"):
         if _runs(container):
-            _container(container, engine, changes)
+            drains.append(_container(container, engine, changes))
             _shared_memory(pod, container, changes)
-            served += 1
-    if served:
-        for step in POD_STEPS:
-            step(pod, changes)
-    return served
+    if drains:
+        _grace(pod, max(drains), changes)
+        _links(pod, changes)
+        _account(pod, changes)
+    return len(drains)
 
 
 def _runs(container: dict[str, Any]) -> bool:
@@ -101,22 +149,23 @@ def _tables(owner: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return value
 
 
-def _container(container: dict[str, Any], engine: Engine, changes: list[Change]) -> None:
-    old = str(container["image"])
-    if old != engine.image and old.startswith("vllm/vllm-openai"):
-        container["image"] = engine.image
-        why = "options below are of this version; pin it, and test before you switch"
-        changes.append(Change(f"image {old}", engine.image, why))
-    words = _words(container)
+def _container(container: dict[str, Any], engine: Engine, changes: list[Change]) -> int:
+    """Bring a container up to date in place; return the seconds that streams get to end."""
+    _image(container, engine, changes)
+    shell, words = _words(container)
     launch, found = vllm.serve(words)
     changes += found
     launch = _drain(launch, changes)
-    container["command"] = launch.arguments()
+    arguments = launch.arguments()
+    if shell and not all(map(known, arguments)):  # only a shell knows their values
+        container["command"] = [*shell, f"exec {' '.join(map(quoted, arguments))}"]
+    else:
+        container["command"] = [plain(word) for word in arguments]
     container.pop("args", None)
     _probes(container, engine, changes)
     sizes = ("--tensor-parallel-size", "--pipeline-parallel-size")
-    tensor, stages = (count(launch.options.get(size, 1), size) for size in sizes)
-    _resources(container, tensor * stages, changes)
+    tensor, stages = (number(launch.options.get(size, 1), size) for size in sizes)
+    _resources(container, tensor * stages if tensor and stages else None, changes)
     _secrets(container, changes)
     if "lifecycle" not in container:
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP)]}}}
@@ -126,6 +175,21 @@ def _container(container: dict[str, Any], engine: Engine, changes: list[Change])
         drop = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         container["securityContext"] = drop
         changes.append(Change("(no securityContext)", "no privileges", "the engine needs none"))
+    drain = launch.options[DRAIN]
+    return number(drain, DRAIN) or DRAIN_SECONDS
+
+
+def _image(container: dict[str, Any], engine: Engine, changes: list[Change]) -> None:
+    old = str(container["image"])
+    if old == engine.image or not old.startswith("vllm/vllm-openai"):
+        return
+    if known(in_manifest(old)):
+        container["image"] = engine.image
+        why = "options below are of this version; pin it, and test before you switch"
+        changes.append(Change(f"image {old}", engine.image, why))
+    else:
+        why = f"options below are of {engine.image}; set its variable so, and test"
+        changes.append(Change(f"image {old}", "unchanged", why))
 
 
 def _drain(launch: Launch, changes: list[Change]) -> Launch:
@@ -137,8 +201,8 @@ def _drain(launch: Launch, changes: list[Change]) -> Launch:
     return replace(launch, options={**launch.options, DRAIN: DRAIN_SECONDS})
 
 
-def _words(container: dict[str, Any]) -> list[str]:
-    """Return the words of the container's command; a shell's ``-c`` is read.
+def _words(container: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the shell that runs the container's command, if one does, and the command's words.
 
     Raises:
         ConfigError: they cannot be read, or several commands run.
@@ -157,10 +221,11 @@ def _words(container: dict[str, Any]) -> list[str]:
                 "The container's shell does not run one command of vLLM; write it so, with "
                 "variables in env."
             )
-        return found[0].words
+        return [*words[:1], *(w for w in words[1:] if w.startswith("-"))], found[0].words
+    words = [in_manifest(word) for word in words]
     if words and words[0].startswith("-"):
-        return ["vllm", "serve", *words]  # the image's own entry point
-    return words
+        return [], ["vllm", "serve", *words]  # the image's own entry point
+    return [], words
 
 
 def _probes(container: dict[str, Any], engine: Engine, changes: list[Change]) -> None:
@@ -193,16 +258,20 @@ def _probes(container: dict[str, Any], engine: Engine, changes: list[Change]) ->
         changes.append(Change("(no startupProbe)", engine.alive, why))
 
 
-def _resources(container: dict[str, Any], needed: int, changes: list[Change]) -> None:
-    """Keep the GPUs; say where they are not those that the command splits the model over."""
+def _resources(container: dict[str, Any], needed: int | None, changes: list[Change]) -> None:
+    """Keep the GPUs; say where they are not those that the command splits the model over.
+
+    ``needed`` is None where a variable says it.
+    """
     resources = _table(container, "resources")
     gpus = _table(resources, "limits").get(GPU)
     if gpus is None:
-        limits = _table(resources, "limits") | {GPU: needed}
+        limits = _table(resources, "limits") | {GPU: needed or 1}
         container["resources"] = {**resources, "limits": limits}
         why = "without a limit the pod gets no GPU"
-        changes.append(Change(f"(no {GPU})", str(needed), why))
-    elif str(gpus) != str(needed):
+        why += "" if needed else "; make it the number that the command's variables say"
+        changes.append(Change(f"(no {GPU})", str(needed or 1), why))
+    elif needed is not None and str(gpus) != str(needed):
         why = f"the command splits the model over {needed}; make both equal"
         changes.append(Change(f"{GPU} {gpus}", f"{gpus}, unchanged", why))
 
@@ -236,24 +305,13 @@ def _shared_memory(pod: dict[str, Any], container: dict[str, Any], changes: list
     changes.append(Change("(no /dev/shm)", "8Gi in memory", why))
 
 
-def _grace(pod: dict[str, Any], changes: list[Change]) -> None:
+def _grace(pod: dict[str, Any], drain: int, changes: list[Change]) -> None:
     old = pod.get("terminationGracePeriodSeconds")
-    drains = [_seconds(each["command"]) for each in _tables(pod, "containers") if _runs(each)]
-    needed = max(SHORTEST_GRACE, 2 * PRE_STOP + max(drains))
+    needed = max(SHORTEST_GRACE, 2 * PRE_STOP + drain)
     if not isinstance(old, int) or old < needed:
         pod["terminationGracePeriodSeconds"] = needed
         why = "above preStop and the time that streams get to end"
         changes.append(Change(f"terminationGracePeriodSeconds {old or '(30)'}", str(needed), why))
-
-
-def _seconds(words: list[str]) -> int:
-    """Return the time that a translated command gives streams to end.
-
-    Raises:
-        ConfigError: it is no number.
-    """
-    value = words[words.index(DRAIN) + 1]
-    return count(value, DRAIN)
 
 
 def _links(pod: dict[str, Any], changes: list[Change]) -> None:
@@ -268,9 +326,6 @@ def _account(pod: dict[str, Any], changes: list[Change]) -> None:
         pod["automountServiceAccountToken"] = False
         why = "the engine asks nothing of the cluster"
         changes.append(Change("automountServiceAccountToken (true)", "false", why))
-
-
-POD_STEPS: tuple[Callable[[dict[str, Any], list[Change]], None], ...] = (_grace, _links, _account)
 
 
 def _service(document: dict[str, Any], changes: list[Change]) -> None:

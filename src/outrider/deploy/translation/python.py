@@ -11,6 +11,14 @@ from .vllm import current, typed, with_target_gpus
 CALLS = ("LLM", "EngineArgs", "AsyncEngineArgs")
 OLD_ENGINE = ("vllm.engine.async_llm_engine", "AsyncLLMEngine")
 NEW_ENGINE = ("vllm.v1.engine.async_llm", "AsyncLLM")
+METRICS = {
+    "first_scheduled_time": "scheduled_ts", "first_token_time": "first_token_ts",
+    "last_token_time": "last_token_ts", "finished_time": "last_token_ts",
+    "time_in_queue": "scheduled_ts - queued_ts", "scheduler_time": "nothing",
+    "model_forward_time": "nothing", "model_execute_time": "nothing",
+    "spec_token_acceptance_counts": "LLM.get_metrics()",
+}  # fmt: skip
+"""Fields of an output's ``metrics``, and their successors."""
 
 
 def rewrite(source: str) -> tuple[str, list[Change]]:
@@ -31,6 +39,7 @@ def rewrite(source: str) -> tuple[str, list[Change]]:
             if text is not None:
                 edits.append((node, text))
     _rename_engine(tree, edits, changes)
+    _remark(tree, changes)
     return _edited(source, edits), changes
 
 
@@ -117,6 +126,40 @@ def _rename_engine(
     for node in ast.walk(tree):
         if imported and isinstance(node, ast.Name) and node.id == OLD_ENGINE[1]:
             edits.append((node, NEW_ENGINE[1]))
+        elif isinstance(node, ast.Name | ast.Attribute) and _name(node) == OLD_ENGINE[1]:
+            why = (
+                "its import is not in this text; the old name is an alias that is kept for old "
+                f"code, and today's is {NEW_ENGINE[1]}, from {NEW_ENGINE[0]}"
+            )
+            changes.append(Change(f"line {node.lineno}: {ast.unparse(node)}", "unchanged", why))
+
+
+def _remark(tree: ast.Module, changes: list[Change]) -> None:
+    """Say what became of the figures of an output's ``metrics``; the code stays as it is."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {alias.asname or alias.name.partition(".")[0] for i in imports for alias in i.names}
+    read = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    told = {id(node.value) for node in read if node.attr in METRICS}
+    for node in sorted(read, key=lambda node: (node.lineno, node.col_offset)):
+        if _root(node) in modules:
+            continue
+        old = f"line {node.lineno}: {ast.unparse(node)}"
+        if node.attr == "spec_token_acceptance_counts":
+            why = "accepted tokens by position are counted by the engine, not by request"
+            changes.append(Change(old, METRICS[node.attr], why))
+        elif node.attr in METRICS:
+            why = "the figures have other names, and those in _ts are of a monotonic clock"
+            changes.append(Change(old, METRICS[node.attr], why))
+        elif node.attr == "metrics" and id(node) not in told:
+            why = "None unless LLM gets disable_log_stats=False, and most fields have other names"
+            changes.append(Change(old, "unchanged", why))
+
+
+def _root(node: ast.expr) -> str | None:
+    """Return the name that a chain of attributes begins with."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def _edited(source: str, edits: list[tuple[ast.expr | ast.stmt, str]]) -> str:

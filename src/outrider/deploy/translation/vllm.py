@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import ConfigError, shown
@@ -10,7 +10,9 @@ from ...methods import find_method, suggested_method
 from ..capabilities import find, schema, versions
 from ..launch import Launch, Value
 from .rules import Change, Rule, table
-from .words import Command, count, options
+from .variables import NUMBER, json_of, plain
+from .variables import known as known_word
+from .words import Command, count, number, options
 
 LARGEST_BATCH = 1024
 """Where a schedule ends unless --max-num-seqs says it; vLLM carries its last range on."""
@@ -64,7 +66,8 @@ def serve(words: list[str]) -> tuple[Launch, list[Change]]:
             _keep(flag, value, known, chosen, changes)
         else:
             changes.append(_unknown(flag))
-    return _finished(model, chosen, config, changes)
+    more = [word for word in command.program if word != model and not known_word(word)]
+    return _finished(model, chosen, config, changes, more)
 
 
 def tgi(words: list[str]) -> tuple[Launch, list[Change]]:
@@ -130,7 +133,9 @@ def typed(key: str, value: str | bool) -> Any:
     """
     kind = schema("vllm")["nested"]["speculative_config"][key]
     whole = kind == "int" or key == "num_speculative_tokens_per_batch_size"
-    return count(value, key) if whole and value is not True else value
+    if not whole or value is True:
+        return value
+    return count(value, key) if known_word(value) else f"{NUMBER}{value}"
 
 
 def _keep(
@@ -141,6 +146,11 @@ def _keep(
     changes: list[Change],
 ) -> None:
     """Keep an option that exists today; a switch takes no value any more."""
+    if known[flag] == "bool" and not known_word(value):
+        raise ConfigError(
+            f"{flag} is {plain(str(value))}, and switches take no value any more; write {flag} or "
+            f"--no-{flag[2:]}."
+        )
     if known[flag] == "bool" and value is not True:
         off = str(value).lower() in ("false", "0", "no")
         new = f"--no-{flag[2:]}" if off else flag
@@ -175,34 +185,42 @@ def _today(stated: str, changes: list[Change]) -> str:
 
 
 def _finished(
-    model: str, chosen: dict[str, Value], config: dict[str, Any], changes: list[Change]
+    model: str,
+    chosen: dict[str, Value],
+    config: dict[str, Any],
+    changes: list[Change],
+    more: Sequence[str] = (),
 ) -> tuple[Launch, list[Change]]:
+    """Return the launch; ``more`` are variables whose words stand behind the model."""
     usual = {"--max-num-seqs": LARGEST_BATCH, "--tensor-parallel-size": 1}
     usual["--pipeline-parallel-size"] = 1
-    batch, tensor, _ = (count(chosen.get(flag, each), flag) for flag, each in usual.items())
-    config = with_target_gpus(current(config, batch, changes), tensor, changes)
+    batch, tensor, _ = (number(chosen.get(flag, each), flag) for flag, each in usual.items())
+    config = with_target_gpus(current(config, batch or LARGEST_BATCH, changes), tensor, changes)
     if config and "--speculative-config" in chosen:
         raise ConfigError("The command has --speculative-config and old flags beside it; keep one.")
     if config:
-        chosen["--speculative-config"] = config
-    return Launch(("vllm", "serve", model), chosen, ("", "")), changes
+        chosen["--speculative-config"] = json_of(config)
+    return Launch(("vllm", "serve", model, *more), chosen, ("", "")), changes
 
 
-def with_target_gpus(config: dict[str, Any], tensor: int, changes: list[Change]) -> dict[str, Any]:
-    """Return a ``speculative_config`` whose drafter runs on the target's GPUs.
+def with_target_gpus(
+    config: dict[str, Any], tensor: int | None, changes: list[Change]
+) -> dict[str, Any]:
+    """Return a ``speculative_config`` whose drafter runs on the target's GPUs, None if unknown.
 
     Raises:
         ConfigError: its size was never one that vLLM took.
     """
     key = "draft_tensor_parallel_size"
     own = config.get(key, tensor)
-    if own == tensor or not isinstance(own, int):
+    if own == tensor or not isinstance(own, int) or (tensor is None and own != 1):
         return config
     if own != 1:
         raise ConfigError(
             f"The drafter's tensor parallel size is {own}; vLLM took 1 or the target's, {tensor}."
         )
-    why = f"the drafter runs on the target's {tensor} GPUs: model runner V1 refuses another size"
+    gpus = "GPUs" if tensor is None else f"{tensor} GPUs"
+    why = f"the drafter runs on the target's {gpus}: model runner V1 refuses another size"
     changes.append(Change(f"speculative_config.{key} 1", "nothing", why))
     return {name: value for name, value in config.items() if name != key}
 

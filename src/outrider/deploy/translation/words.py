@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...errors import ConfigError, shown
+from .variables import end_of, known, marked, plain, quoted
 
 WRAPPERS = frozenset({"exec", "env", "sudo", "nohup", "time", "$"})
 SEPARATORS = frozenset({";", "&&", "||", "|", "&"})
 LONGEST_NUMBER = 12
 """Digits."""
-OPERATORS = frozenset(";&|<>()")
-TOKEN = re.compile(
-    r"""\s+|\#.*|([;&|<>()]+)|((?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|<>()'"\\])+)"""
-)
-"""Spaces, a comment, an operator, or a word."""
+PIECE = re.compile(r"""(\s+)|([;&|<>()]+)|'([^']*)'|\\(.)|([^\s;&|<>()'"\\$`]+)""")
+"""Spaces, operators, a quoted text, an escaped letter, or letters that mean themselves."""
 
 
 @dataclass
@@ -46,51 +44,104 @@ class Line:
 
     def prefix(self) -> str:
         """Return the variables as a shell reads them before a command."""
-        pairs = (each.split("=", 1) for each in self.variables)
-        return "".join(f"{name}={shlex.quote(value)} " for name, value in pairs)
+        return "".join(f"{each} " for each in map(assignment, self.variables))
+
+
+def assignment(text: str) -> str:
+    """Return NAME=VALUE as a shell reads it."""
+    name, _, value = text.partition("=")
+    return f"{name}={quoted(value)}"
 
 
 def commands(text: str) -> list[Line]:
-    """Return the commands of a shell text.
+    """Return the commands of a shell text, lines that only set variables among them.
 
     Comments are dropped, and so are ``exec`` and the like before a command.
 
     Raises:
-        ConfigError: it is no plain list of commands, or needs values that only a shell has.
+        ConfigError: it is no plain list of commands.
     """
     joined = re.sub(r"\\\r?\n", " ", text)
     found: list[list[str]] = []
     for line in joined.splitlines():
         found.append([])
         for token in _tokens(line):
-            if token in SEPARATORS:
+            if isinstance(token, str):
+                found[-1].append(token)
+            elif token.text in SEPARATORS:
                 found.append([])
-            elif set(token) <= OPERATORS:
+            else:
                 raise ConfigError(
                     f"Redirections and sub-shells are not translated: {shown(line.strip())}; "
                     "give the plain command."
                 )
-            else:
-                found[-1] += shlex.split(token)
-    return [line for line in map(_unwrapped, found) if line.words]
+    lines = map(_unwrapped, found)
+    return [line for line in lines if line.words or line.variables]
 
 
-def _tokens(line: str) -> list[str]:
-    """Return a line's operators, and its words with their quotes; a comment is left out.
+class Operator(NamedTuple):
+    """An operator between words."""
+
+    text: str
+
+
+def _tokens(line: str) -> list[str | Operator]:
+    """Return a line's operators, and its words without quotes; a comment is left out.
 
     Raises:
-        ConfigError: a quote or backslash is open.
+        ConfigError: a quote, backslash or variable is open.
     """
-    tokens, at = [], 0
+    tokens: list[str | Operator] = []
+    word: str | None = None  # an empty text is a word
+    at = 0
     while at < len(line):
-        match = TOKEN.match(line, at)
+        if word is None and line[at] == "#":
+            break
+        match = PIECE.match(line, at)
         if match is None:
-            raise ConfigError(
-                f"A command cannot be read: a quote or backslash is open in {shown(line.strip())}."
-            )
+            text, at = _special(line, at)
+            word = (word or "") + text
+            continue
         at = match.end()
-        tokens += [each for each in match.groups() if each is not None]
-    return tokens
+        space, operator, *texts = match.groups()
+        if space is None and operator is None:
+            word = (word or "") + next(text for text in texts if text is not None)
+            continue
+        if word is not None:
+            tokens.append(word)
+            word = None
+        if operator is not None:
+            tokens.append(Operator(operator))
+    return tokens if word is None else [*tokens, word]
+
+
+def _special(line: str, at: int) -> tuple[str, int]:
+    """Return a text between double quotes or a variable, and where the line goes on.
+
+    Raises:
+        ConfigError: it is open.
+    """
+    try:
+        if line[at] not in '"$`' or line[at : at + 2] in ("$'", '$"'):
+            raise ValueError
+        if line[at] != '"':
+            end = end_of(line, at)
+            return ("$", at + 1) if end is None else (marked(line[at:end], False), end)
+        text, at = "", at + 1
+        while line[at] != '"':
+            end = end_of(line, at) if line[at] in "$`" else None
+            if end is not None:
+                text, at = text + marked(line[at:end], True), end
+            elif line[at] == "\\" and line[at + 1] in '$`"\\':
+                text, at = text + line[at + 1], at + 2
+            else:
+                text, at = text + line[at], at + 1
+        return text, at + 1
+    except (ValueError, IndexError):
+        raise ConfigError(
+            f"A command cannot be read: a quote, backslash or variable is open in "
+            f"{shown(line.strip())}."
+        ) from None
 
 
 def _unwrapped(words: list[str]) -> Line:
@@ -98,11 +149,6 @@ def _unwrapped(words: list[str]) -> Line:
     while words and (words[0] in WRAPPERS or re.match(r"[A-Za-z_]\w*=", words[0])):
         variables += [word for word in words[:1] if "=" in word]
         words = words[1:]
-    unknown = [word for word in [*variables, *words] if "$" in word or "`" in word]
-    if unknown:
-        raise ConfigError(
-            f"A command has {shown(unknown[0])}, whose value only its shell knows; write the value."
-        )
     return Line(words, variables)
 
 
@@ -145,9 +191,22 @@ def count(value: object, flag: str) -> int:
         ConfigError: it is no whole number, or a larger one than any option takes.
     """
     text = str(value)
+    if not known(value):
+        raise ConfigError(
+            f"{flag} is {plain(text)}, whose value only its shell knows; write the number here."
+        )
     if not text.isdecimal() or len(text) > LONGEST_NUMBER:
         raise ConfigError(f"{flag} is {shown(value)}; give a whole number.")
     return int(text)
+
+
+def number(value: object, flag: str) -> int | None:
+    """Return an option's value as ``count`` does; None where a variable stands for it.
+
+    Raises:
+        ConfigError: it is no whole number, or a larger one than any option takes.
+    """
+    return count(value, flag) if known(value) else None
 
 
 def _is_flag(word: str) -> bool:
