@@ -79,11 +79,11 @@ SGLANG = {
 S_ACCEPTANCE = list(SGLANG)[-1]
 S_SPEEDUP = next(name for name in SGLANG if "speedup" in name)
 
-LOW, EVEN, LOOP, SLOWER, LATE, ERRORS, FULL, NONE, COLD, HINDERED, GONE = (
+LOW, EVEN, LOOP, SLOWER, LATE, ERRORS, FULL, GPU, NONE, COLD, HINDERED, GONE = (
     f"Outrider{name}" for name in (
         "AcceptanceLow", "AcceptanceBelowBreakEven", "AcceptanceNearOne", "SpeedupBelowPromise",
-        "LatencyHigh", "ErrorsHigh", "MemoryHigh", "NoDrafts", "StandbyNotWarm", "GuardHindered",
-        "GuardGone",
+        "LatencyHigh", "ErrorsHigh", "MemoryHigh", "GpuMemoryHigh", "NoDrafts",
+        "StandbyNotWarm", "GuardHindered", "GuardGone",
     )
 )  # fmt: skip
 WARN, BOTH = {"warning"}, {"warning", "critical"}
@@ -94,6 +94,33 @@ def restarted(values: str) -> str:
     """Counters that begin again at 0 after a quarter of an hour."""
     step = values.removeprefix("0+").removesuffix("x60")
     return f"0+{step}x14 {values}" if values.startswith("0+") else values
+
+
+def gpu(used: str) -> dict[str, str]:
+    """What an exporter beside the engine says of its GPUs, of 1e11 bytes each."""
+    on = 'job="exporter",instance="x:1",gpu_name="H100"'
+    return {
+        f'outrider_observed_gpu_memory_used_bytes{{{on},gpu="0"}}': "0.5e11x60",
+        f'outrider_observed_gpu_memory_total_bytes{{{on},gpu="0"}}': "1e11x60",
+        f'outrider_observed_gpu_memory_used_bytes{{{on},gpu="1"}}': f"{used}x60",
+        f'outrider_observed_gpu_memory_total_bytes{{{on},gpu="1"}}': "1e11x60",
+    }
+
+
+def dcgm(used: int, pod: str | None = None) -> dict[str, str]:
+    """What NVIDIA's exporter says of a GPU, in MiB of 100; the pod is that which has the GPU."""
+    on = 'job="dcgm",instance="d:9400",gpu="0",UUID="GPU-1",modelName="H100"'
+    on += f',pod="dcgm-1",exported_pod="{pod}",exported_namespace="n"' if pod else ""
+    return {
+        f"DCGM_FI_DEV_FB_USED{{{on}}}": f"{used}x60",
+        f"DCGM_FI_DEV_FB_FREE{{{on}}}": f"{100 - used}x60",
+    }
+
+
+def pods(values: dict[str, str], pod: str) -> dict[str, str]:
+    """Series as those of a pod."""
+    return {name.replace("{", f'{{namespace="n",pod="{pod}",'): each
+            for name, each in values.items()}  # fmt: skip
 
 
 Case = tuple[dict[str, str], dict[str, str], dict[str, set[str]]]
@@ -127,7 +154,20 @@ CASES: dict[str, Case] = {
         OUTRIDER,
         {DRAFTED: "0+200x60", ACCEPTED: "0+20x60", SPEEDUP: "0.9x60"}, {SLOWER: WARN},
     ),
-    "low on vLLM, speedup unknown": (VLLM, {ACCEPTED: "0+1600x60"}, {}),
+    "low on vLLM, speedup unknown": (VLLM, {ACCEPTED: "0+1600x60"}, {LOW: BOTH}),
+    "a little low on vLLM": (VLLM, {ACCEPTED: "0+2120x60"}, {LOW: WARN}),
+    "hardly anything drafted on vLLM": (VLLM, {DRAFTED: "0+200x60", ACCEPTED: "0+20x60"}, {}),
+    "low on vLLM, an exporter knows better": (
+        VLLM | {f'outrider_observed_speedup{{{AT},engine="vllm"}}': "1.8x60"}, {ACCEPTED: "0+1600x60"}, {},
+    ),
+    "low on vLLM, an exporter knows worse": (
+        VLLM | {f'outrider_observed_speedup{{{AT},engine="vllm"}}': "0.8x60"},
+        {ACCEPTED: "0+1600x60"}, {LOW: BOTH},
+    ),
+    "low on SGLang, speedup unknown": (
+        {name: values for name, values in SGLANG.items() if name != S_SPEEDUP},
+        {S_ACCEPTANCE: "0.52x60"}, {LOW: WARN},
+    ),
     "low, by an exporter": (
         OTHER, {O_ACCEPTED: "0+1600x60", O_SPEEDUP: "0.9x60"}, {LOW: BOTH, SLOWER: WARN},
     ),
@@ -156,6 +196,12 @@ CASES: dict[str, Case] = {
     "memory": (OUTRIDER, {KV: "0.95x60"}, {FULL: WARN}),
     "no memory": (OUTRIDER, {KV: "0.98x60"}, {FULL: BOTH}),
     "no memory, by an exporter": (OTHER, {O_KV: "0.98x60"}, {FULL: BOTH}),
+    "GPU memory": (OTHER | gpu("0.95e11"), {}, {GPU: WARN}),
+    "no GPU memory": (VLLM | gpu("0.98e11"), {}, {GPU: BOTH}),
+    "GPU memory is there": (OTHER | gpu("0.9e11"), {}, {}),
+    "GPU memory by DCGM": (VLLM | dcgm(96), {}, {GPU: WARN}),
+    "GPU memory of another's pod, by DCGM": (pods(VLLM, "mine") | dcgm(99, "other"), {}, {}),
+    "GPU memory of its pod, by DCGM": (pods(VLLM, "mine") | dcgm(99, "mine"), {}, {GPU: BOTH}),
     "full for a moment": (OUTRIDER, {KV: "0.6x20 0.99x40"}, {}),
     "no drafts": (OUTRIDER, {DRAFTED: "0x60", ACCEPTED: "0x60"}, {NONE: WARN}),
     "no drafts by choice": (
@@ -183,7 +229,9 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 EVEN_CASES: dict[str, Case] = {
     "above break-even": (OUTRIDER, {}, {}),
-    "below break-even": (VLLM, {ACCEPTED: "0+1600x60"}, {EVEN: WARN}),
+    "low, but above break-even": (OUTRIDER, {ACCEPTED: "0+2120x60", SPEEDUP: "1.6x60"}, {}),
+    "below break-even": (VLLM, {ACCEPTED: "0+1600x60"}, {EVEN: WARN, LOW: BOTH}),
+    "above break-even, speedup unknown": (VLLM, {ACCEPTED: "0+1900x60"}, {LOW: BOTH}),
 }
 
 
@@ -275,10 +323,15 @@ def test_the_manifest_has_the_same_rules() -> None:
 def test_thresholds_and_advice_reach_the_rules(tmp_path: Path) -> None:
     file = tmp_path / "advice.json"
     file.write_text(json.dumps({"break_even": {"value": 0.37, "unit": "accepted / drafted"}}))
-    text = outrider("--advice", file, "--set", "memory_critical=0.96").stdout
+    done = outrider("--advice", file, "--set", "memory_critical=0.96")
+    text = done.stdout
     assert "outrider:acceptance:ratio5m < 0.37" in text
     assert "outrider:kv_usage > 0.96" in text
-    assert LOW not in [rule.get("alert") for rule in yaml.safe_load(text)["groups"][0]["rules"]]
+    limits = [rule["expr"].split()[2] for rule in yaml.safe_load(text)["groups"][0]["rules"]
+              if rule.get("alert") == LOW]  # fmt: skip
+    assert limits == ["0.55", "0.5"]
+    assert "OutriderAcceptanceLow stays beside it: 0.55 and 0.5" in done.stderr
+    assert outrider().stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -304,6 +357,7 @@ def test_bad_advice_is_one_sentence(content: str, words: str, tmp_path: Path) ->
     [
         (("--set", "memory=1"), "did you mean 'memory_"),
         (("--set", "memory_critical=x"), "give a number"),
+        (("--set", "acceptance_warning=55"), "a share from 0 to 1"),
         (("--set", "memory_critical"), "give NAME=VALUE"), (("--format", "x"), "prometheus or"),
         (("--latency", "itl"), "e2e or ttft"), (("--advice", "none.json"), "cannot be read"),
     ],

@@ -136,10 +136,20 @@ def rules(
     ] = None,
 ) -> None:
     """Print the alert rules, with runbooks, for Prometheus or its operator."""
-    from ..observe.rules import break_even_of, render
+    from ..observe.rules import break_even_of, render, thresholds
 
     even = None if advice is None else break_even_of(advice)
-    write(render(form, latency, even, pairs(set_ or [], "--set")))
+    others = pairs(set_ or [], "--set")
+    write(render(form, latency, even, others))
+    if even is not None:
+        limits = thresholds(others)
+        typer.echo(
+            f"OutriderAcceptanceBelowBreakEven warns below {even:.3g}, as advised. "
+            f"OutriderAcceptanceLow stays beside it: {limits['acceptance_warning']:g} and "
+            f"{limits['acceptance_critical']:g} where no speedup of 1 or more is known; --set "
+            "acceptance_warning=... and acceptance_critical=... move them.",
+            err=True,
+        )
 
 
 @app.command()

@@ -22,8 +22,8 @@ BY = "namespace, pod, job, instance, model_name"
 """Namespace and pod are there in Kubernetes, and no labels elsewhere."""
 LATENCIES = {"e2e": "E2E", "ttft": "TTFT"}
 BREAK_EVEN = "break_even"
-REPLACED = "OutriderAcceptanceLow"
-"""The alert that a known break-even replaces."""
+ONLY_ADVISED = "OutriderAcceptanceBelowBreakEven"
+"""The alert that needs a known break-even."""
 GROUP = "outrider"
 
 
@@ -63,6 +63,8 @@ def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(found)}."
             raise ConfigError(f"there is no threshold {shown(name)}; {hint}")
         found[name] = number(f"threshold {name}", value)
+        if "share" in source()["threshold"][name] and found[name] > 1:
+            raise ConfigError(f"threshold {name} is {shown(value)}; give a share from 0 to 1.")
     return found
 
 
@@ -97,8 +99,8 @@ def groups(
 
     Args:
         latency: whose P99 alerts, e2e or ttft.
-        break_even: acceptance below which speculation loses; None watches low acceptance only
-            where the speedup is known to be below 1.
+        break_even: acceptance below which speculation loses, which alerts beside the plain
+            thresholds of acceptance.
         others: thresholds instead of the defaults.
 
     Raises:
@@ -120,8 +122,10 @@ def groups(
 
 def wanted(break_even: float | None) -> list[dict[str, Any]]:
     """Return the alerts of the source that hold with or without a known break-even."""
-    dropped = "OutriderAcceptanceBelowBreakEven" if break_even is None else REPLACED
-    return [each for each in source()["alert"] if each["name"] != dropped]
+    return [
+        each for each in source()["alert"]
+        if break_even is not None or each["name"] != ONLY_ADVISED
+    ]  # fmt: skip
 
 
 def _alerts(alert: Mapping[str, Any], values: Mapping[str, object]) -> Iterator[dict[str, Any]]:
