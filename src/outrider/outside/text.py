@@ -1,0 +1,32 @@
+"""Makes texts from outside harmless where people and programs read lines."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 300
+_surrogate = re.compile("[\ud800-\udfff]")
+
+
+def printable(text: object, limit: int = LONGEST) -> str:
+    """Return ``str(text)`` on one line that moves no cursor and forges no line.
+
+    Runs of blanks and line ends become one space. Every other letter that does not print (control
+    letters, escape sequences, U+0085, U+2028, marks that turn the direction of writing, lone
+    surrogates) becomes its escape, as in ``\\x1b``. A text longer than ``limit`` ends in an
+    ellipsis.
+    """
+    # No more than this can be needed, and a text from outside may have gigabytes.
+    start = str(text)[: 4 * limit]
+    line = " ".join(start.split())
+    shown = "".join(letter if letter.isprintable() else _escaped(letter) for letter in line)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def well_formed(text: str) -> str:
+    """Return the text with U+FFFD for each lone surrogate, which UTF-8 cannot hold."""
+    return text if text.isascii() else _surrogate.sub("\ufffd", text)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
