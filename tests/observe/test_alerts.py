@@ -158,7 +158,8 @@ CASES: dict[str, Case] = {
     "a little low on vLLM": (VLLM, {ACCEPTED: "0+2120x60"}, {LOW: WARN}),
     "hardly anything drafted on vLLM": (VLLM, {DRAFTED: "0+200x60", ACCEPTED: "0+20x60"}, {}),
     "low on vLLM, an exporter knows better": (
-        VLLM | {f'outrider_observed_speedup{{{AT},engine="vllm"}}': "1.8x60"}, {ACCEPTED: "0+1600x60"}, {},
+        VLLM | {f'outrider_observed_speedup{{{AT},engine="vllm"}}': "1.8x60"},
+        {ACCEPTED: "0+1600x60"}, {},
     ),
     "low on vLLM, an exporter knows worse": (
         VLLM | {f'outrider_observed_speedup{{{AT},engine="vllm"}}': "0.8x60"},
