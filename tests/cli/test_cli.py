@@ -58,7 +58,7 @@ def test_every_sampling_option_has_its_flag(tiny_llama: Path, tmp_path: Path) ->
     options = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1,
                "bad_words": ["fox"], "logit_bias": {40: 3.0, 41: -100.0}}  # fmt: skip
     done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *bias, *penalties)
-    assert done.stdout == expected(tiny_llama, **options)[0]
+    assert done.stdout == expected(tiny_llama, **options)[0] + "\n"
     schema = tmp_path / "schema.json"
     schema.write_text('{"enum": ["fox", "dog"]}')
     for given in (schema, schema.read_text()):
@@ -67,7 +67,7 @@ def test_every_sampling_option_has_its_flag(tiny_llama: Path, tmp_path: Path) ->
     for form in (("--regex", "fox|dog"), ("--choice", "fox", "--choice", "dog"),
                  ("--grammar", 'start: "fox" | "dog"')):  # fmt: skip
         done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *form)
-        assert done.stdout in ("fox", "dog")
+        assert done.stdout in ("fox\n", "dog\n")
     args = ("--model", tiny_llama, *SHORT, "--logprobs", "2", "--json")
     answer = json.loads(outrider("generate", PROMPT, *args).stdout)["outputs"][0]
     assert [len(found) in (2, 3) for found in answer["logprobs"]] == [True] * 12
@@ -77,32 +77,32 @@ def test_version() -> None:
     assert outrider("--version").stdout == f"outrider {__version__}\n"
 
 
-def test_piped_text_is_the_text_and_nothing_else(tiny_llama: Path, tmp_path: Path) -> None:
+def test_piped_text_is_the_text_and_a_newline(tiny_llama: Path, tmp_path: Path) -> None:
     (text,) = expected(tiny_llama)
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT)
     for args, input in (((PROMPT,), None), (("--file", file), None), ((), PROMPT)):
         done = outrider("generate", *args, "--model", tiny_llama, *SHORT, input=input)
-        assert (done.exit_code, done.stdout_bytes) == (0, text.encode())
+        assert (done.exit_code, done.stdout_bytes) == (0, f"{text}\n".encode())
         assert done.stderr == ""
 
 
 def test_samples_come_one_after_the_other(tiny_llama: Path) -> None:
     texts = expected(tiny_llama, n=3)
     done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, "--n", 3)
-    assert done.stdout_bytes == "\n".join(texts).encode()
+    assert done.stdout_bytes == "".join(f"{text}\n" for text in texts).encode()
 
 
 def test_sampling_options_reach_the_engine(tiny_llama: Path) -> None:
     (text,) = expected(tiny_llama, temperature=1.3, top_k=9, top_p=0.8, min_p=0.02)
     sampling = ("--temperature", 1.3, "--top-k", 9, "--top-p", 0.8, "--min-p", 0.02)
     done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *sampling)
-    assert done.stdout_bytes == text.encode()
+    assert done.stdout_bytes == f"{text}\n".encode()
     cut = next(c for c in text if c != "\N{REPLACEMENT CHARACTER}")
     done = outrider(
         "generate", PROMPT, "--model", tiny_llama, *SHORT, *sampling, "--stop", "zzz", "--stop", cut
     )
-    assert done.stdout_bytes == text[: text.index(cut)].encode()
+    assert done.stdout_bytes == f"{text[: text.index(cut)]}\n".encode()
 
 
 def test_json_tells_it_all_and_drafting_changes_no_token(tiny_llama: Path) -> None:
@@ -132,7 +132,7 @@ def test_json_tells_it_all_and_drafting_changes_no_token(tiny_llama: Path) -> No
 def test_stats_go_to_stderr(tiny_llama: Path) -> None:
     args = ("--drafter", tiny_llama, "--num-speculative-tokens", 3, "--stats")
     done = outrider("generate", PROMPT, "--model", tiny_llama, *SHORT, *args)
-    assert done.stdout_bytes == expected(tiny_llama)[0].encode()
+    assert done.stdout_bytes == f"{expected(tiny_llama)[0]}\n".encode()
     lines = dict(line.split(maxsplit=1) for line in done.stderr.splitlines() if line.strip())
     assert lines["tokens"] == "12"
     assert lines["acceptance"].startswith("length")
@@ -254,13 +254,13 @@ def event(text: str, origin: Origin, sample: int = 0, end: str | None = None) ->
 def test_a_terminal_gets_colours_and_no_control_characters(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    screen = Screen(n=1, terminal=True, colour=True)
+    screen = Screen(terminal=True, colour=True)
     screen.take(event("a\n", Origin.ACCEPTED))
     screen.take(event("b\x1b", Origin.BONUS))
     screen.take(event("c", Origin.PLAIN, end="stop"))
     shown = capfdbinary.readouterr().out
     assert shown.decode() == "\x1b[32ma\n\x1b[0m\x1b[36mb␛\x1b[0mc\n"
-    screen = Screen(n=1, terminal=True, colour=False)
+    screen = Screen(terminal=True, colour=False)
     screen.take(event("a", Origin.ACCEPTED, end="stop"))
     assert capfdbinary.readouterr().out == b"a\n"
 
@@ -269,19 +269,19 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert Screen.of_stdout(1).colour
+    assert Screen.of_stdout().colour
     monkeypatch.setenv("NO_COLOR", "1")
-    assert Screen.of_stdout(1).terminal
-    assert not Screen.of_stdout(1).colour
+    assert Screen.of_stdout().terminal
+    assert not Screen.of_stdout().colour
 
 
 def test_later_samples_wait_for_their_turn(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    screen = Screen(n=2, terminal=False, colour=False)
+    screen = Screen(terminal=False, colour=False)
     screen.take(event("1", Origin.PLAIN, sample=1))
     screen.take(event("0", Origin.PLAIN, sample=0))
     screen.take(event("1", Origin.PLAIN, sample=1, end="stop"))
     screen.take(event("0", Origin.PLAIN, sample=0, end="stop"))
-    assert capfdbinary.readouterr().out == b"00\n11"
+    assert capfdbinary.readouterr().out == b"00\n11\n"
 
 
 def test_bars() -> None:

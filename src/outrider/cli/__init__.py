@@ -1,7 +1,9 @@
 """The command line: one module per command. Nothing heavy is imported before a command runs."""
 
+import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -30,10 +32,11 @@ from . import (
     tune,
     verify,
 )
-from .common import Commands
+from .common import Commands, Group
 
 app = typer.Typer(
     cls=Commands,
+    rich_markup_mode=None,  # boxes cut long names, and markup swallows outrider[plot]
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,7 +50,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
-benches = typer.Typer(invoke_without_command=True)
+benches = typer.Typer(cls=Group, invoke_without_command=True)
 benches.callback()(bench.bench)
 benches.command()(quality.quality)
 benches.command()(load.serve)
@@ -76,6 +79,13 @@ def _options(
 
 def main() -> None:
     """Entry point of ``outrider`` and ``python -m outrider``."""
-    if sys.stderr is None:  # the caller closed it
+    # What the caller closed is opened on /dev/null, so that no file gets its descriptor.
+    if sys.stdin is None:
+        sys.stdin = open(os.dup2(os.open(os.devnull, os.O_RDONLY), 0))
+    if sys.stdout is None:
+        sys.stdout = open(os.dup2(os.open(os.devnull, os.O_WRONLY), 1), "w")
+    if sys.stderr is None:
         stderr.guard()
+    if isinstance(sys.stdout, TextIOWrapper):  # a locale's encoding may lack what is shown
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     app(prog_name="outrider")

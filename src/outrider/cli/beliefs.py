@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from .common import WIDE, bars, shares
 
@@ -56,7 +56,7 @@ def methods(beliefs: Beliefs, width: int) -> Table:
     grid.add_column("survival")
     for name, cost in beliefs["draft_ms"].items():
         known = beliefs["survival"].get(name)
-        row = [escape(f"  {name}"), f"{cost:.2f}"]
+        row = [f"  {name}", f"{cost:.2f}"]
         if known is not None:
             figures = shares(known["survival"]) if width >= WIDE else ""
             picture = f"{bars(known['survival'])} {figures}".strip()
@@ -68,9 +68,9 @@ def methods(beliefs: Beliefs, width: int) -> Table:
 def show(console: Console, title: str, beliefs: Beliefs) -> None:
     """Print the beliefs at the end of one cell."""
     verify = ", ".join(f"{n}: {ms:.2f}" for n, ms in beliefs["verify_ms"].items())
-    console.print(f"\n[bold]{escape(title)}[/bold]: {expectation(beliefs)}")
+    console.print(Text.assemble("\n", (title, "bold"), f": {expectation(beliefs)}"))
     for chosen in beliefs["choices"]:
-        console.print(f"  chosen: {escape(choice(chosen))}")
+        console.print(f"  chosen: {choice(chosen)}")
     console.print(f"  pauses: {pauses(beliefs)}")
     console.print(f"  tried: {beliefs['explored']:.1%} of the time went into unused methods")
     console.print(f"  ms per verify, by rows: {verify}")
@@ -83,7 +83,7 @@ def explain(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
     if not cells:
         console.print("no drafter left its choices to the engine; --drafter auto does.")
         return
-    console.print(f"\n[dim]{CELLS}[/dim]")
+    console.print(f"\n{CELLS}", style="dim")
     for run in cells:
         title = (
             f"{run['drafter']}, T = {run['temperature']:g}, batch {run['batch_size']}, "

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from ..bench.intervals import shown
 from ..errors import OutriderError
@@ -25,9 +24,11 @@ from .common import (
     Rounds,
     bars,
     model_folder,
+    now_and_then,
     numbers,
     png,
     report_console,
+    screen,
     shares,
     status,
     with_engine_options,
@@ -59,20 +60,26 @@ def named_workload(name: str) -> Workload:
 
 def measure(bench: Engines) -> dict[Cell, list[Pass]]:
     """Run everything, with a bar on stderr when that is a terminal."""
-    console = Console(stderr=True)
+    console = screen(on_stderr=True)
     # Drawn between cells only: a drawing thread would disturb the timing.
     with Progress(
         TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         console=console, transient=True, disable=not console.is_terminal, auto_refresh=False,
     ) as bar:  # fmt: skip
-        task = bar.add_task("")
-        return bench.run(lambda n, total: bar.update(task, completed=n, total=total, refresh=True))
+        task, tell = bar.add_task(""), now_and_then()
+
+        def told(n: int, total: int) -> None:
+            bar.update(task, completed=n, total=total, refresh=True)
+            if not console.is_terminal:
+                tell(f"measuring: {n} of {total}")
+
+        return bench.run(told)
 
 
-def identical(run: dict[str, Any]) -> str:
+def identical(run: dict[str, Any]) -> Text | str:
     """Return the table's answer to whether outputs were the plain ones."""
     if not run["outputs_identical"]:
-        return "[bold red]NO[/bold red]"
+        return Text("NO", "bold red")
     ties = run["numerical_ties"]
     return f"yes, {ties} {'tie' if ties == 1 else 'ties'}" if ties else "yes"
 
@@ -84,7 +91,7 @@ def table(report: dict[str, Any], width: int) -> Table:
 
     runs = report["runs"]
     grid = Table(
-        title=escape("\n".join(heading(report))),
+        title="\n".join(heading(report)),
         caption=DEFINITIONS.format(rounds=report["rounds"], **report["intervals"]),
         caption_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False,
         padding=(0, 1, 0, 0),
@@ -101,12 +108,12 @@ def table(report: dict[str, Any], width: int) -> Table:
         grid.add_row(
             f"{run['temperature']:g}",
             str(run["batch_size"]),
-            escape(run["drafter"]),
+            run["drafter"],
             str(run["num_speculative_tokens"]),
             f"{run['tokens_per_second']:.1f}",
-            escape(shown(run["tokens_per_second_interval"], ".0f")),
+            shown(run["tokens_per_second_interval"], ".0f"),
             f"{run['speedup']:.2f}x",
-            escape(shown(run["speedup_interval"], ".2f")) if run["drafter"] != PLAIN else "",
+            shown(run["speedup_interval"], ".2f") if run["drafter"] != PLAIN else "",
             f"{run['end_to_end_tokens_per_second']:.1f}",
             f"{run['acceptance_rate']:.2f}" if drafted else "",
             f"{run['acceptance_length']:.2f}" if drafted else "",

@@ -7,14 +7,18 @@ import json
 import os
 import shutil
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
 from ..config import ENGINE_OPTIONS
@@ -49,7 +53,7 @@ Model = Annotated[
 
 def flag(option: Option) -> Any:
     """Return the flag of an option; its help ends with the default."""
-    shown = "" if option.default in (None, False) else rf" \[{option.default}]"
+    shown = "" if option.default in (None, False) else f" [{option.default}]"
     names = [option.flag] if option.type is not bool else []
     return typer.Option(*names, help=option.help + shown, show_default=False, show_envvar=False)
 
@@ -91,10 +95,15 @@ def writable(param: typer.CallbackParam, file: str | None) -> str | None:
     """Return ``file``, refused if it could not be written after all the work."""
     if file is not None and file != "-":
         path = Path(file)
-        if path.is_dir() or not path.absolute().parent.is_dir():
+        try:
+            if path.is_file() or path.is_dir():
+                path.open("ab").close()
+            elif not path.exists():
+                TemporaryFile(dir=path.absolute().parent).close()
+        except OSError as error:
             raise typer.BadParameter(
-                f"{param.opts[0]} {file} cannot be written: no such folder, or a folder."
-            )
+                f"{param.opts[0]} {file} cannot be written: {error.strerror}."
+            ) from None
     return file
 
 
@@ -172,8 +181,25 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
         typer.echo(f"warning: {message}", err=True)
 
 
-class Commands(TyperGroup):
+class Group(TyperGroup):
+    """A command with commands below it, whose help has their whole first sentences."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [(name, (one.help or "").split("\n\n")[0]) for name, one in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class Commands(Group):
     """The commands, with one place where their errors become a sentence and an exit code."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().main(*args, **options)
+        except OSError as error:  # a full disk, a folder that is read-only, too many open files
+            where = "" if error.filename is None else f"{error.filename}: "
+            typer.echo(f"error: {where}{error.strerror or error}.", err=True)
+            sys.exit(FAILED)
 
     def invoke(self, ctx: Any) -> Any:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no notices of libraries
@@ -203,6 +229,46 @@ def write(text: str) -> None:
     typer.echo(text.encode("utf-8", "replace"), nl=False)
 
 
+EVERY = 15.0
+"""Seconds between two lines on a long command's progress where stderr is no terminal."""
+
+
+def now_and_then() -> Callable[[str], None]:
+    """Return what tells of progress: a line on stderr, ``EVERY`` seconds after the last or more."""
+    last = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            typer.echo(text, err=True)
+
+    return tell
+
+
+@contextmanager
+def lines(text: str) -> Iterator[Callable[[str], None]]:
+    """Say every ``EVERY`` seconds on stderr what the command does; nothing on a terminal.
+
+    Yields what changes the text.
+    """
+    doing, done = [text], threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(EVERY):
+            typer.echo(f"{doing[-1]} ...", err=True)
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    if not sys.stderr.isatty():
+        thread.start()
+    try:
+        yield doing.append
+    finally:
+        done.set()
+        if thread.is_alive():
+            thread.join()
+
+
 @contextmanager
 def status(text: str) -> Iterator[None]:
     """Show on stderr what the command does; nothing when that is no terminal.
@@ -217,6 +283,18 @@ def status(text: str) -> Iterator[None]:
     finally:
         if shown:
             typer.echo("\r\x1b[2K", err=True, nl=False, color=True)
+
+
+@contextmanager
+def telling(text: str) -> Iterator[Callable[[str], None]]:
+    """Show on stderr what the command does, and yield what changes that text."""
+    console = screen(on_stderr=True)
+    if not console.is_terminal:
+        with lines(text) as tell:
+            yield tell
+        return
+    with console.status(Text(text)) as shown:
+        yield lambda news: shown.update(Text(news))
 
 
 def open_llm(model: str | Path, **options: Any) -> LLM:
@@ -241,10 +319,14 @@ def program() -> str:
     return sys.argv[0] if Path(sys.argv[0]).name == "outrider" else "python -m outrider"
 
 
+def screen(on_stderr: bool = False, **options: Any) -> Console:
+    """Return a console that shows texts as they are: brackets are no markup, :words: no emoji."""
+    return Console(stderr=on_stderr, markup=False, emoji=False, highlight=False, **options)
+
+
 def report_console(on_stderr: bool) -> Console:
     """Return the console of a table, wide where that is no terminal."""
-    terminal = Console(stderr=on_stderr).is_terminal
-    return Console(stderr=on_stderr, highlight=False, width=None if terminal else WIDE)
+    return screen(on_stderr, width=None if screen(on_stderr).is_terminal else WIDE)
 
 
 def shares(survival: list[float]) -> str:

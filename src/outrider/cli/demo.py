@@ -8,7 +8,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +15,7 @@ from rich.text import Text
 from ..errors import OutriderError
 from ..types import Origin, SamplingParams
 from .beliefs import choice
-from .common import SIGNS, Model, bars, model_folder, open_llm, program, shares, status
+from .common import SIGNS, Model, bars, model_folder, open_llm, program, screen, shares, status
 
 if TYPE_CHECKING:
     from ..audit.ties import Difference
@@ -29,10 +28,13 @@ PROMPT_LINES = 3
 NARROWEST_COLUMNS = 100
 BAR = 40
 STYLES = {Origin.ACCEPTED: "green", Origin.BONUS: "cyan", Origin.PLAIN: ""}
-TEACHING = (
+TEACHING = Text.assemble(
     "Drafters propose, the target checks several tokens at once, and the engine chooses at each "
-    "step who drafts and how far. [green]accepted draft tokens[/green] · [cyan]the target's own "
-    "token after a draft[/cyan] · plain"
+    "step who drafts and how far. ",
+    ("accepted draft tokens", "green"),
+    " · ",
+    ("the target's own token after a draft", "cyan"),
+    " · plain",
 )
 
 
@@ -106,11 +108,11 @@ def show(console: Console, title: str, pair: Pair) -> None:
     else:
         console.print(right)
         if pair.differences:
-            console.print("[dim]plain:[/dim]")
+            console.print("plain:", style="dim")
             console.print(left)
     answer = verdict(pair.differences)
     style = "red" if answer == "no" else "green"
-    console.print(f"identical: [{style}]{answer}[/{style}] · {pair.speedup:.2f}x")
+    console.print(Text.assemble("identical: ", (answer, style), f" · {pair.speedup:.2f}x"))
 
 
 def summary(console: Console, pairs: list[Pair], believed: Mapping[str, Any] | None) -> None:
@@ -127,21 +129,23 @@ def summary(console: Console, pairs: list[Pair], believed: Mapping[str, Any] | N
     console.print(Rule("together", style="dim"))
     for name, rate, style in (("plain", plain, "white"), ("speculative", fast, "green")):
         bar = "█" * max(1, round(BAR * rate / max(plain, fast)))
-        console.print(f"{name:<12} [{style}]{bar}[/{style}] {rate:.0f} tokens/s")
-    console.print(f"\nidentical: [bold]{verdict([d for p in pairs for d in p.differences])}[/bold]")
-    console.print(
-        f"speedup: [bold]{median(pair.speedup for pair in pairs):.2f}x[/bold] [dim](median over "
-        f"{len(pairs)} prompts of decode speed, (N-1)/(T(N)-T(1)), {REPEATS} runs of each by "
-        f"turns, T = {TEMPERATURE})[/dim]"
+        console.print(Text.assemble(f"{name:<12} ", (bar, style), f" {rate:.0f} tokens/s"))
+    same = verdict([d for p in pairs for d in p.differences])
+    console.print(Text.assemble("\nidentical: ", (same, "bold")))
+    definition = (
+        f" (median over {len(pairs)} prompts of decode speed, (N-1)/(T(N)-T(1)), {REPEATS} runs "
+        f"of each by turns, T = {TEMPERATURE})"
     )
+    speedup = f"{median(pair.speedup for pair in pairs):.2f}x"
+    console.print(Text.assemble("speedup: ", (speedup, "bold"), (definition, "dim")))
     if counts.drafts:
-        console.print(
-            f"acceptance length: [bold]{counts.acceptance_length:.2f}[/bold] [dim](1 + accepted / "
-            f"drafts), accepted up to each position:[/dim] {bars(survival)} {shares(survival)}"
-        )
+        length = (f"{counts.acceptance_length:.2f}", "bold")
+        means = (" (1 + accepted / drafts), accepted up to each position:", "dim")
+        figures = f" {bars(survival)} {shares(survival)}"
+        console.print(Text.assemble("acceptance length: ", length, means, figures))
     if believed is not None:
         chosen = "; ".join(map(choice, believed["choices"]))
-        console.print(f"the engine's choice in the end: [bold]{escape(chosen)}[/bold]")
+        console.print(Text.assemble("the engine's choice in the end: ", (chosen, "bold")))
     call = program()
     console.print("\nTry next:")
     for command, what in (
@@ -149,14 +153,14 @@ def summary(console: Console, pairs: list[Pair], believed: Mapping[str, Any] | N
         (f'{call} generate "class Stack:" --seed 7 --drafter ngram', "with ngram: the same text"),
         (f"{call} bench --explain", "every drafter, and what the engine believes of them"),
     ):
-        console.print(f"  [bold]{command}[/bold]  [dim]{what}[/dim]")
+        console.print(Text.assemble("  ", (command, "bold"), "  ", (what, "dim")))
 
 
 def demo(model: Model = None) -> None:
     """Decode held-out code plainly and speculatively, side by side."""
     from .. import pocket
 
-    console = Console(highlight=False)
+    console = screen()
     folder, pairs = model_folder(model), []
     prompts = pocket.prompts()[:PROMPTS]
     engines = [

@@ -9,9 +9,9 @@ import typer
 
 from ..errors import ConfigError
 from ..methods import WITH_CHECKPOINT, find_method, named_method, suggested_method
-from .common import FAILED, JsonFile, read_text, write, write_json
+from .common import FAILED, Group, JsonFile, read_text, write, write_json
 
-app = typer.Typer()
+app = typer.Typer(cls=Group)
 OF_A_CHECKPOINT = ("model", "quantization", "other_vocabulary", "vocab_size", "weights_gib")
 """What a spec says of a drafter's checkpoint, and what goes with it."""
 FORMS = "command, config, compose or kustomize"

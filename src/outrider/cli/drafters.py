@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OutriderError
-from .common import FAILED, report_console, status, write
+from .common import FAILED, Group, report_console, status, write
 
 if TYPE_CHECKING:
     from ..drafters.base import DrafterContext, DrafterSpec
     from ..input_processor import InputProcessor
 
 UNSAID = "not said"
-app = typer.Typer()
+app = typer.Typer(cls=Group)
 KINDS = {"model": "checkpoint", "eagle3": "EAGLE-3 head", "medusa": "heads of Medusa"}
 HOW = (
     "--drafter NAME takes one, NAME+NAME merges the drafts of several into trees, and auto chooses "
@@ -155,7 +154,7 @@ def table(found: list[Facts], page_size: int | None) -> Table:
         row = [facts.name, *(cell or UNSAID for cell in cells)]
         if page_size is not None:
             row += [facts.memory, "yes" if facts.auto else ""]
-        grid.add_row(*map(escape, row), style="dim" if facts.at_hand is False else None)
+        grid.add_row(*row, style="dim" if facts.at_hand is False else None)
     return grid
 
 
@@ -164,7 +163,7 @@ def show(console: Console, found: list[Facts], page_size: int | None) -> None:
     console.print(table(found, page_size))
     for facts in found:
         if facts.options:
-            console.print(f"Options of {facts.name}: {escape(facts.options)}.")
+            console.print(f"Options of {facts.name}: {facts.options}.")
     console.print(HOW)
 
 
@@ -248,7 +247,7 @@ def check(
             grid.add_column(name, overflow="fold")
         for fact in facts:
             cells = fact.what, fact.drafter, fact.target, "yes" if fact.fits else "no"
-            grid.add_row(*map(escape, cells), style=None if fact.fits else "red")
+            grid.add_row(*cells, style=None if fact.fits else "red")
         report_console(on_stderr=False).print(grid)
     if not fits:
         raise typer.Exit(FAILED)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import OutriderError
-from .common import report_console, write_json
+from .common import report_console, telling, write_json
 
 if TYPE_CHECKING:
     from ..audit.endpoint import Report
@@ -29,10 +27,10 @@ def table(report: Report) -> Table:
     grid.add_column("samples", justify="right")
     grid.add_column("would have shown", overflow="fold", ratio=2)
     for result in report.results:
-        colour = COLOURS[result.status]
-        verdict = f"[{colour}]{result.status.upper() if result.failed else result.status}[/]"
+        said = result.status.upper() if result.failed else result.status
         samples = str(result.samples) if result.samples else ""
-        grid.add_row(result.name, verdict, escape(result.seen), samples, result.detects)
+        verdict = Text(said, COLOURS[result.status])
+        grid.add_row(result.name, verdict, result.seen, samples, result.detects)
     return grid
 
 
@@ -50,19 +48,17 @@ def drafts(report: Report) -> str:
 def show(report: Report) -> None:
     """Print the verdict, the table, and how to repeat it."""
     console = report_console(on_stderr=False)
-    console.print(f"[bold]{escape(report.verdict)}[/bold]\n")
+    console.print(f"{report.verdict}\n", style="bold")
     console.print(table(report))
     console.print(
         "\nwould have shown: an error so large, with 90 % probability; a false alarm of a law test "
         "once in a million audits",
         soft_wrap=True,
     )
-    console.print(escape(drafts(report)), soft_wrap=True)
+    console.print(drafts(report), soft_wrap=True)
     console.print(
-        escape(
-            f"{report.endpoint}, model {report.model}, against {report.reference}; "
-            f"{report.requests} requests, --seed {report.seed} repeats them"
-        ),
+        f"{report.endpoint}, model {report.model}, against {report.reference}; "
+        f"{report.requests} requests, --seed {report.seed} repeats them",
         soft_wrap=True,
     )
 
@@ -81,13 +77,12 @@ def audit(
     """Audit a server, show the report, and raise ``OutriderError`` unless it passes."""
     from ..audit.endpoint import verify_endpoint
 
-    console = Console(stderr=True, highlight=False)
-    with console.status("") if console.is_terminal else nullcontext() as shown:
+    with telling("asking the server") as tell:
         report = verify_endpoint(
             endpoint, reference=reference, model=model, key=key,
             laws=[] if laws is None else [name.strip() for name in laws.split(",")],
             samples=samples, seconds=seconds, seed=seed,
-            progress=shown.update if shown else lambda _: None,
+            progress=tell,
         )  # fmt: skip
     if json_:
         write_json(report.as_json(), "-")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .common import SIGNS, Model, model_folder, open_llm, status, with_engine_options, write
+from .common import SIGNS, Model, model_folder, open_llm, screen, status, with_engine_options, write
 
 if TYPE_CHECKING:
     from ..audit.explain import Candidate, Explanation, Position
@@ -187,7 +187,7 @@ def explain(
     if json_:
         write(json.dumps(explanation.as_dict()) + "\n")
         return
-    console = Console(highlight=False)
+    console = screen()
     with console.capture() as printed:
         show(console, explanation)
     write("".join(f"{line.rstrip(' ')}\n" for line in printed.get().splitlines()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from ..errors import NumericalError
 from ..types import Event, Origin, SamplingParams
@@ -21,6 +21,7 @@ from .common import (
     model_folder,
     open_llm,
     read_text,
+    screen,
     shares,
     with_engine_options,
     write,
@@ -88,10 +89,9 @@ class Screen:
     """Shows samples one after the other: the first as it comes, later ones when it is their turn.
 
     On a terminal tokens are coloured by origin (unless NO_COLOR is set) and control characters are
-    shown as signs; elsewhere the text goes out as it is.
+    shown as signs; elsewhere the text goes out as it is. A newline follows each sample.
     """
 
-    n: int
     terminal: bool
     colour: bool
     current: int = 0
@@ -99,10 +99,10 @@ class Screen:
     finished: set[int] = field(default_factory=set)
 
     @staticmethod
-    def of_stdout(n: int) -> Screen:
+    def of_stdout() -> Screen:
         terminal = sys.stdout.isatty()
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "") in ("", "dumb")
-        return Screen(n, terminal, terminal and not plain)
+        return Screen(terminal, terminal and not plain)
 
     def take(self, event: Event) -> None:
         """Show an event, or keep it until the samples before it are done."""
@@ -112,8 +112,7 @@ class Screen:
         write("".join(self.waiting.pop(self.current, [])))
         while self.current in self.finished:
             self.current += 1
-            separator = "\n" if self.terminal or self.current < self.n else ""
-            write(separator + "".join(self.waiting.pop(self.current, [])))
+            write("\n" + "".join(self.waiting.pop(self.current, [])))
 
     def _dress(self, event: Event) -> str:
         if not self.terminal:
@@ -147,10 +146,10 @@ def figures(state: RequestState, budget: object) -> list[tuple[str, str, str]]:
 
 def show_stats(state: RequestState, budget: object) -> None:
     """Put the figures on stderr, one a line."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = screen(on_stderr=True, soft_wrap=True)
     for name, figure, definition in figures(state, budget):
-        shown = f"  [dim]({definition})[/dim]" if definition else ""
-        console.print(f"[bold]{name:<18}[/bold]{figure}{shown}")
+        shown = f"  ({definition})" if definition else ""
+        console.print(Text.assemble((f"{name:<18}", "bold"), figure, (shown, "dim")))
 
 
 def as_json(output: RequestOutput) -> dict[str, Any]:
@@ -165,10 +164,11 @@ def as_json(output: RequestOutput) -> dict[str, Any]:
 
 def stream(llm: LLM, prompt: str, params: SamplingParams) -> RequestState:
     """Print the output as it is generated; return the request's state at its end."""
-    screen = Screen.of_stdout(params.n)
+    screen = Screen.of_stdout()
     (state,) = llm.start(prompt, params)
     for event in llm.run([state]):
-        screen.take(event)
+        if event.error is None or screen.terminal:
+            screen.take(event)
     if state.error:
         raise NumericalError(f"the prompt failed: {state.error}")
     return state

@@ -17,9 +17,9 @@ from ..errors import ConfigError
 from ..guard.decide import FORCIBLE
 from ..guard.policy import read
 from ..guard.store import Store
-from .common import write, write_json
+from .common import Group, write, write_json
 
-app = typer.Typer()
+app = typer.Typer(cls=Group)
 PolicyFile = Annotated[
     Path, typer.Option("--policy", metavar="FILE", help="The policy, a TOML file.")
 ]

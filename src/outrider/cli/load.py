@@ -12,13 +12,20 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from ..bench.intervals import shown
 from ..errors import ConfigError
 from .bench import named_workload
-from .common import INTERRUPTED, JsonFile, numbers, report_console, writable, write_json
+from .common import (
+    INTERRUPTED,
+    JsonFile,
+    now_and_then,
+    numbers,
+    report_console,
+    writable,
+    write_json,
+)
 
 KEY = "OPENAI_API_KEY"
 PERCENTILES = (50, 90, 95, 99)
@@ -30,9 +37,7 @@ def table(report: dict[str, Any]) -> Table:
     """Return the loads as a table, a row each; latencies as P50/90/95/99 in milliseconds."""
     runs = report["runs"]
     title = f"{runs[0]['endpoint']} · {runs[0]['model_id']} · {runs[0]['dataset']}"
-    grid = Table(
-        title=escape(title), box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    grid = Table(title=title, box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     grid.add_column("load", overflow="fold")
     for name in ("ok", "failed", "requests/s", "tokens/s", "goodput/s"):
         grid.add_column(name, justify="right")
@@ -43,7 +48,7 @@ def table(report: dict[str, Any]) -> Table:
     for run in runs:
         side = f"{run['side']}, " if "side" in run else ""
         grid.add_row(
-            escape(f"{side}{run['label']}"), str(run["completed"]), str(run["failed"]),
+            f"{side}{run['label']}", str(run["completed"]), str(run["failed"]),
             _figure(run["request_throughput"]), _figure(run["output_throughput"]),
             _figure(run["request_goodput"]),
             *(_percentiles(run, name) for name in ("ttft", "itl", "tpot", "e2el")),
@@ -78,26 +83,27 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
                 f"{_figure(value[second])}, ratio {value['ratio']:.3f} "
                 f"{shown(value['interval'], '.3f')} over {value['rounds']} rounds"
             )
-            console.print(escape(line))
+            console.print(line)
     for run in report["runs"]:
         for error, count in run["error_kinds"].items():
-            console.print(escape(f"{run['label']}: {count} failed: {error}"))
+            console.print(f"{run['label']}: {count} failed: {error}")
         if "spec_decode_acceptance_rate" not in run:
-            console.print(escape(f"{run['label']}: acceptance: {run['spec_decode_source']}"))
+            console.print(f"{run['label']}: acceptance: {run['spec_decode_source']}")
     limit = report["bottleneck"]
-    console.print(escape(f"limit, a hint: {limit['points_to']} ({limit['evidence']})"))
+    console.print(f"limit, a hint: {limit['points_to']} ({limit['evidence']})")
     for name, text in report["definitions"].items():
-        console.print(escape(f"{name}: {text}"), style="dim")
+        console.print(f"{name}: {text}", style="dim")
     for text in report["warnings"]:
         typer.echo(f"warning: {text}", err=True)
 
 
 def progress() -> Callable[[str, int, int, int], None]:
-    """Return what shows progress on stderr, nothing where that is no terminal."""
+    """Return what shows progress on stderr: in place on a terminal, elsewhere now and then."""
     import time
 
     if not sys.stderr.isatty():
-        return lambda *_: None
+        line = now_and_then()
+        return lambda label, ended, failed, total: line(_progress(label, ended, failed, total))
     last = 0.0
 
     def tell(label: str, ended: int, failed: int, total: int) -> None:
@@ -105,11 +111,15 @@ def progress() -> Callable[[str, int, int, int], None]:
         if ended < total and time.perf_counter() - last < EVERY:
             return
         last = time.perf_counter()
-        trouble = f", {failed} failed" if failed else ""
         end = "\n" if ended == total else ""
-        typer.echo(f"\r\x1b[2K{label}: {ended} of {total}{trouble}{end}", err=True, nl=False)
+        text = _progress(label, ended, failed, total)
+        typer.echo(f"\r\x1b[2K{text}{end}", err=True, nl=False)
 
     return tell
+
+
+def _progress(label: str, ended: int, failed: int, total: int) -> str:
+    return f"{label}: {ended} of {total}{f', {failed} failed' if failed else ''}"
 
 
 def shapes(

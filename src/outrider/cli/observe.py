@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from .common import write
+from .common import Group, write
 from .diagnose import pairs
 
-app = typer.Typer()
+app = typer.Typer(cls=Group)
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 LEAST, MOST = 0.1, 3600.0
 

@@ -5,11 +5,19 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from ..bench.intervals import shown
-from .common import Dtype, JsonFile, model_folder, read_text, report_console, status, write_json
+from .common import (
+    Dtype,
+    JsonFile,
+    lines,
+    model_folder,
+    read_text,
+    report_console,
+    status,
+    write_json,
+)
 
 DEFINITIONS = (
     "bits: of a weight as stored, scales and what is not quantised too · loss: perplexity over the "
@@ -25,7 +33,7 @@ def table(report: dict[str, Any]) -> Table:
         f"{report['perplexity']:.4f} · {report['windows']} windows of {report['window']} tokens"
     )
     grid = Table(
-        title=escape(title), caption=DEFINITIONS, caption_justify="left", box=box.SIMPLE,
+        title=title, caption=DEFINITIONS, caption_justify="left", box=box.SIMPLE,
         show_edge=False, pad_edge=False, padding=(0, 2, 0, 0),
     )  # fmt: skip
     grid.add_column("quantization", overflow="fold")
@@ -33,15 +41,15 @@ def table(report: dict[str, Any]) -> Table:
         grid.add_column(name, justify="right")
     for run in report["runs"]:
         grid.add_row(
-            escape(run["quantization"]),
+            run["quantization"],
             f"{run['bits_per_weight']:.3f}",
             f"{run['perplexity']:.4f}",
             f"{run['perplexity_loss']:.2%}",
-            escape(shown([100 * bound for bound in run["perplexity_loss_interval"]], ".2f")),
+            shown([100 * bound for bound in run["perplexity_loss_interval"]], ".2f"),
             f"{run['agreement']:.2%}",
-            escape(shown([100 * bound for bound in run["agreement_interval"]], ".2f")),
+            shown([100 * bound for bound in run["agreement_interval"]], ".2f"),
             f"{run['divergence']:.5f}",
-            escape(shown(run["divergence_interval"], ".5f")),
+            shown(run["divergence_interval"], ".5f"),
         )
     return grid
 
@@ -84,7 +92,8 @@ def quality(
     with status("loading the models"):
         from ..bench.quality import quality as measure
     recipes = [recipe for recipe in quantization.split(",") if recipe]
-    report = measure(model_folder(model), texts, recipes, windows, dtype)
+    with lines("measuring quality"):
+        report = measure(model_folder(model), texts, recipes, windows, dtype)
     report["model"] = "pocket" if model is None else model
     write_json(report, json_)
     report_console(on_stderr=json_ == "-").print(table(report))

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from ..bench.intervals import shown
 from ..server.options import toml
@@ -21,9 +20,11 @@ from .common import (
     Model,
     bars,
     model_folder,
+    now_and_then,
     numbers,
     png,
     report_console,
+    screen,
     shapes,
     status,
     with_engine_options,
@@ -48,7 +49,7 @@ def table(cell: dict[str, Any]) -> Table:
     """Return the settings of one batch size, raced ones first, the fastest first."""
     loss = f"no other raced setting is faster by more than {cell['loss_at_most']:.1%}"
     grid = Table(
-        title=f"batch size {cell['batch_size']}: {escape(cell['best'])} ({loss})",
+        title=f"batch size {cell['batch_size']}: {cell['best']} ({loss})",
         title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False,
     )  # fmt: skip
     for name in ("setting", "verdict", "survival"):
@@ -58,14 +59,14 @@ def table(cell: dict[str, Any]) -> Table:
     for row in cell["settings"][:SHOWN]:
         raced, length = row["rounds"], row["acceptance_length"]
         nodes = f", {row['max_draft_nodes']} nodes" if row["max_draft_nodes"] else ""
-        k = row["num_speculative_tokens"]
+        k, speed = row["num_speculative_tokens"], row["tokens_per_second" if raced else "promised"]
         grid.add_row(
-            escape(f"{row['drafter']} K={k}{nodes}") if k else "plain",
+            f"{row['drafter']} K={k}{nodes}" if k else "plain",
             row["verdict"],
             bars(row["acceptance_by_position"]),
-            f"{row['tokens_per_second']:.0f}" if raced else f"[i]{row['promised']:.0f}[/i]",
+            Text(f"{speed:.0f}", "" if raced else "italic"),
             f"{row['speedup']:.2f}x" if raced else "",
-            escape(shown(row["speedup_interval"], ".2f")),
+            shown(row["speedup_interval"], ".2f"),
             f"{row['latency_per_token_ms']:.2f}" if raced else "",
             f"{length:.2f}" if length else "",
             str(raced or ""),
@@ -167,17 +168,19 @@ def tune(
         if plot:
             from ..bench.tune_plot import draw
         items = named_workload(workload)
-    console = Console(stderr=True)
+    terminal = screen(on_stderr=True)
     # Drawn between runs only: a drawing thread would disturb the timing.
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        console=console, transient=True, disable=not console.is_terminal, auto_refresh=False,
+        console=terminal, transient=True, disable=not terminal.is_terminal, auto_refresh=False,
     ) as bar:  # fmt: skip
-        task = bar.add_task("loading the models", total=None)
+        task, tell = bar.add_task("loading the models", total=None), now_and_then()
 
         def told(size: int, done: int, total: int) -> None:
             what = f"batch size {size}"
             bar.update(task, description=what, completed=done, total=total, refresh=True)
+            if not terminal.is_terminal:
+                tell(f"{what}: {done} of {total}")
 
         options = {name: value for name, value in engine_options.items() if value is not None}
         tuned = tuning.tune(
@@ -193,18 +196,17 @@ def tune(
         Path(out).write_text(config(tuned), encoding="utf-8")
     if plot:
         draw(report, Path(plot))
-    screen = report_console(json_ == "-")
+    console = report_console(json_ == "-")
     for cell in report["batch_sizes"]:
-        screen.print(table(cell))
-    screen.print(DEFINITIONS, style="dim")
-    screen.print("\nThroughput against latency, of what was raced, none beaten in both:")
+        console.print(table(cell))
+    console.print(DEFINITIONS, style="dim")
+    console.print("\nThroughput against latency, of what was raced, none beaten in both:")
     for point in report["pareto"]:
-        screen.print(
+        console.print(
             f"  {point['tokens_per_second']:.0f} tokens/s at {point['latency_per_token_ms']:.2f} "
-            f"ms/token: batch size {point['batch_size']}, {point['setting']}",
-            markup=False,
+            f"ms/token: batch size {point['batch_size']}, {point['setting']}"
         )
-    screen.print()
-    screen.print(config(tuned), markup=False, soft_wrap=True)
+    console.print()
+    console.print(config(tuned), soft_wrap=True)
     for line in others(report):
-        screen.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)

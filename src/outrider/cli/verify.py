@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import OutriderError
-from .common import model_folder, status, with_engine_options, write_json
+from .common import model_folder, screen, status, telling, with_engine_options, write_json
 from .endpoint import audit as audit_endpoint
 
 if TYPE_CHECKING:
@@ -40,24 +38,24 @@ def table(report: Report) -> Table:
     for name in ("demanded", "tested", "ties", "verdict"):
         grid.add_column(name)
     for check in report.checks:
-        verdict = "[green]pass[/green]" if check.passed else "[bold red]VIOLATION[/bold red]"
+        verdict = Text("pass", "green") if check.passed else Text("VIOLATION", "bold red")
         grid.add_row(check.claim, tested(check, report.draws), str(len(check.ties)), verdict)
     return grid
 
 
 def show(report: Report) -> None:
     """Print the verdict, the table, and how small an error would have been seen."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{report.verdict}[/bold]\n")
+    console = screen(soft_wrap=True)
+    console.print(f"{report.verdict}\n", style="bold")
     console.print(table(report))
     for check in report.checks:
         for kind, texts in (("violation", check.violations), ("tie", check.ties)):
             for text in texts[:SHOWN]:
-                console.print(f"{kind}: {escape(text)}")
+                console.print(f"{kind}: {text}")
             if len(texts) > SHOWN:
                 console.print(f"... and {len(texts) - SHOWN} more of the kind")
     for name, drafted, accepted in (run for check in report.checks for run in check.runs):
-        console.print(f"[dim]{name}: {accepted} of {drafted} draft tokens accepted[/dim]")
+        console.print(f"{name}: {accepted} of {drafted} draft tokens accepted", style="dim")
     if report.visible is not None:
         console.print(
             f"\nsmallest visible error of a rule, as total variation: "
@@ -66,7 +64,7 @@ def show(report: Report) -> None:
             f"joint distribution of three tokens; a false alarm once in a million audits"
         )
     console.print(
-        f"{report.size}, model {escape(report.model)}, drafter {escape(report.drafter)}, "
+        f"{report.size}, model {report.model}, drafter {report.drafter}, "
         f"--seed {report.seed} repeats it"
     )
 
@@ -171,7 +169,6 @@ def verify(
     for name, value in of_servers.items():
         if value is not None:
             raise typer.BadParameter(f"--{name} needs --endpoint, the server to audit.")
-    console = Console(stderr=True, highlight=False)
     with status("loading the models"):
         from transformers.utils import logging
 
@@ -185,10 +182,10 @@ def verify(
         raise typer.BadParameter(f"--fault is {fault!r}; give one of {', '.join(FAULTS)}.")
     folder, size = model_folder(model), THOROUGH if thorough else QUICK
     texts = pocket.prompts() if prompts is None else encoded(prompts, folder)
-    with console.status("verifying") if console.is_terminal else nullcontext() as shown:
+    with telling("verifying") as tell:
         report = audit(
             folder, texts, size=size, seed=seed, fault=FAULTS[fault] if fault else None,
-            progress=shown.update if shown else lambda _: None,
+            progress=tell,
             **given,
         )  # fmt: skip
     if json_:
