@@ -81,9 +81,9 @@ def main() -> None:
     """Entry point of ``outrider`` and ``python -m outrider``."""
     # What the caller closed is opened on /dev/null, so that no file gets its descriptor.
     if sys.stdin is None:
-        sys.stdin = open(os.dup2(os.open(os.devnull, os.O_RDONLY), 0))
+        sys.stdin = os.fdopen(os.dup2(os.open(os.devnull, os.O_RDONLY), 0))
     if sys.stdout is None:
-        sys.stdout = open(os.dup2(os.open(os.devnull, os.O_WRONLY), 1), "w")
+        sys.stdout = os.fdopen(os.dup2(os.open(os.devnull, os.O_WRONLY), 1), "w")
     if sys.stderr is None:
         stderr.guard()
     if isinstance(sys.stdout, TextIOWrapper):  # a locale's encoding may lack what is shown
