@@ -420,8 +420,10 @@ def test_an_address_that_is_none_gets_a_sentence(url: str) -> None:
         ('{"a": 1}', "neither metrics nor a report"),
         ('{"runs": 3}', "neither metrics nor a report"),
         ('{"runs": [3, {"acceptance_rate": "high"}]}', "neither metrics nor a report"),
-        ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON that can be read: it is nested too deeply"),
+        ('{"memory_used": 1e999}', "give a finite number"),
+        ('{"memory_used": 0.9, "memory_used": 0.1}', "twice"),
         ("hello", "no metrics in Prometheus' format"),
         ("", "no metrics in Prometheus' format"),
         ('{"metrics": 5}', "neither text nor by name"),
@@ -435,6 +437,22 @@ def test_a_file_of_another_shape_gets_a_sentence(tmp_path: Path, text: str, word
     file.write_text(text)
     with pytest.raises(ConfigError, match=words):
         diagnose(file)
+
+
+def test_texts_of_others_forge_no_line(tmp_path: Path) -> None:
+    evil = "a\n# FORGED\x1b[2J\u2028"
+    run = {"label": evil, "dataset": "\ud800", "acceptance_rate": 0.3, "drafter": evil, evil: 1}
+    for content in (
+        {"runs": [run]}, {"seen": [{"where": evil, "facts": {"acceptance": 0.3}}]},
+        {"speculation_off": evil, "memory_used": 0.98}, {"acceptance": 1, evil: 1},
+        {"num_prompts": 1, "acceptance": evil}, {"num_prompts": 1, evil: 3, "k": 2},
+    ):  # fmt: skip
+        try:
+            said = markdown(look(content), diagnose(content))
+        except ConfigError as error:
+            said = str(error)
+        assert "\n# FORGED" not in said
+        assert all(letter.isprintable() for letter in said if letter != "\n")
 
 
 def test_half_broken_reports_say_what_was_passed_over(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from operator import ge, gt, le, lt
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, shown
+from ..outside.text import printable
 from .tables import table
 
 Value = float | str
@@ -143,7 +144,7 @@ def check_fact(name: str, known: Named, value: object) -> Value:
 
 
 def _word(what: str, value: object, known: Mapping[str, Any]) -> str:
-    word = str(value).strip() if isinstance(value, str | bool) else ""
+    word = printable(value) if isinstance(value, str | bool) else ""
     values = known.get("values", {word: ()})
     for each, others in values.items():
         if word and word.lower() in (each.lower(), *others):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..outside.text import printable
 from ..scraping import Page, engine_of, names_of, positions_of
 from .facts import Value
 
@@ -91,4 +92,4 @@ def _ours(facts: dict[str, Value], page: Page) -> None:
         facts["speedup"] = speedup
     reasons = page.by_label("outrider_speculation_off", "reason")
     if reasons:
-        facts["speculation_off"] = next(iter(reasons))
+        facts["speculation_off"] = printable(next(iter(reasons)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from typing import Any
 
 from ..errors import ConfigError, shown
 from ..fields import is_number
+from ..outside.documents import parse_json, read
+from ..outside.text import printable
 from ..scraping import Page, of_mapping, parse
 from .endpoint import Endpoint
 from .facts import Value, check_facts, named, names, near, plain_name
@@ -140,21 +141,16 @@ def read_file(file: Path) -> list[Observation]:
     Raises:
         ConfigError: it cannot be read, or has another shape.
     """
+    data = read(file, str(file))
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8 text; give metrics or a report.") from None
+    name = printable(file.name)
     if not text.lstrip().startswith(("{", "[")):
-        return [of_page(parse(text), file.name)]
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{file} is not JSON; give metrics or a report.") from None
-    if not isinstance(content, dict):
-        content = {}
-    return of_json(content, file.name)
+        return [of_page(parse(text), name)]
+    content = parse_json(text, str(file), unique=True)
+    return of_json(content if isinstance(content, dict) else {}, name)
 
 
 def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
@@ -301,7 +297,7 @@ def _of_run(run: Mapping[str, Any], machine: object, where: str = "") -> Observa
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else shown(value)
+    return printable(value) if isinstance(value, str) else shown(value)
 
 
 def _take_all(found: Observation, run: Mapping[str, Any]) -> None:
