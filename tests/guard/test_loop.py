@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from outrider.cli import app
 from outrider.errors import ConfigError
 from outrider.guard.loop import Guard
-from outrider.guard.policy import Policy, read
+from outrider.guard.policy import SIGNALS, Policy, read
 from outrider.guard.states import Drafting
 from outrider.guard.store import Store
 
@@ -311,6 +311,9 @@ def test_commands_show_and_steer_a_guard(fleet: Fleet) -> None:
     shown = invoke(fleet, "status").stdout
     assert "state    standby" in shown
     assert "forced   standby" in shown
+    signals = [line.split()[1].strip(":") for line in shown.splitlines() if "signal   " in line]
+    assert set(SIGNALS) <= set(signals)
+    assert len(signals) == len(set(signals))
     document = json.loads(invoke(fleet, "status", "--json").stdout)
     assert document["mode"] == "standby"
     assert document["seen"]["warm"] is True
