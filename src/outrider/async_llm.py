@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Unpack, cast
 
-from .config import EngineOptions
+from .config import POCKET, EngineOptions
 from .engine.deaths import Deaths
 from .engine.messages import (
     Abort,
@@ -23,7 +23,7 @@ from .engine.messages import (
     Stepped,
     WorkerSpec,
 )  # fmt: skip
-from .engine.process import WorkerProcess
+from .engine.process import UNGUARDED, WorkerProcess, unguarded
 from .engine.pulse import Watch
 from .engine.speculation import SpeculationState, check_choice
 from .engine.suspects import Suspects, fingerprint
@@ -57,6 +57,9 @@ class AsyncLLM:
     until it has died three times in a minute without a request, or before it was ready. A request
     that ran alone at two deaths is refused.
 
+    The worker's process imports the program's main module, as multiprocessing does: a script starts
+    the engine under ``if __name__ == "__main__":``.
+
     Args:
         model, drafter, options: as ``LLM`` takes them.
 
@@ -65,7 +68,10 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: Folder, drafter: Folder | None = "auto", **options: Unpack[EngineOptions]
+        self,
+        model: Folder = POCKET,
+        drafter: Folder | None = "auto",
+        **options: Unpack[EngineOptions],
     ) -> None:
         self.inputs = inputs = InputProcessor(model, drafter, cast(Mapping[str, Any], options))
         self.config = inputs.config
@@ -293,8 +299,10 @@ class AsyncLLM:
             logger.error("%s; it is tried again", self._unstarted)
             self._deaths.failed_starts += 1
             self._loop.call_later(self._deaths.pause, self._spawn)
+        except WorkerError as error:
+            self._fail(error)
         except Exception as error:
-            self._fail(f"the engine cannot be started: {error}")
+            self._fail(WorkerError(f"the engine cannot be started: {error}"))
             raise
         else:
             self._unstarted = None
@@ -382,6 +390,9 @@ class AsyncLLM:
         self._engaged.clear()
         if self._closing or self.failure is not None:
             return
+        if code == UNGUARDED:
+            self._fail(unguarded())
+            return
         how = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
         how = "hung" if hung else how
         logger.error("the engine %s", how)
@@ -391,16 +402,18 @@ class AsyncLLM:
         often = self._deaths.hopeless
         if often is not None:
             self._fail(
-                f"the engine died {often}, the last time it {how}; see the log for the reason."
+                WorkerError(
+                    f"the engine died {often}, the last time it {how}; see the log for the reason."
+                )
             )
             return
         self.restarts += 1
         assert self._loop is not None
         self._loop.call_later(self._deaths.pause, self._spawn)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: WorkerError) -> None:
         """Give up for good, with the reason."""
-        self.failure = WorkerError(why)
+        self.failure = why
         self._notify()
 
     def _notify(self) -> None:

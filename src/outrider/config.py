@@ -13,6 +13,10 @@ from .errors import ConfigError, shown
 from .limits import LARGEST_CONTEXT, LARGEST_DRAFT, LARGEST_SEED, LOOKUP, Number
 from .options import Option, check_fields, option, options_of
 
+POCKET = "pocket"
+"""The default model: the bundled pair's name."""
+BUNDLED = Path(__file__).parent / "pocket" / "model"
+"""The folder of the bundled target; its drafter is in the sub-folder ``drafter``."""
 ACCEPTANCE_RULES = ("coupled", "rejection", "block")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack, cast
 
 from tqdm import tqdm
 
-from .config import EngineOptions
+from .config import POCKET, EngineOptions
 from .drafters.base import DrafterSpec, NoSpec
 from .engine.build import build_engine
 from .engine.engine import Engine
@@ -32,10 +32,13 @@ class LLM:
     """A target model, a drafter, and the engine that runs them.
 
     Args:
-        model: a checkpoint's folder or .gguf file, or its name on the Hugging Face hub.
-        drafter: "auto" (a checkpoint in the sub-folder or sibling ``drafter``, else ngram; nothing
-            for a model whose state cannot go back), None or "none", "ngram", or a checkpoint's
-            folder or .gguf file.
+        model: a checkpoint's folder or .gguf file, or its name on the Hugging Face hub; the
+            bundled "pocket" unless given.
+        drafter: what --drafter takes: "auto" (chooses at each step among the checkpoint in the
+            sub-folder or sibling ``drafter``, suffix, both together, the request's prediction and
+            nothing; nothing for a model whose state cannot go back), "ngram", "suffix", None or
+            "none", a checkpoint's folder or .gguf file, several joined by "+"; or a
+            ``DrafterSpec``.
         options: see ``EngineOptions``; docs/server.md explains each. With ``seed`` the i-th
             request since the start gets a seed that depends on both.
 
@@ -47,7 +50,7 @@ class LLM:
 
     def __init__(
         self,
-        model: Folder,
+        model: Folder = POCKET,
         drafter: Folder | DrafterSpec | None = "auto",
         **options: Unpack[EngineOptions],
     ) -> None:

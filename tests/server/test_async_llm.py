@@ -1,6 +1,7 @@
 """AsyncLLM over a worker in its own process: the outputs of LLM, and what happens when it dies."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from prometheus_client import generate_latest
 
 from outrider import LLM, SamplingParams
 from outrider.async_llm import AsyncLLM
+from outrider.engine.process import refuse_unguarded
 from outrider.engine.speculation import SpeculationState
 from outrider.errors import ConfigError, ModelError, RequestError, WorkerError
 from outrider.outputs import RequestOutput
@@ -302,3 +304,33 @@ def test_vllms_arguments(tiny_llama: Path) -> None:
     with pytest.warns(FutureWarning, match="is an old"):
         llm = AsyncLLM.from_engine_args(args)
     assert (llm.inputs.spec.name, llm.config.max_num_seqs) == ("ngram", 3)
+
+
+SCRIPT = """
+import asyncio
+from outrider import AsyncLLM
+
+async def main():
+    await AsyncLLM({model!r}).start()
+
+asyncio.run(main())
+"""
+
+
+def test_a_script_without_a_guard_is_told_so_once(tiny_llama: Path, tmp_path: Path) -> None:
+    """The worker imports the script, which would start an engine again."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(model=str(tiny_llama)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1  # of the error itself, in the script
+    last = done.stderr.splitlines()[-1]
+    assert f"imports {script}, and that starts an engine" in last
+    assert 'if __name__ == "__main__":' in last
+    assert "bootstrapping" not in done.stderr
+
+
+def test_another_spawned_process_is_told_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(WorkerError, match="if __name__"):
+        refuse_unguarded()

@@ -15,7 +15,7 @@ from pages import check_engine
 from safetensors.torch import load_file, save_file
 
 import outrider
-from outrider import LLM, SamplingParams, errors
+from outrider import LLM, AsyncLLM, SamplingParams, errors, pocket
 from outrider.drafters.ngram import NgramSpec
 from outrider.drafters.registry import find_drafter
 from outrider.engine.costs import FEWEST_ROWS
@@ -27,6 +27,7 @@ from outrider.errors import (
     ModelError,
     RequestError,
 )
+from outrider.models.families import find_folder
 from outrider.types import Origin
 
 pytestmark = pytest.mark.engine
@@ -370,6 +371,22 @@ def test_a_model_without_text_takes_ids_only(
         llm.generate([5, 6], SamplingParams(stop="a"))
     with pytest.raises(RequestError, match="no tokenizer, so it cannot chat"):
         llm.chat([{"role": "user", "content": "fox"}])
+
+
+def test_the_bundled_pair_is_the_default_and_has_a_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama: Path
+) -> None:
+    """As the commands have it: its drafter, too, by auto."""
+    for given in ((), ("pocket",)):
+        inputs = AsyncLLM(*given).inputs
+        assert inputs.folder == pocket.PATH
+        assert (inputs.spec.name, inputs.spec.members[0].name) == ("auto", "model")
+    assert LLM(memory=2**26).inputs.folder == pocket.PATH
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pocket").mkdir()
+    assert find_folder("pocket") == pocket.PATH
+    shutil.copy(tiny_llama / "config.json", tmp_path / "pocket")
+    assert find_folder("pocket") == Path("pocket")
 
 
 def test_an_unknown_model_is_refused(tmp_path: Path) -> None:

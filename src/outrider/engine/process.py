@@ -5,15 +5,21 @@ from __future__ import annotations
 import atexit
 import logging
 import multiprocessing
+import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 
+from ..errors import WorkerError
 from .messages import Command, Message, WorkerSpec
 from .worker import run_worker
 
 logger = logging.getLogger("outrider")
 
+NAME = "outrider-engine"
+UNGUARDED = 79
+"""Exit code of a worker that would start a worker itself while it imports the main module."""
 END_SECONDS = 5.0
 """A process whose pipe is closed ends by itself within that time."""
 
@@ -54,6 +60,30 @@ class Outbox:
             self._changed.notify()
 
 
+def refuse_unguarded() -> None:
+    """Refuse to start a worker while a spawned process imports the program's main module.
+
+    A worker that does so ends with ``UNGUARDED``: its frontend has the words.
+
+    Raises:
+        WorkerError: it is another process.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):  # as multiprocessing itself finds it out
+        if process.name == NAME:
+            os._exit(UNGUARDED)
+        raise unguarded()
+
+
+def unguarded() -> WorkerError:
+    """Return the error for a program that starts an engine whenever it is imported."""
+    program = getattr(sys.modules["__main__"], "__file__", None) or "the program"
+    return WorkerError(
+        f"the engine runs in a process of its own, which imports {program}, and that starts an "
+        'engine when it is imported; put what it runs under: if __name__ == "__main__":'
+    )
+
+
 class WorkerProcess:
     """One life of a worker. No method blocks.
 
@@ -65,6 +95,7 @@ class WorkerProcess:
 
     Raises:
         OSError: the system is out of processes, threads, files or memory.
+        WorkerError: see ``refuse_unguarded``.
     """
 
     def __init__(
@@ -74,6 +105,7 @@ class WorkerProcess:
         take: Callable[[WorkerProcess, Message], object],
         ended: Callable[[WorkerProcess, int | None], object],
     ) -> None:
+        refuse_unguarded()
         self._take = take
         self._ended = ended
         self._outbox = Outbox()
@@ -81,7 +113,7 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         self._link, its = context.Pipe()
         self._process = context.Process(
-            target=run_worker, args=(its, spec, generation), name="outrider-engine", daemon=True
+            target=run_worker, args=(its, spec, generation), name=NAME, daemon=True
         )
         self.kill = self._process.kill  # at once, also one that is stopped
         try:

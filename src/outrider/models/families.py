@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING,
 )
 
+from ..config import BUNDLED, POCKET
 from ..errors import ModelError, shown
 from ..fields import Fields, one_line, read_object
 from ..gguf import is_gguf
@@ -130,13 +131,16 @@ class Architecture(Shape):
 def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
-    A GGUF file is returned as it is, of a checkpoint's other files their folder. ``more`` are
-    patterns of files that are fetched too.
+    ``POCKET`` is the bundled target, unless a checkpoint's folder here has that name. A GGUF file
+    is returned as it is, of a checkpoint's other files their folder. ``more`` are patterns of files
+    that are fetched too.
 
     Raises:
         ModelError: it is neither a folder nor a name that the hub (or its cache) knows.
     """
     path = Path(model).expanduser()
+    if str(model) == POCKET and not (path / "config.json").is_file():
+        return BUNDLED
     if path.suffix in (".json", ".safetensors") and path.is_file():
         return path.parent
     if path.exists() or is_gguf(path) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(model)):

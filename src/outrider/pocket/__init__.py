@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+from ..config import BUNDLED as PATH
 from ..errors import ModelError
 
-PATH = Path(__file__).parent / "model"
-"""The bundled target; its drafter is in the sub-folder ``drafter``."""
+__all__ = ["PATH", "held_out", "prompts"]
 
 
 def held_out() -> list[str]:
