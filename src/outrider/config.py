@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from .errors import ConfigError, shown
+from .groups import memory_left
 from .limits import LARGEST_CONTEXT, LARGEST_DRAFT, LARGEST_SEED, LOOKUP, Number
 from .options import Option, check_fields, option, options_of
 
@@ -20,6 +21,9 @@ BUNDLED = Path(__file__).parent / "pocket" / "model"
 ACCEPTANCE_RULES = ("coupled", "rejection", "block")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5
+"""Of the memory that is free, what a cache that nobody sized takes at most."""
+USUAL_LENGTH = 2048
+"""Tokens of each of ``max_num_seqs`` sequences that such a cache holds."""
 LARGEST_MEMORY = 2**50
 
 
@@ -54,10 +58,8 @@ def free_memory() -> int:
     if meminfo.exists():
         match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
         free = int(match.group(1)) * 1024 if match else free
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
-        free = min(free, max(0, int(limit.read_text()) - int(used.read_text())))
-    return free
+    left = memory_left()
+    return free if left is None else min(free, left)
 
 
 def parse_memory(value: int | float | str | None) -> int | None:
@@ -253,7 +255,8 @@ class EngineConfig:
     memory: int | float | str | None = option(
         None,
         "Memory of the cache: bytes, a text such as 2GiB, or a share of free memory such as 0.5; "
-        "enough for max_num_seqs sequences, but at most half of what is free, unless given.",
+        "unless given enough for max_num_seqs sequences of 2048 tokens and for one of full "
+        "length, but at most half of what is free. A page takes memory when it is first used.",
     )
     seed: int | None = option(
         None,

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 # "outrider" is the package's own __init__, the door for Python users.
 FLOORS = [
     {"types", "params", "errors", "limits", "options", "config", "vllm_names", "fields", "methods"}
-    | {"outside", "gguf", "trees"},
+    | {"outside", "gguf", "trees", "groups"},
     {"sampling", "cache", "text"},
     {"native", "models"},
     {"drafters"},

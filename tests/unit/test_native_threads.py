@@ -15,7 +15,8 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.native import choice as native
-from outrider.native.threads import GROUPS, allowed_threads, cpu_quota
+from outrider.groups import GROUPS, cpu_quota
+from outrider.native.threads import allowed_threads
 
 POCKET = Path(__file__).parents[2] / "src/outrider/pocket/model"
 PROMPTS = [[5, 6, 7, 8] * 9, [40, 41]]

@@ -1,6 +1,21 @@
 """The tensors of the KV cache: keys and values of one model."""
 
+import math
+import mmap
+
 import torch
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros whose pages the system gives when they are first written to, on a CPU."""
+    count = math.prod(shape)
+    if device.type != "cpu" or not count:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    room = mmap.mmap(-1, count * dtype.itemsize, flags=kind)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a token would take a large page in every layer
+        room.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(room, dtype=dtype).view(shape)
 
 
 class Store:
@@ -41,7 +56,7 @@ class KVStore(Store):
         self.num_slots = num_pages * page_size
         shape = (num_layers, 2 * kv_heads, self.num_slots, head_dim)
         # Zeros, because masked lanes are read too, and 0 times NaN is not 0.
-        self.entries = torch.zeros(shape, dtype=dtype, device=device)
+        self.entries = lazy_zeros(shape, dtype, device)
         self.layers = self.entries.unbind(0)
         # Slots whose rows are NaN or infinite; for the same reason no NaN outlives its forward.
         self.harmed = torch.zeros(self.num_slots, dtype=torch.bool, device=device)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ..config import DEFAULT_SHARE, EngineConfig, free_memory, parse_memory
+from ..config import DEFAULT_SHARE, USUAL_LENGTH, EngineConfig, free_memory, parse_memory
 from ..drafters.base import Needs
 from ..errors import MemoryBudgetError
 from ..limits import LARGEST_INT
@@ -41,7 +41,7 @@ class Budget:
         cache = (
             f"cache: {self.pages - 1} pages of {self.page_size} tokens = {self.tokens} tokens, "
             f"up to {self.sequences} sequences at once, {total / 2**20:.0f} MiB "
-            f"({share:.0%} of it for drafters)"
+            f"once it is full ({share:.0%} of it for drafters); option memory sets its size"
         )
         return "; ".join((cache, *self.added))
 
@@ -103,14 +103,17 @@ def plan_budget(
 ) -> Budget:
     """Return how many pages ``config.memory`` pays for; target and drafters share page ids.
 
-    Without ``memory``: what ``max_num_seqs`` sequences of full length need with their drafts, at
-    most half of the memory that is left beside what is needed once.
+    With it no more than ``max_num_seqs`` sequences of full length need with their drafts. Without
+    it what they need at ``USUAL_LENGTH``, and one of them at full length, at most half of the
+    memory that is left beside what is needed once.
 
     Raises:
         MemoryBudgetError: not even one sequence of a page fits.
     """
     size = config.page_size
-    per_sequence = -(-(max_length + most_nodes(config, needs, together)) // size)
+    nodes = most_nodes(config, needs, together)
+    per_sequence = -(-(max_length + nodes) // size)
+    usual = -(-(min(max_length, USUAL_LENGTH) + nodes) // size)
     scratch = num_scratch(needs)
     most = LARGEST_INT // size - scratch  # slots are numbered in int32
     wanted = min(per_sequence * config.max_num_seqs + 1, most)
@@ -129,7 +132,8 @@ def plan_budget(
                 f"is needed, and {fixed + least - available} of them are missing; "
                 f"{_smaller_choice(config, model, needs, together, available - least)}"
             )
-        given = min(wanted * each, int(free * DEFAULT_SHARE))
+        modest = max(per_sequence, usual * config.max_num_seqs) + 1
+        given = min(modest * each, int(free * DEFAULT_SHARE))
     pages = min(given // each, wanted)
     if pages < LEAST_PAGES:
         raise MemoryBudgetError(

@@ -78,7 +78,7 @@ API const char* outrider_store(const Model* model, int pages, int page_size, Sto
         store->layer_elements = store->page_elements * pages;
         store->harmed.resize(std::size_t(pages) * page_size);
         store->data =
-            Memory<char>(product_of({std::size_t(pages), page_bytes(model->c, page_size)}));
+            LazyMemory(product_of({std::size_t(pages), page_bytes(model->c, page_size)}));
         *made = store.release();
         return nullptr;
     }, model);

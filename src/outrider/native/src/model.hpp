@@ -116,7 +116,7 @@ struct Store : Counted {
     const Using kept;  // the model, which a cache outlives otherwise
     int pages = 0, page_size = 0;
     std::size_t page_elements = 0, layer_elements = 0;
-    Memory<char> data;
+    LazyMemory data;
     std::vector<std::uint8_t> harmed;  // slots whose row was not finite
     int num_harmed = 0;
     Memory<float> logits;  // of the rows that a draft goes on from
