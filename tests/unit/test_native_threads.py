@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.native import choice as native
 from outrider.groups import GROUPS, cpu_quota
+from outrider.native import choice as native
 from outrider.native.threads import allowed_threads
 
 POCKET = Path(__file__).parents[2] / "src/outrider/pocket/model"
