@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from outrider.engine.costs import Costs, Curve, DraftCosts
 from outrider.engine.kept_costs import write_costs
 from outrider.errors import ConfigError, OutriderError
 from outrider.planning import Advice, Situation, advise, of_positions, of_rate
-from outrider.planning.catalogue import data
+from outrider.planning.catalogue import data, eagle1_head, find_shape
 from outrider.planning.report import advice_markdown, advice_plot
 
 COUNTS = {"batch", "first", "last", "k", "schedule"}
 """What says where a figure stands; batch sizes and draft lengths are no figures."""
 
 
-def asked(target: str = "llama-3.1-8b", drafter: str = "eagle3", **options: Any) -> Advice:
+def asked(target: str = "llama-3.1-8b", drafter: str | None = "eagle3", **options: Any) -> Advice:
     return advise(Situation(target, drafter, **{"hardware": "h100", **options}))
 
 
@@ -215,9 +216,107 @@ def numbers(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 def test_every_number_has_its_evidence() -> None:
     found = json.loads(json.dumps(asked(price=3.0, fine_tune=True, max_tpot=0.1).to_json()))
     assert found.pop("stack")["claims"]  # claims, which say so themselves
+    assert found.pop("version") == 1
+    assert found.pop("deployment")["tensor_parallel"] == 1  # what was asked, as it was given
     for rule in found["rules"]:
         rule.pop("value")  # what was given
     assert numbers(found) == []
+
+
+# Without a drafter
+
+
+def test_the_drafters_that_fit_are_ranked_by_forecast() -> None:
+    found = asked("llama-3.3-70b", None, tensor_parallel=4, concurrency={1: 0.5, 64: 0.5})
+    names = [each.drafter for each in found.candidates]
+    assert set(names) == {"eagle3", "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3-8b",
+                          "suffix", "ngram"}  # fmt: skip
+    medians = [each.speedup["p50"].value for each in found.candidates if each.speedup]
+    assert medians == sorted(medians, reverse=True)
+    best = found.candidates[0]
+    assert found.speedup == best.speedup
+    assert found == replace(
+        asked("llama-3.3-70b", best.drafter, tensor_parallel=4, concurrency={1: 0.5, 64: 0.5}),
+        candidates=found.candidates, notes=found.notes,
+    )  # fmt: skip
+    text = advice_markdown(found)
+    assert f"Best: {best.drafter}, {best.speedup['p50']}" in text
+    assert "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B" in text
+    assert ("measure eagle3 beside it" in text) == (best.method == "draft_model")
+
+
+def test_family_tokenizer_ratio_and_devices_decide_what_fits() -> None:
+    def fits(target: str, **options: Any) -> set[str]:
+        return {each.drafter for each in asked(target, None, **options).candidates}
+
+    lookups = {"suffix", "ngram"}
+    assert fits("mixtral-8x7b", tensor_parallel=2) == {"eagle", *lookups}  # not TinyLlama's
+    assert fits("qwen3-30b-a3b") == {"eagle3", "qwen3-0.6b", *lookups}  # by active parameters
+    qwen = {"qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"}
+    assert fits("qwen2.5-32b", tensor_parallel=2) == qwen | lookups
+    # 14 heads of the smallest cannot be shared by four devices, nor 28 by eight.
+    assert fits("qwen2.5-32b", tensor_parallel=4) == qwen - {"qwen2.5-0.5b"} | lookups
+    assert "llama-2-drafter-115m" not in fits("llama-2-70b", tensor_parallel=4)  # unpublished
+
+
+def test_where_nothing_fits_lookups_are_named() -> None:
+    found = asked("mistral-7b", None)
+    assert {each.drafter for each in found.candidates} == {"suffix", "ngram"}
+    assert found.notes[0].startswith("no drafter of the catalogue fits mistral-7b")
+    assert found.deployment.method in ("suffix", "ngram")
+
+
+def test_a_folder_is_told_by_its_sizes(tmp_path: Path) -> None:
+    config = dict(data("models")["model"]["llama-3.1-8b"])
+    folder = tmp_path / "my-tune"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    found = asked(str(folder), None)
+    assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in [e.checkpoint for e in found.candidates]
+    assert found.deployment.target.checkpoint == str(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 30}))
+    names = {each.drafter for each in asked(str(folder), None).candidates}
+    assert names == {"llama-3.2-1b", "suffix", "ngram"}  # its vocabulary is Llama 3's, its head not
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 99_999}))
+    assert {e.drafter for e in asked(str(folder), None).candidates} == {"suffix", "ngram"}
+
+
+def test_without_costs_the_order_is_that_of_rules_of_thumb(tmp_path: Path) -> None:
+    found = asked("llama-3.3-70b", None, hardware=None)
+    assert [each.drafter for each in found.candidates[:2]] == ["eagle3", "llama-3.2-1b"]
+    assert found.candidates[0].speedup is None
+    assert "give hardware" in found.notes[0]
+    assert "First by rules of thumb: the eagle3 head yuhuili/" in advice_markdown(found)
+    passes = Curve((1, 256), (1e-4, 1e-3))
+    file = profile(tmp_path, model=DraftCosts(passes, 2e-5), suffix=DraftCosts(None, 2e-5, 5e-6))
+    measured = asked("llama-3.3-70b", None, hardware=None, profile=file)
+    assert [each.drafter for each in measured.candidates] == ["suffix"]  # model is not told which
+    only = profile(tmp_path, model=DraftCosts(passes, 2e-5))
+    with pytest.raises(ConfigError, match="has measured model; name one"):
+        asked("llama-3.3-70b", None, hardware=None, profile=only)
+
+
+def test_acceptance_of_no_drafter_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is that of one drafter; say which"):
+        asked("llama-3.3-70b", None, tensor_parallel=4, acceptance=of_rate(0.7, 5))
+
+
+@pytest.mark.parametrize("name", ["EAGLE-3", "nGram", "eagle", "yuhuili/EAGLE-LLaMA3-Instruct-8B"])
+def test_drafters_have_the_names_of_the_one_table(name: str) -> None:
+    found = asked("llama-3-8b", name)
+    method = name.lower().replace("-", "") if "/" not in name else "eagle"
+    assert found.deployment.method == method
+
+
+@pytest.mark.parametrize("name", ["mtp", "draft_model", "dflash"])
+def test_a_method_that_costs_what_its_checkpoint_costs_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="costs depend on its checkpoint"):
+        asked("llama-3-8b", name)
+
+
+def test_an_eagle_head_has_its_published_size() -> None:
+    for target, billions in (("llama-3-70b", 0.99), ("llama-3-8b", 0.25)):
+        assert eagle1_head(find_shape(target)).parameters / 1e9 == pytest.approx(billions, abs=0.01)
 
 
 # Rules of thumb

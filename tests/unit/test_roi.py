@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.planning import Plan, Roi, Situation, advise, roi
+from outrider.planning import Plan, Roi, Situation, advise, read_advice, roi
 from outrider.planning.chart import (
     BOTTOM,
     HEIGHT,
@@ -117,12 +118,10 @@ def test_what_pays_after_the_calendar_ends_has_no_date() -> None:
 
 
 def test_speedups_come_from_an_advice() -> None:
-    found = json.loads(json.dumps(ADVICE.to_json()))
-    low, base, high = speedups_of(found)
+    low, base, high = speedups_of(read_advice(json.dumps(ADVICE.to_json()), "advice.json"))
     assert (low, base, high) == tuple(each.value for each in ADVICE.speedup.values())
-    for wrong in ({}, [], None, {"speedup": {}}, {"speedup": {"p10": 1}}):
-        with pytest.raises(ConfigError, match="no speedup"):
-            speedups_of(wrong)
+    with pytest.raises(ConfigError, match="no speedup"):
+        speedups_of(replace(ADVICE, speedup={}))
 
 
 class Reader(HTMLParser):

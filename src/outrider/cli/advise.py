@@ -41,7 +41,7 @@ def sizes(text: str) -> dict[int, float]:
 
 
 def sampled(
-    target: str, drafter: str, file: Path, k: int, temperature: float, costs_too: bool
+    target: str, drafter: str | None, file: Path, k: int, temperature: float, costs_too: bool
 ) -> tuple[Acceptance, Costs | None]:
     """Return the acceptance on the prompts of a file, one a line, and what steps cost here.
 
@@ -52,6 +52,8 @@ def sampled(
     prompts = [line for line in read_text(file, f"--sample {file}").splitlines() if line.strip()]
     if not prompts:
         raise ConfigError(f"--sample {file} has no prompts: one a line is expected.")
+    if drafter is None:
+        raise ConfigError("--sample measures the acceptance of one drafter; name it: --drafter.")
     k = max(k, 2)  # one token alone does not tell a pass from a call
     with status("decoding the sample"):
         from .. import LLM
@@ -74,9 +76,12 @@ def advise(
         ),
     ],
     drafter: Annotated[
-        str,
-        typer.Option(help="The same, or eagle3, medusa, layerskip, suffix, ngram."),
-    ] = "eagle3",
+        str | None,
+        typer.Option(
+            help="The same, or eagle3, eagle, medusa, layerskip, suffix, ngram; those of the "
+            "catalogue that fit are ranked unless one is named."
+        ),
+    ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(help="A device of the catalogue; without it and a profile, rules decide."),

@@ -125,6 +125,15 @@ LEAST_ROUNDS = 7
 Rounds = Annotated[int, typer.Option("--rounds", min=LEAST_ROUNDS, help="Interleaved rounds.")]
 
 
+Advised = Annotated[
+    Path | None,
+    typer.Option(
+        "--advice", metavar="FILE", help="What outrider advise --json wrote.", show_default=False
+    ),
+]
+"""The option of commands that follow an advice."""
+
+
 def read_text(file: Path | None, name: str) -> str:
     """Return the text of a file, of stdin where it is None; ``name`` is for messages."""
     try:

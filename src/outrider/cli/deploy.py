@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ConfigError
 from ..methods import WITH_CHECKPOINT, find_method, named_method, suggested_method
-from .common import FAILED, Group, JsonFile, read_text, write, write_json
+from .common import FAILED, Advised, Group, JsonFile, read_text, write, write_json
+
+if TYPE_CHECKING:
+    from ..planning import Advice
 
 app = typer.Typer(cls=Group)
-OF_A_CHECKPOINT = ("model", "quantization", "other_vocabulary", "vocab_size", "weights_gib")
+OF_A_CHECKPOINT = (
+    "model", "quantization", "other_vocabulary", "attention_heads", "vocab_size", "weights_gib",
+)  # fmt: skip
 """What a spec says of a drafter's checkpoint, and what goes with it."""
 FORMS = "command, config, compose or kustomize"
 Output = Annotated[
@@ -36,6 +41,7 @@ def render(
             show_default=False,
         ),
     ] = None,
+    advice: Advised = None,
     engine: Annotated[
         str | None,
         typer.Option(help="outrider, vllm, sglang, trtllm, triton or llamacpp."),
@@ -65,29 +71,36 @@ def render(
     """Write an engine's command, its config, a compose file or kustomize manifests."""
     from ..deploy import advised
     from ..deploy import spec as specs
+    from ..deploy.capabilities import find
     from ..deploy.render import render as rendered
 
-    text = read_text(spec, str(spec)) if spec else ""
-    advice = advised.is_advice(text)
-    if advice:
-        document = advised.document_of(text, f"The spec {spec}", engine, engine_version)
-        if document["drafter"]["method"] == "none":
-            drafter = method = None  # it advises against drafting
-    else:
-        document = specs.read(spec) if spec else {}
-    document = _with_drafter(document, drafter, method)
-    flags = {
-        "engine": engine,
-        "engine_version": engine_version,
+    given, own = _advice(spec, advice)
+    document = specs.read(spec) if own and spec else {}
+    flags: dict[str, Any] = {
+        "engine": engine or document.get("engine"),
+        "engine_version": engine_version or document.get("engine_version"),
         "target": {"model": target},
         "drafter": {"num_speculative_tokens": num_speculative_tokens},
         "parallel": {"tensor": tensor_parallel_size},
         "limits": {"max_model_len": max_model_len},
     }
-    document = _merged(document, flags)
-    if advice:
-        advised.check_names(document)
-    result = rendered(specs.parse(document, _source(spec)), format_)
+    if given is not None:
+        specs.parse(_merged({"target": {"model": "the advice's"}}, document), _source(spec))
+        document = _merged(
+            advised.document_of(given, flags["engine"], flags["engine_version"]), document
+        )
+        if document["drafter"]["method"] == "none":
+            drafter = method = None  # it advises against drafting
+        elif num_speculative_tokens is not None:
+            document["drafter"].pop("schedule", None)
+    document = _merged(_with_drafter(document, drafter, method), flags)
+    notes: list[str] = []
+    parsed = specs.parse(document, _source(spec))
+    if given is not None:
+        known = find(parsed.engine, parsed.engine_version)
+        advised.check_names(document, given, known)
+        notes = advised.notes_of(document, given, known)
+    result = rendered(parsed, format_, notes)
     _deliver(result.files, result.text(), output)
 
 
@@ -140,6 +153,23 @@ def plan(
         write(capacity_markdown(found))
     if found.plain is None and found.speculative is None:
         raise typer.Exit(FAILED)
+
+
+def _advice(spec: Path | None, advice: Path | None) -> tuple[Advice | None, bool]:
+    """Return the advice, if any, and whether the spec is TOML: an advice may stand in its place.
+
+    Raises:
+        ConfigError: there are two, or it is damaged.
+    """
+    from ..deploy.advised import is_advice
+    from ..planning import load_advice, read_advice
+
+    text = read_text(spec, str(spec)) if spec else ""
+    if not is_advice(text):
+        return load_advice(advice) if advice else None, True
+    if advice is not None:
+        raise ConfigError(f"{spec} is an advice, and --advice names another; give one.")
+    return read_advice(text, str(spec)), False
 
 
 def _source(spec: Path | None) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from .common import Group, write
+from .common import Advised, Group, write
 from .diagnose import pairs
 
 app = typer.Typer(cls=Group)
@@ -123,13 +123,7 @@ def rules(
     latency: Annotated[
         str, typer.Option(help="The latency whose P99 alerts: e2e or ttft.")
     ] = "e2e",
-    advice: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A report of outrider advise --json: its break-even acceptance is the threshold.",
-        ),
-    ] = None,
+    advice: Advised = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Another threshold."),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .common import JsonFile, read_text, writable, write, write_json
+from .common import Advised, JsonFile, writable, write, write_json
 
 File = Annotated[str | None, typer.Option(metavar="FILE", callback=writable)]
 
@@ -40,10 +39,7 @@ def roi(
         str | None,
         typer.Option(metavar="LOW,BASE,HIGH", help="Of the same devices; or one number."),
     ] = None,
-    advice: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Take P10, P50, P90 from outrider advise --json."),
-    ] = None,
+    advice: Advised = None,
     option: Annotated[
         str, typer.Option(help="draft-model, eagle3, tensorrt-llm or custom-drafter.")
     ] = "draft-model",
@@ -70,22 +66,14 @@ def roi(
     html: File = None,
 ) -> None:
     """Say what speculation costs to bring in, what it saves, and when it has paid for itself."""
-    from ..planning import Plan
+    from ..planning import Plan, load_advice
     from ..planning import roi as judge
     from ..planning.roi import speedups_of
     from ..planning.roi_report import roi_html, roi_markdown
 
     if (speedup is None) == (advice is None):
         raise typer.BadParameter("give one of --speedup and --advice.")
-    if advice is not None:
-        text = read_text(advice, f"--advice {advice}")
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError):
-            raise typer.BadParameter(f"--advice {advice} holds no advice's JSON.") from None
-        spans = speedups_of(content)
-    else:
-        spans = three(speedup or "")
+    spans = three(speedup or "") if advice is None else speedups_of(load_advice(advice))
     found = judge(Plan(
         devices, price, spans, option, days, day, training_hours, requests, users, p50, p95,
         utilisation, value_of_second, day_of(start),

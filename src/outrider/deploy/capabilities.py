@@ -45,8 +45,10 @@ class Engine:
     Args:
         methods: its name of each method of a spec.
         other_vocabulary: methods whose drafter may have another tokenizer.
+        padding: by how many tokens the vocabularies' sizes may differ.
         with_pipeline: methods that run where pipeline stages are several.
         schedule: whether draft lengths can follow the batch size.
+        falling: whether such a schedule must begin with its longest draft.
         adaptive: methods whose draft length the engine can choose itself.
         parallel: whether it runs on several GPUs at all.
         needs_length: methods that need a draft length.
@@ -61,8 +63,10 @@ class Engine:
     image: str
     methods: Mapping[str, str]
     other_vocabulary: tuple[str, ...]
+    padding: int
     with_pipeline: tuple[str, ...]
     schedule: bool
+    falling: bool
     adaptive: tuple[str, ...]
     parallel: bool
     gpu: bool

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 from ..errors import ConfigError
 from ..planning.acceptance import P90
+from ..planning.advise import drafter_name
 from ..planning.figure import ASSUMED, Figure, modelled, to_json
 from ..planning.forecast import EXPECTED, Draw, Forecast, forecast
+from ..planning.rank import rank
 from .demand import Demand
 from .queueing import Replica, Run, Work, simulate
 
@@ -88,6 +90,8 @@ def plan(demand: Demand) -> Capacity:
     """
     situation = demand.situation
     target = situation.target_shape()
+    if situation.drafter is None:
+        situation = replace(situation, drafter=rank(situation, target)[0].drafter)
     drafter = situation.find_drafter(target)
     found = forecast(situation, target, drafter)
     if found is None:
@@ -99,7 +103,7 @@ def plan(demand: Demand) -> Capacity:
     speculative = _fleet(demand, found, True, standby)
     cautious = _cautious(demand, found) if speculative else None
     k = speculative.k if speculative and speculative.k else found.best(1)[0]
-    name = drafter.shape.name if drafter.shape else str(situation.drafter)
+    name = drafter_name(situation, drafter)
     known = found.acceptance
     return Capacity(
         target.name, name,

@@ -7,6 +7,9 @@ from ..methods import WITH_CHECKPOINT
 from .capabilities import Engine
 from .spec import Spec
 
+USUAL_SHARE = 0.9
+"""Of a GPU's memory that engines take unless told otherwise."""
+
 
 def check(spec: Spec, engine: Engine) -> None:
     """Refuse a spec that contradicts itself or that this engine cannot serve.
@@ -45,13 +48,17 @@ def unchecked(spec: Spec) -> list[str]:
     return lacking
 
 
-def other_vocabulary(spec: Spec) -> bool:
-    """Return whether the drafter has another vocabulary, as stated, else by its size."""
+def other_vocabulary(spec: Spec, engine: Engine) -> bool:
+    """Return whether the drafter has another vocabulary for an engine, as stated, else by its size.
+
+    Sizes of one vocabulary differ where models are padded: engines take more or less of that.
+    """
     drafter, target = spec.drafter, spec.target
     if drafter.other_vocabulary is not None or drafter.method != "draft_model":
         return bool(drafter.other_vocabulary)
-    known = drafter.vocab_size is not None and target.vocab_size is not None
-    return known and drafter.vocab_size != target.vocab_size
+    if drafter.vocab_size is None or target.vocab_size is None:
+        return False
+    return abs(drafter.vocab_size - target.vocab_size) > engine.padding
 
 
 def _check_drafting(spec: Spec) -> None:
@@ -131,7 +138,7 @@ def _check_lengths(spec: Spec, engine: Engine) -> None:
 
 
 def _check_vocabulary(spec: Spec, engine: Engine) -> None:
-    if other_vocabulary(spec) and spec.drafter.method not in engine.other_vocabulary:
+    if other_vocabulary(spec, engine) and spec.drafter.method not in engine.other_vocabulary:
         sizes = (
             f" ({spec.drafter.vocab_size:,} tokens, the target has {spec.target.vocab_size:,})"
             if spec.drafter.vocab_size and spec.target.vocab_size
@@ -161,6 +168,12 @@ def _check_parallel(spec: Spec, engine: Engine) -> None:
         raise ConfigError(
             f"parallel.tensor is {tensor}, which does not divide the target's {heads} attention "
             f"heads; give {', '.join(fitting)}."
+        )
+    own = spec.drafter.attention_heads if spec.drafts else None
+    if own is not None and own % tensor:
+        raise ConfigError(
+            f"parallel.tensor is {tensor}, which does not divide the drafter's {own} attention "
+            "heads, and it runs on the target's GPUs; take another drafter or size."
         )
     if spec.drafts and pipeline > 1 and spec.drafter.method not in engine.with_pipeline:
         able = ", ".join(engine.with_pipeline) or "no method"
@@ -201,10 +214,10 @@ def _check_memory(spec: Spec) -> None:
     drafter = (spec.drafter.weights_gib or 0) if spec.drafts else 0
     own = spec.drafter.tensor_parallel_size or spec.parallel.tensor
     needed = weights / spec.parallel.gpus + drafter / own
-    share = spec.memory.gpu_share or 1
+    share = spec.memory.gpu_share or USUAL_SHARE
     if needed >= whole * share:
         raise ConfigError(
-            f"Weights take {needed:.1f} GiB of each GPU, but {share:.0%} of {whole:g} GiB is "
+            f"Weights take {needed:.1f} GiB of each GPU, but {share:.0%} of {whole:.4g} GiB is "
             f"{whole * share:.1f} GiB; split them over more GPUs, quantise them, or drop the "
             "drafter."
         )

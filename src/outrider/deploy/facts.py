@@ -18,8 +18,9 @@ def filled(spec: Spec) -> Spec:
     target, drafter = spec.target, spec.drafter
     target = _filled(target, target.model, "attention_heads", "num_attention_heads")
     target = _filled(target, target.model, "vocab_size", "vocab_size")
-    if drafter.model is not None:
-        drafter = _filled(drafter, drafter.model, "vocab_size", "vocab_size")
+    if (folder := drafter.model) is not None:
+        drafter = _filled(drafter, folder, "attention_heads", "num_attention_heads")
+        drafter = _filled(drafter, folder, "vocab_size", "vocab_size")
     return replace(spec, target=target, drafter=drafter)
 
 

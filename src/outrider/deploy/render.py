@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import ConfigError, shown
@@ -27,8 +27,8 @@ class Rendered:
         return "\n".join(f"# file: {name}\n{text}" for name, text in self.files.items())
 
 
-def render(spec: Spec, form: str = "command") -> Rendered:
-    """Return the files of a deployment in a format.
+def render(spec: Spec, form: str = "command", more: Sequence[str] = ()) -> Rendered:
+    """Return the files of a deployment in a format; ``more`` are further notes in them.
 
     Raises:
         ConfigError: the spec cannot work on this engine, or there is no such format.
@@ -38,9 +38,9 @@ def render(spec: Spec, form: str = "command") -> Rendered:
     engine = capabilities.find(spec.engine, spec.engine_version)
     spec = facts.filled(spec)
     checks.check(spec, engine)
-    if checks.other_vocabulary(spec):
+    if checks.other_vocabulary(spec, engine):
         spec = replace(spec, drafter=replace(spec.drafter, other_vocabulary=True))
-    notes = _notes(spec, engine)
+    notes = [*_notes(spec, engine), *more]
     launch = LAUNCHES[engine.engine](spec, engine)
     files = FORMATS[form](spec, engine, launch)
     return Rendered(_with_notes(files, notes), notes)

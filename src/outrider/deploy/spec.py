@@ -58,6 +58,7 @@ class Drafter:
     tensor_parallel_size: int | None = None
     quantization: str | None = None
     other_vocabulary: bool | None = None
+    attention_heads: int | None = None
     vocab_size: int | None = None
     weights_gib: float | None = None
     prompt_lookup_min: int | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ConfigError, no_option, shown
 from ..outside.documents import read_toml
+from ..planning.saved import load_advice
 from .checks import check
 
 WITH_SWITCH = ("outrider",)
@@ -57,6 +58,8 @@ SIGNALS = {
     "memory_critical": Signal(0.97, 0.92),
 }
 """Defaults; acceptance and speedup are bad when low, the others when high."""
+LEAST_ACCEPTANCE = 0.01
+"""The lowest threshold that an advice sets: of lookups any acceptance breaks even."""
 SHARES = ("acceptance", "errors", "memory", "memory_critical")
 
 
@@ -164,6 +167,8 @@ class Policy:
         probe_timeout: seconds in which a model must answer one token.
         listen: host:port of the guard's own metrics; None for none.
         webhook: an address that gets each event; None for none.
+        advice: what ``outrider advise --json`` wrote, beside the policy unless absolute; its
+            break-even is the threshold of acceptance where ``signals`` names none.
     """
 
     engine: Server
@@ -180,6 +185,7 @@ class Policy:
     probe_timeout: float = 5.0
     listen: str | None = None
     webhook: str | None = None
+    advice: str | None = None
     dry_run: bool = False
 
     @property
@@ -195,11 +201,11 @@ def read(file: Path) -> Policy:
         ConfigError: it cannot be read, or is no policy.
     """
     where = f"The policy {file}"
-    return parse(read_toml(file, where), where)
+    return parse(read_toml(file, where), where, file.parent)
 
 
-def parse(document: Mapping[str, Any], where: str = "The policy") -> Policy:
-    """Return the policy that a document describes.
+def parse(document: Mapping[str, Any], where: str = "The policy", beside: Path = Path()) -> Policy:
+    """Return the policy that a document describes; its advice lies in the folder ``beside``.
 
     Raises:
         ConfigError: something in it is wrong; the message says what and where.
@@ -216,9 +222,24 @@ def parse(document: Mapping[str, Any], where: str = "The policy") -> Policy:
             parts[name] = _value(_field(Policy, name), value, where)
     if "engine" not in parts:
         raise ConfigError(f"{where} names no engine; add [engine] with its url.")
+    if "advice" in parts and "acceptance" not in document.get("signals", {}):
+        signals = parts.get("signals", SIGNALS)
+        parts["signals"] = {**signals, "acceptance": _advised(beside / parts["advice"], where)}
     policy = Policy(**parts)
     check(policy, where)
     return policy
+
+
+def _advised(file: Path, where: str) -> Signal:
+    """Return the limits of acceptance by an advice: below break-even, drafting costs more."""
+    even = load_advice(file, f"{where}: the advice").break_even
+    if even is None:
+        raise ConfigError(
+            f"{where}: the advice {file} has no break-even acceptance: none would win, or it was "
+            "asked without --hardware; give signals.acceptance, or drop the advice."
+        )
+    below = max(even.value, LEAST_ACCEPTANCE)
+    return _signal("acceptance", {"below": below}, f"{where}: the break-even of {file}")
 
 
 PARTS: dict[str, type[Any]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -16,6 +15,7 @@ import yaml
 
 from ..errors import ConfigError, shown
 from ..planning.facts import number
+from ..planning.saved import load_advice
 from ..scraping import names_of
 
 BY = "namespace, pod, job, instance, model_name"
@@ -69,25 +69,18 @@ def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:
 
 
 def break_even_of(file: Path) -> float:
-    """Return the break-even acceptance in a report of ``outrider advise --json``.
+    """Return the break-even acceptance in an advice of ``outrider advise --json``.
 
     Raises:
         ConfigError: the file cannot be read, or has none.
     """
-    try:
-        report = json.loads(file.read_text(encoding="utf-8"))
-        found = report[BREAK_EVEN]
-        value = None if found is None else number(BREAK_EVEN, found["value"])
-    except OSError as error:
-        raise ConfigError(f"--advice {file} cannot be read: {error.strerror}.") from None
-    except (ValueError, LookupError, TypeError, RecursionError):
+    found = load_advice(file).break_even
+    if found is None:
         raise ConfigError(
-            f"--advice {file} is no report with a break-even acceptance; write one with outrider "
-            "advise --json FILE."
-        ) from None
-    if value is None or value > 1:
-        raise ConfigError(f"--advice {file} says that no acceptance would win; do not speculate.")
-    return value
+            f"--advice {file} has no break-even acceptance: none would win, or no --hardware was "
+            "given; do not speculate on it."
+        )
+    return found.value
 
 
 def groups(

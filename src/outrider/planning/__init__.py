@@ -8,10 +8,11 @@ from .diagnose import Problem, diagnose
 from .doctor import Finding, doctor
 from .figure import Figure
 from .roi import Plan, Roi, roi
+from .saved import load_advice, read_advice
 from .situation import Situation
 
 __all__ = [
     "Acceptance", "Advice", "Figure", "Finding", "Plan", "Problem", "Roi", "Situation", "advise",
-    "checklist", "diagnose", "doctor", "of_counts", "of_positions", "of_rate", "read_acceptance",
-    "roi",
+    "checklist", "diagnose", "doctor", "load_advice", "of_counts", "of_positions", "of_rate",
+    "read_acceptance", "read_advice", "roi",
 ]  # fmt: skip

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .figure import Figure, to_json
+from .deployment import Deployment
+from .figure import Figure, Part, to_json
+from .rank import Candidate
 from .rules import Rule
+
+VERSION = 1
+"""Of the document that an advice is saved as."""
 
 
 @dataclass(frozen=True)
-class At:
+class At(Part):
     """The figures at one batch size of the traffic; ``k`` = 0 is plain decoding."""
 
     batch: int
@@ -28,7 +33,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Range:
+class Range(Part):
     """Batch sizes with one draft length, and the least speedup among them."""
 
     first: int
@@ -38,7 +43,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Line:
+class Line(Part):
     """The speedup at one batch size, by acceptance."""
 
     batch: int
@@ -48,7 +53,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Trip:
+class Trip(Part):
     """An alert: where ``metric`` is ``when`` the value for some minutes, do what it says."""
 
     metric: str
@@ -58,12 +63,13 @@ class Trip:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Part):
     """The result of ``advise``; without costs, only what rules of thumb say.
 
     ``verdict`` is use, do not, or only at some batch sizes; ``decided_by`` the model or rules of
     thumb. ``acceptance`` is accepted / drafted at ``k``, the draft length at the traffic's median
-    batch size.
+    batch size. As JSON it is the document that ``deploy render``, ``observe rules``, ``roi`` and
+    the guard follow; ``saved.read_advice`` reads it.
     """
 
     verdict: str
@@ -71,6 +77,7 @@ class Advice:
     decided_by: str
     target: str
     drafter: str
+    deployment: Deployment
     acceptance: dict[str, Figure]
     acceptance_source: str
     k: int
@@ -96,6 +103,9 @@ class Advice:
     sensitivity: list[Line] = field(default_factory=list)
     tuned: dict[str, Figure] = field(default_factory=dict)
     """The speedup with a drafter tuned on the traffic, where that was asked."""
+    candidates: list[Candidate] = field(default_factory=list)
+    """The catalogue's drafters that fit, the best first, where none was named."""
+    version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain objects; each figure has its unit and evidence."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from itertools import accumulate
 
 from .acceptance import P90
 from .advice import Advice, At, Line, Range, Trip
 from .catalogue import Shape, data
-from .figure import ASSUMED, MODELLED, Figure, modelled
-from .forecast import Forecast, forecast
+from .deployment import deployment_of
+from .figure import ASSUMED, MODELLED, Figure, modelled, ranged
+from .forecast import Forecast, forecast, judged, median_size
+from .rank import lookups_alone, rank
 from .rules import LEAVE, USE, decide, facts, judge, stack
-from .situation import Drafter, Situation
+from .situation import HEADS, Drafter, Situation
 
 SENSITIVITY = tuple(i / 20 for i in range(21))
 """Chances per token of the sensitivity's points."""
@@ -41,33 +41,26 @@ def verdict_of(found: Forecast, batches: list[int]) -> str:
     return f"only at batch {', '.join(words)}"
 
 
-def _median(shares: Mapping[int, float]) -> int:
-    """Return the batch size at half of the time."""
-    sizes = sorted(shares)
-    sums = accumulate(shares[size] for size in sizes)
-    half = sum(shares.values()) / 2
-    return next(size for size, below in zip(sizes, sums, strict=True) if below >= half)
-
-
 def advise(situation: Situation) -> Advice:
     """Return whether speculation is worth it, with what, how far, and why.
 
-    With priority throughput, the batch that fills the machine is judged, not the traffic's.
+    With priority throughput, the batch that fills the machine is judged, not the traffic's. Without
+    a drafter those of the catalogue that fit are ranked, and the advice is about the best of them.
 
     Raises:
         ConfigError: the situation does not fit together.
         ModelError: a config.json cannot be used.
     """
     target = situation.target_shape()
+    if situation.drafter is None:
+        return _best(situation, target)
     drafter = situation.find_drafter(target)
     found = forecast(situation, target, drafter)
     known = facts(situation, target, drafter)
     if found is None:
         return _by_rules(situation, target, drafter, known)
-    shares = {size: share for size, share in situation.concurrency.items() if share > 0}
-    if situation.priority == "throughput":
-        shares = {max(found.limit, *shares): 1.0}
-    batch = _median(shares)
+    shares = judged(situation, found)
+    batch = median_size(shares)
     k = found.chosen(batch) or found.best(batch)[0]
     verdict = verdict_of(found, sorted(shares))
     halved = found.halved(batch, k)
@@ -76,7 +69,7 @@ def advise(situation: Situation) -> Advice:
     if found.memory is not None and found.memory.speculative < 1:
         limiting, gigabytes = "memory", found.memory.drafter / 1e9
         reason = f"the drafter takes {gigabytes:.1f} GB (modelled) and does not fit with the target"
-    if situation.priority == "memory" and (extra := _extra(found, batch)):
+    if situation.priority == "memory" and (extra := found.extra(batch)):
         verdict, limiting = LEAVE, "memory"
         reason = (
             f"memory comes first, and speculation takes {extra / 1e9:.2f} GB more; else {reason}"
@@ -84,12 +77,13 @@ def advise(situation: Situation) -> Advice:
     ranges = found.ranges(sorted(shares))
     even = found.break_even(batch, k)
     return Advice(
-        verdict, reason, "the model", target.name, _name(situation, drafter),
+        verdict, reason, "the model", target.name, drafter_name(situation, drafter),
+        deployment_of(situation, target, drafter, found, verdict != LEAVE),
         _acceptance(found, k), found.acceptance.source, k,
         judge(known, verdict, found, batch, max(shares)), stack(situation.priority),
         _notes(found, situation, drafter.prior, shares), limiting,
         halved={name: modelled(value, "times") for name, value in halved.items()},
-        speedup=_tenths(found.range_of(shares), "times"),
+        speedup=ranged(found.range_of(shares), "times"),
         ranges=[Range(a, b, n, modelled(least, "times")) for a, b, n, least in ranges],
         schedule=[(a, b, n) for a, b, n, _ in ranges],
         at=[_at(found, situation, size, share) for size, share in shares.items()],
@@ -98,6 +92,28 @@ def advise(situation: Situation) -> Advice:
         sensitivity=_sensitivity(found, sorted({1, batch, *shares})),
         tuned=_tuned(found, shares) if situation.fine_tune else {},
     )  # fmt: skip
+
+
+def _best(situation: Situation, target: Shape) -> Advice:
+    """Return the advice about the best of the catalogue's drafters, beside all that fit."""
+    found = rank(situation, target)
+    advice = advise(replace(situation, drafter=found[0].drafter))
+    notes = list(advice.notes)
+    if lookups_alone(found):
+        notes.insert(0, (
+            f"no drafter of the catalogue fits {target.name} (a head for it, or a smaller model of "
+            "its tokenizer); lookups need none."
+        ))  # fmt: skip
+    heads = [each.drafter for each in found if each.method in HEADS]
+    if found[0].method == "draft_model" and heads:
+        notes.insert(0, (
+            f"small models are predicted too fast (docs/planning.md): measure {heads[0]} beside it."
+        ))  # fmt: skip
+    if found[0].speedup is None:
+        notes.insert(
+            0, "the drafters are in the order of rules of thumb: give hardware to rank them."
+        )
+    return replace(advice, candidates=found, notes=notes)
 
 
 def _by_rules(
@@ -109,14 +125,16 @@ def _by_rules(
     acceptance = situation.expected(drafter)
     rate = Figure(acceptance.rate(USUAL_K), _unit(USUAL_K), acceptance.evidence)
     return Advice(
-        verdict, reason, "rules of thumb", target.name, _name(situation, drafter), {"p50": rate},
+        verdict, reason, "rules of thumb", target.name, drafter_name(situation, drafter),
+        deployment_of(situation, target, drafter, None, verdict != LEAVE), {"p50": rate},
         acceptance.source, USUAL_K, rules, stack(situation.priority),
         ["without hardware or a profile there are no figures: give one."],
     )  # fmt: skip
 
 
-def _name(situation: Situation, drafter: Drafter) -> str:
-    return drafter.shape.name if drafter.shape else str(situation.drafter)
+def drafter_name(situation: Situation, drafter: Drafter) -> str:
+    """Return what a drafter is called: its model's name, a head's, or the method's."""
+    return drafter.shape.name if drafter.shape else drafter.name
 
 
 def _unit(k: int) -> str:
@@ -125,13 +143,6 @@ def _unit(k: int) -> str:
 
 def _even(rate: float | None, k: int) -> Figure | None:
     return None if rate is None else modelled(rate, _unit(k))
-
-
-def _tenths(
-    values: tuple[float, float, float], unit: str, evidence: str = MODELLED
-) -> dict[str, Figure]:
-    names = ("p10", "p50", "p90")
-    return {name: Figure(each, unit, evidence) for name, each in zip(names, values, strict=True)}
 
 
 def _reason(found: Forecast, batch: int, k: int, limiting: str, better: float) -> str:
@@ -143,17 +154,10 @@ def _reason(found: Forecast, batch: int, k: int, limiting: str, better: float) -
     )
 
 
-def _extra(found: Forecast, batch: int) -> float:
-    """Return the bytes that speculation takes at a batch size."""
-    if found.memory is None:
-        return 0.0
-    return found.memory.drafter + batch * (found.memory.per_sequence + found.memory.buffers)
-
-
 def _acceptance(found: Forecast, k: int) -> dict[str, Figure]:
     known = found.acceptance
     low, middle, high = (known.rate(k, z) for z in (-P90, 0.0, P90))
-    return _tenths((low, middle, high), _unit(k), known.evidence)
+    return ranged((low, middle, high), _unit(k), known.evidence)
 
 
 def _at(found: Forecast, situation: Situation, batch: int, share: float) -> At:

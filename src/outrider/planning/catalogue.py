@@ -38,7 +38,7 @@ class Shape:
     Experts are those of a sparse layer, every ``expert_step`` layers; 0 in a dense model.
     ``inputs`` are the hidden states side by side that a layer's attention reads, ``fused`` those
     that are projected into one before (EAGLE-3). ``embeds`` is False where the embedding is the
-    target's.
+    target's, ``lends`` True where the output matrix is.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Shape:
     inputs: int = 1
     fused: int = 0
     embeds: bool = True
+    lends: bool = False
 
     @property
     def _sparse_layers(self) -> int:
@@ -83,7 +84,13 @@ class Shape:
     def parameters(self) -> int:
         """All parameters, norms and biases aside."""
         embedding = 0 if self.tied or not self.embeds else self.vocabulary * self.hidden
-        return self._always + self._sparse_layers * self.experts * self._expert + embedding
+        lent = self.vocabulary * self.hidden if self.lends else 0
+        return self._always + self._sparse_layers * self.experts * self._expert + embedding - lent
+
+    @property
+    def sizes(self) -> Shape:
+        """The shape without its name, to compare."""
+        return replace(self, name="")
 
     @property
     def active(self) -> int:
@@ -150,7 +157,7 @@ def find_device(name: str) -> Device:
         raise _unknown("device", name, found["device"], f"known are {', '.join(found['device'])}.")
     assumed = found["assumed"]
     shares = {key: value for key, value in assumed.items() if not isinstance(value, dict)}
-    own = {key: value for key, value in entry.items() if key not in ("kind", "source")}
+    own = {key: value for key, value in entry.items() if key not in ("kind", "source", "half")}
     return Device(name.lower(), **own, **shares, **assumed[entry["kind"]])
 
 
@@ -267,6 +274,18 @@ def _hub_config(name: str) -> Path:
 def find_shape(name: str) -> Shape:
     """Return the shape of a model: see ``read_config``."""
     return shape_of(name, read_config(name))
+
+
+def eagle1_head(target: Shape) -> Shape:
+    """Return the shape of an EAGLE head: one layer as wide as the target's, with its matrices.
+
+    It projects the token's embedding and the last state into one, and predicts by the target's
+    output matrix.
+    """
+    return Shape(
+        f"EAGLE head of {target.name}", 1, target.hidden, target.inner, target.heads,
+        target.kv_heads, target.head_dim, target.vocabulary, fused=2, embeds=False, lends=True,
+    )  # fmt: skip
 
 
 def eagle_head(target: Shape, config: Mapping[str, Any] | None = None) -> Shape:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 MEASURED, MODELLED, ASSUMED = "measured", "modelled", "assumed"
+
+
+class Part:
+    """A part of a saved document: a reader refuses unknown keys, other types, and no numbers."""
+
+    __pydantic_config__: ClassVar[Any] = {
+        "extra": "forbid", "strict": True, "allow_inf_nan": False,
+    }  # fmt: skip
 
 
 class Figure(NamedTuple):
@@ -40,6 +48,14 @@ class Figure(NamedTuple):
 def modelled(value: float, unit: str) -> Figure:
     """Return a figure that the model computed."""
     return Figure(value, unit, MODELLED)
+
+
+def ranged(
+    values: tuple[float, float, float], unit: str, evidence: str = MODELLED
+) -> dict[str, Figure]:
+    """Return P10, P50 and P90 as figures."""
+    names = ("p10", "p50", "p90")
+    return {name: Figure(each, unit, evidence) for name, each in zip(names, values, strict=True)}
 
 
 def to_json(value: Any) -> Any:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from math import exp, inf
 from statistics import quantiles
 from typing import NamedTuple
@@ -162,6 +163,12 @@ class Forecast:
         found = draws(self.steps.evidence)
         return tenths([running / self.tpot(batch, k, draw) / plain for draw in found])
 
+    def extra(self, batch: int) -> float:
+        """Return the bytes that speculation takes at a batch size."""
+        if self.memory is None:
+            return 0.0
+        return self.memory.drafter + batch * (self.memory.per_sequence + self.memory.buffers)
+
     @cached_property
     def limit(self) -> int:
         """The largest batch that is worth comparing."""
@@ -218,6 +225,25 @@ class Forecast:
             roomier = replace(self, memory=self.memory._replace(speculative=between))
             found["memory"] = roomier.speedup(batch, k)
         return found
+
+
+def judged(situation: Situation, found: Forecast) -> dict[int, float]:
+    """Return the batch sizes that are judged, with their shares of time.
+
+    They are the traffic's, but for priority throughput: there it is the one that fills the machine.
+    """
+    shares = {size: share for size, share in situation.concurrency.items() if share > 0}
+    if situation.priority == "throughput":
+        return {max(found.limit, *shares): 1.0}
+    return shares
+
+
+def median_size(shares: Mapping[int, float]) -> int:
+    """Return the batch size at half of the time."""
+    sizes = sorted(shares)
+    sums = accumulate(shares[size] for size in sizes)
+    half = sum(shares.values()) / 2
+    return next(size for size, below in zip(sizes, sums, strict=True) if below >= half)
 
 
 def memory_of(situation: Situation, target: Shape, drafter: Drafter) -> Memory | None:

@@ -125,12 +125,17 @@ def _pairs() -> list[str]:
 
 def _models() -> list[str]:
     shapes = [find_shape(name) for name in data("models")["model"]]
+    known, heads = data("models")["model"], data("models")["head"]
     rows = (
         (f"`{s.name}`", f"{s.parameters / 1e9:.2f}", f"{s.active / 1e9:.2f}",
-         f"{s.kv_values * ACTIVATION / 1024:.0f}")
+         f"{s.kv_values * ACTIVATION / 1024:.0f}", known[s.name]["tokenizer"],
+         known[s.name].get("checkpoint", "none"),
+         ", ".join(f"{h['checkpoint']} ({h['method']})" for h in heads if h["target"] == s.name))
         for s in shapes
     )  # fmt: skip
-    return table(("model", "10^9 parameters", "multiplied for a row", "KB of cache a token"), rows)
+    names = ("model", "10^9 parameters", "multiplied for a row", "KB of cache a token", "tokenizer",
+             "checkpoint", "head")  # fmt: skip
+    return table(names, rows)
 
 
 def _devices() -> list[str]:

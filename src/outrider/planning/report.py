@@ -43,11 +43,36 @@ def _stack(stack: Mapping[str, Any], advice: Advice) -> list[str]:
     return [*lines, ""]
 
 
+def _candidates(advice: Advice) -> list[str]:
+    """Return the drafters that fit as a table, and which is best, with its speedup and memory."""
+    best, *_ = advice.candidates
+    what = f"the {best.method} head {best.checkpoint}" if best.drafter == best.method else ""
+    what = what if best.checkpoint else best.drafter
+    lines = ["## Drafters that fit", ""]
+    if best.speedup is None:
+        lines += [f"First by rules of thumb: {what or best.drafter}.", ""]
+    else:
+        taken = f", with {best.memory} of memory" if best.memory is not None else ""
+        lines += [f"Best: {what or best.drafter}, {best.speedup['p50']}{taken}.", ""]
+    rows = [
+        (
+            each.drafter, each.checkpoint or "none is needed", each.ratio.said(),
+            each.k or ("off" if each.k is not None else ""),
+            ", ".join(map(str, (each.speedup or {}).values())) or "not known",
+            each.memory or "not known",
+        )
+        for each in advice.candidates
+    ]  # fmt: skip
+    names = ("drafter", "checkpoint", "of the target", "K", "speedup: P10, P50, P90", "memory")
+    return [*lines, *table(names, rows)]
+
+
 def advice_markdown(advice: Advice) -> str:
     """Return advice as Markdown; every number has its evidence beside it."""
     lines = [
         f"# {advice.target} with {advice.drafter}: {advice.verdict}", "",
         f"{advice.reason[0].upper()}{advice.reason[1:]}. (Decided by {advice.decided_by}.)", "",
+        *(_candidates(advice) if advice.candidates else []),
     ]  # fmt: skip
     if advice.speedup:
         spans = ", ".join(f"{name.upper()} {each}" for name, each in advice.speedup.items())

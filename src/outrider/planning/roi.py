@@ -8,7 +8,8 @@ from datetime import date, timedelta
 from math import ceil, floor
 from typing import Any
 
-from ..errors import ConfigError, shown
+from ..errors import ConfigError
+from .advice import Advice
 from .catalogue import data
 from .checks import number, one_of, whole
 from .figure import ASSUMED, Figure, modelled, to_json
@@ -239,17 +240,16 @@ def roi(plan: Plan) -> Roi:
     )  # fmt: skip
 
 
-def speedups_of(advice: Any) -> tuple[float, float, float]:
-    """Return P10, P50 and P90 of the speedup of an advice's JSON.
+def speedups_of(advice: Advice) -> tuple[float, float, float]:
+    """Return P10, P50 and P90 of the speedup of an advice.
 
     Raises:
         ConfigError: it has none.
     """
     try:
-        found = advice["speedup"]
-        low, base, high = (float(found[name]["value"]) for name in ("p10", "p50", "p90"))
-    except (KeyError, TypeError, ValueError):
+        low, base, high = (advice.speedup[name].value for name in ("p10", "p50", "p90"))
+    except KeyError:
         raise ConfigError(
-            f"the advice has no speedup: {shown(advice)}; write one with outrider advise --json."
+            "the advice has no speedup; ask outrider advise with --hardware or --profile."
         ) from None
     return low, base, high

@@ -10,16 +10,26 @@ from typing import NamedTuple
 from ..engine.costs import Costs
 from ..engine.kept_costs import read_costs
 from ..errors import ConfigError, shown
+from ..methods import TABLE, find_method
 from .acceptance import Acceptance, prior
-from .catalogue import Shape, eagle_head, find_device, find_shape, read_config, shape_of
+from .catalogue import (
+    Shape,
+    eagle1_head,
+    eagle_head,
+    find_device,
+    find_shape,
+    read_config,
+    shape_of,
+)
 from .checks import number, one_of, whole
+from .drafters import method_of_head
 from .figure import MEASURED
 from .roofline import BYTES, Machine, Steps, roofline
 
 PRIORITIES = ("latency", "throughput", "memory", "zero loss")
 PLACEMENTS = ("same", "own", "cpu")
-LOOKUPS = ("suffix", "ngram")
-HEADS = ("eagle3", "medusa", "layerskip")
+HEADS = ("eagle", "eagle3", "medusa")
+"""Methods of heads, which are published in bf16 whatever the target's weights are."""
 CPU = "xeon-8480"
 """Where a drafter runs that is placed on a CPU, unless it is said."""
 MOST_DEVICES, MOST_BATCH, MOST_TOKENS, MOST_DRAFT = 1024, 4096, 10_000_000, 64
@@ -28,11 +38,16 @@ SAME_VOCABULARY = 0.01
 
 
 class Drafter(NamedTuple):
-    """A drafter: how it drafts, its shape where it is a model, and whose acceptance is assumed."""
+    """A drafter.
+
+    ``method`` is what its costs follow, ``name`` that of ``methods``; ``shape`` is None where it is
+    no model, ``prior`` says whose acceptance is assumed.
+    """
 
     method: str
     shape: Shape | None
     prior: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,8 @@ class Situation:
 
     Args:
         target: a model of the catalogue, a folder with a config.json, or a name of the hub.
-        drafter: the same, or eagle3, medusa, layerskip, suffix, ngram.
+        drafter: the same, or eagle3, eagle, medusa, layerskip, suffix, ngram; None asks for the
+            best of the catalogue's.
         hardware: a device of the catalogue; without it or a profile, rules of thumb decide.
         tensor_parallel: devices that share the target.
         dtype, drafter_dtype: of the weights: fp32, bf16, fp8, int8, int4.
@@ -67,7 +83,7 @@ class Situation:
     """
 
     target: str | Path
-    drafter: str | Path = "eagle3"
+    drafter: str | Path | None = None
     hardware: str | None = None
     tensor_parallel: int = 1
     dtype: str = "bf16"
@@ -141,19 +157,37 @@ class Situation:
         return shape
 
     def find_drafter(self, target: Shape) -> Drafter:
-        """Return the drafter of a target."""
-        name = str(self.drafter).lower()
-        if name in LOOKUPS:
-            return Drafter("lookup", None, "lookup")
-        if name in HEADS:
-            return Drafter(name, eagle_head(target) if name == "eagle3" else None, name)
-        config = read_config(str(self.drafter))
+        """Return the drafter of a target.
+
+        Raises:
+            ConfigError: there is none of that name, or what it costs is not known.
+        """
+        name = str(self.drafter)
+        method = None if Path(name).exists() else find_method(method_of_head(name) or name)
+        if method is not None:
+            if not method.planned or method.name == "draft_model":
+                known = ", ".join(m.name for m in TABLE if m.planned and m.name != "draft_model")
+                raise ConfigError(
+                    f"drafter {shown(name)} is a method whose costs depend on its checkpoint; give "
+                    f"a model of the catalogue, a folder with a config.json, or one of {known}."
+                )
+            if method.name in ("ngram", "suffix"):
+                return Drafter("lookup", None, "lookup", method.name)
+            heads = {"eagle": eagle1_head, "eagle3": eagle_head}
+            shape = heads[method.name](target) if method.name in heads else None
+            return Drafter(method.name, shape, method.name, method.name)
+        config = read_config(name)
         words = f"{config.get('architectures')} {config.get('speculators_model_type')}"
         if "eagle" in words.lower():
-            return Drafter("eagle3", eagle_head(target, config), "eagle3")
-        shape = shape_of(str(self.drafter), config)
+            return Drafter("eagle3", eagle_head(target, config), "eagle3", "eagle3")
+        shape = shape_of(name, config)
         apart = abs(shape.vocabulary - target.vocabulary) > SAME_VOCABULARY * target.vocabulary
-        return Drafter("model", shape, "retokenize" if apart else "model")
+        return Drafter("model", shape, "retokenize" if apart else "model", "draft_model")
+
+    def dtype_of(self, drafter: Drafter) -> str:
+        """Return the dtype of a drafter's weights: the target's unless given, but for heads."""
+        head = drafter.name in HEADS and BYTES[self.dtype] < BYTES["bf16"]
+        return self.drafter_dtype or ("bf16" if head else self.dtype)
 
     def machines(self, drafter: Drafter) -> tuple[Machine, Machine] | None:
         """Return the target's machine and the drafter's; None where no hardware was named."""
@@ -161,17 +195,25 @@ class Situation:
             return None
         device = find_device(self.hardware)
         machine = Machine(device, self.tensor_parallel, self.dtype)
-        dtype = self.drafter_dtype or self.dtype
+        dtype = self.dtype_of(drafter)
         if self.placement == "same" or drafter.shape is None:
             return machine, Machine(device, self.tensor_parallel, dtype)
         named = self.drafter_hardware or (CPU if self.placement == "cpu" else self.hardware)
         return machine, Machine(find_device(named), 1, dtype)
 
+    def costs(self) -> Costs:
+        """Return the measured costs.
+
+        Raises:
+            ConfigError: the profile holds none.
+        """
+        known = self.profile
+        return known if isinstance(known, Costs) else read_profile(Path(known or ""))
+
     def steps(self, target: Shape, drafter: Drafter) -> Steps | None:
         """Return what steps cost: measured, else modelled; None where neither can be."""
         if self.profile is not None:
-            known = self.profile
-            costs = known if isinstance(known, Costs) else read_profile(Path(known))
+            costs = self.costs()
             return Steps(
                 costs,
                 drafter_in(costs, str(self.drafter), drafter),
@@ -207,8 +249,9 @@ def read_profile(file: Path) -> Costs:
 def drafter_in(costs: Costs, asked: str, drafter: Drafter) -> str:
     """Return the name that costs have for a drafter: its own, its method's, or the only one."""
     own = [name for name, each in costs.drafters.items() if each.passes is not None]
-    models = own if drafter.method in ("model", "eagle3") else []
-    names = [name for name in (asked, drafter.method) if name in costs.drafters]
+    models = own if drafter.method in ("model", "eagle", "eagle3") else []
+    wanted = (asked, drafter.name, drafter.method)
+    names = [name for name in wanted if name in costs.drafters]
     if names or len(models) == 1:
         return (names or models)[0]
     raise ConfigError(

@@ -26,7 +26,7 @@ def launch(spec: Spec, engine: Engine) -> Launch:
             "max-num-seqs": limits.max_num_seqs,
             "max-num-batched-tokens": limits.max_num_batched_tokens,
             "memory": spec.memory.gpu_share,
-            **_speculation(spec),
+            **_speculation(spec, engine),
         }
     )
     lines = [f"{name.replace('-', '_')} = {_toml(value)}" for name, value in options.items()]
@@ -37,12 +37,12 @@ def launch(spec: Spec, engine: Engine) -> Launch:
     )
 
 
-def _speculation(spec: Spec) -> dict[str, Any]:
+def _speculation(spec: Spec, engine: Engine) -> dict[str, Any]:
     drafter = spec.drafter
     if not spec.drafts:
         return {"drafter": "none"}
     name = drafter.model or drafter.method
-    if other_vocabulary(spec):
+    if other_vocabulary(spec, engine):
         name = f"retokenize:{name}"
     elif drafter.adaptive:
         # What auto chooses among by itself need not be named.

@@ -33,7 +33,7 @@ def speculative_config(spec: Spec, engine: Engine) -> dict[str, Any]:
             "prompt_lookup_max": drafter.prompt_lookup_max,
             "num_speculative_tokens_per_batch_size": [list(each) for each in drafter.schedule]
             or None,
-            "use_heterogeneous_vocab": other_vocabulary(spec),
+            "use_heterogeneous_vocab": other_vocabulary(spec, engine),
         }
     )
 

@@ -1,0 +1,116 @@
+"""What an advice was about, as the tools that follow it need it: models, machine, traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .catalogue import Shape, find_device
+from .drafters import checkpoint_of, head_of
+from .figure import Part
+from .forecast import Forecast
+from .roofline import BYTES
+from .situation import Drafter, Situation
+
+GIB = 2**30
+MOST_SEQUENCES = 256
+"""Sequences at once that a server is told of, however many fit."""
+
+
+@dataclass(frozen=True)
+class Model(Part):
+    """A model as it is served.
+
+    ``name`` is what was asked for, ``checkpoint`` what an engine loads: a folder, or the hub's
+    name; None where it is not known. ``weights_gib`` are those in ``dtype``.
+    """
+
+    name: str
+    checkpoint: str | None
+    dtype: str
+    attention_heads: int
+    vocab_size: int
+    weights_gib: float
+
+
+@dataclass(frozen=True)
+class Traffic(Part):
+    """Sequences at once with the share of time of each number, tokens of a request, and levels."""
+
+    concurrency: dict[int, float]
+    input_tokens: int
+    output_tokens: int
+    tasks: dict[str, float]
+    temperature: float
+    max_ttft: float | None = None
+    max_tpot: float | None = None
+
+
+@dataclass(frozen=True)
+class Deployment(Part):
+    """One replica as it was advised on.
+
+    Args:
+        target: the target.
+        method: how it drafts, by the names of ``methods``.
+        drafter: the drafter's model or head; None where there is none, or its shape is not known.
+        other_vocabulary: whether the drafter has another tokenizer.
+        placement: of the drafter: same, own or cpu.
+        hardware: the device of the catalogue; None where costs were measured, or none was named.
+        memory_gib: of one device.
+        tensor_parallel: devices of a replica.
+        replicas: how many of them; advice is about one.
+        max_model_len: tokens of a request, prompt and response.
+        max_num_seqs: sequences that fit at that length; None where memory is not known.
+        traffic: what it was advised for.
+    """
+
+    target: Model
+    method: str
+    drafter: Model | None
+    other_vocabulary: bool
+    placement: str
+    hardware: str | None
+    memory_gib: float | None
+    tensor_parallel: int
+    max_model_len: int
+    max_num_seqs: int | None
+    traffic: Traffic
+    replicas: int = 1
+
+
+def deployment_of(
+    situation: Situation, target: Shape, drafter: Drafter, found: Forecast | None, drafts: bool
+) -> Deployment:
+    """Return the deployment that a situation describes; ``drafts`` says whether it speculates."""
+    memory = found.memory if found is not None else None
+    fit = None
+    if memory is not None:
+        most = memory.speculative if drafts else memory.plain
+        fit = max(1, int(min(most, MOST_SEQUENCES)))
+    device = None if situation.hardware is None else find_device(situation.hardware)
+    asked = str(situation.target)
+    return Deployment(
+        _model(asked, situation.dtype, target, checkpoint_of(asked)),
+        drafter.name, _drafter(situation, target, drafter), drafter.prior == "retokenize",
+        situation.placement, None if device is None else device.name,
+        None if device is None else device.memory / GIB,
+        situation.tensor_parallel, situation.input_tokens + situation.output_tokens, fit,
+        Traffic(
+            dict(situation.concurrency), situation.input_tokens, situation.output_tokens,
+            dict(situation.tasks), situation.temperature, situation.max_ttft, situation.max_tpot,
+        ),
+    )  # fmt: skip
+
+
+def _model(name: str, dtype: str, shape: Shape, checkpoint: str | None) -> Model:
+    weights = shape.parameters * BYTES[dtype] / GIB
+    return Model(name, checkpoint, dtype, shape.heads, shape.vocabulary, weights)
+
+
+def _drafter(situation: Situation, target: Shape, drafter: Drafter) -> Model | None:
+    """Return the drafter's model; a head that only its method names is the catalogue's, if any."""
+    if drafter.shape is None:
+        return None
+    name = str(situation.drafter)
+    checkpoint = checkpoint_of(name) or head_of(str(situation.target), target, drafter.name)
+    return _model(name, situation.dtype_of(drafter), drafter.shape, checkpoint)

@@ -1,0 +1,94 @@
+"""Drafters of the catalogue that fit a target: published heads, small models, and lookups."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from .catalogue import Shape, data, shape_of
+
+LARGEST_RATIO = 0.3
+"""A drafter's parameters that a row is multiplied with, over the target's, at most."""
+LOOKUPS = ("suffix", "ngram")
+
+
+class Fitting(NamedTuple):
+    """A drafter that fits: as ``--drafter`` names it, its method, and the hub's name of it."""
+
+    drafter: str
+    method: str
+    checkpoint: str | None
+
+
+def entry_of(asked: str, target: Shape | None = None) -> str | None:
+    """Return the catalogue's name of a model; None where it has none.
+
+    A folder or a hub's name is that entry's whose checkpoint it is, else that of the same sizes;
+    of several, the one whose name stands in it, as Qwen2 and Qwen2.5 have the same sizes, or else
+    the newest.
+    """
+    models, name = data("models")["model"], asked.lower()
+    if name in models:
+        return name
+    for entry, config in models.items():
+        if config.get("checkpoint", "").lower() == name:
+            return str(entry)
+    if target is None:
+        return None
+    own = target.sizes
+    alike = [each for each in models if shape_of(each, models[each]).sizes == own]
+    # An unpublished shape is none that somebody serves.
+    served = [each for each in alike if "checkpoint" in models[each]]
+    return max(served, key=lambda each: (each in name, _version(each)), default=None)
+
+
+def _version(entry: str) -> float:
+    """Return the first number in a name: 3.1 of ``llama-3.1-8b``."""
+    found = re.search(r"\d+(\.\d+)?", entry)
+    return float(found[0]) if found else 0.0
+
+
+def checkpoint_of(asked: str) -> str | None:
+    """Return what an engine loads: a folder as it is, or the hub's name; None where unknown."""
+    config = data("models")["model"].get(asked.lower())
+    if config is not None:
+        found: str | None = config.get("checkpoint")
+        return found
+    return asked if "/" in asked or Path(asked).exists() else None
+
+
+def head_of(asked: str, target: Shape, method: str) -> str | None:
+    """Return the hub's name of a published head for a target; None where none is known."""
+    entry = entry_of(asked, target)
+    heads = (head for head in data("models")["head"] if head["target"] == entry)
+    return next((str(head["checkpoint"]) for head in heads if head["method"] == method), None)
+
+
+def method_of_head(checkpoint: str) -> str | None:
+    """Return the method of a published head; None where the catalogue does not have it."""
+    heads = data("models")["head"]
+    return next((str(h["method"]) for h in heads if h["checkpoint"] == checkpoint), None)
+
+
+def fitting(asked: str, target: Shape) -> list[Fitting]:
+    """Return the drafters that fit a target: its heads, models of its tokenizer, lookups."""
+    entry, models = entry_of(asked, target), data("models")["model"]
+    found = [
+        Fitting(head["method"], head["method"], head["checkpoint"])
+        for head in data("models")["head"]
+        if head["target"] == entry
+    ]
+    tokenizer = models[entry]["tokenizer"] if entry else _tokenizer(target)
+    for name, config in models.items():
+        same = config["tokenizer"] == tokenizer and "checkpoint" in config and name != entry
+        if same and shape_of(name, config).active <= LARGEST_RATIO * target.active:
+            found.append(Fitting(name, "draft_model", config["checkpoint"]))
+    return found + [Fitting(name, name, None) for name in LOOKUPS]
+
+
+def _tokenizer(target: Shape) -> str | None:
+    """Return the tokenizer of a model that is not in the catalogue, told by its size alone."""
+    models = data("models")["model"].values()
+    known = {each["tokenizer"] for each in models if each["vocab_size"] == target.vocabulary}
+    return known.pop() if len(known) == 1 else None

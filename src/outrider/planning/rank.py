@@ -1,0 +1,87 @@
+"""The drafters of the catalogue that fit a target, the fastest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..errors import ConfigError
+from .catalogue import Shape, find_shape
+from .drafters import LOOKUPS, Fitting, fitting
+from .figure import Figure, Part, modelled, ranged
+from .forecast import forecast, judged, median_size
+from .situation import Situation
+
+USUAL_RATIO = 0.03
+"""A drafter's share of the target's parameters that a rule of thumb likes best."""
+ORDER = {"eagle3": 0, "eagle": 1, "draft_model": 2, "suffix": 3, "ngram": 4}
+
+
+@dataclass(frozen=True)
+class Candidate(Part):
+    """A drafter that fits, with what is expected of it; without costs nothing is.
+
+    ``k`` is the draft length at the traffic's median batch size, 0 where plain decoding wins.
+    """
+
+    drafter: str
+    method: str
+    checkpoint: str | None
+    ratio: Figure
+    k: int | None = None
+    speedup: dict[str, Figure] | None = None
+    memory: Figure | None = None
+
+
+def rank(situation: Situation, target: Shape) -> list[Candidate]:
+    """Return the drafters that fit the target of a situation, the fastest over its traffic first.
+
+    Raises:
+        ConfigError: the acceptance of one drafter was given, or measured costs have none of them.
+    """
+    if situation.acceptance is not None:
+        raise ConfigError("acceptance is that of one drafter; say which: name it as drafter.")
+    known = [each for each in fitting(str(situation.target), target) if _shared(situation, each)]
+    if situation.profile is not None:
+        measured = situation.costs().drafters  # those of a model do not say of which
+        known = [each for each in known if each.drafter in measured]
+        if not known:
+            raise ConfigError(
+                f"the profile has measured {', '.join(measured) or 'none'}; name one as drafter."
+            )
+    found = [_candidate(situation, target, each) for each in known]
+    return sorted(found, key=_worth)
+
+
+def lookups_alone(candidates: list[Candidate]) -> bool:
+    """Return whether nothing but lookups fits."""
+    return all(each.drafter in LOOKUPS for each in candidates)
+
+
+def _worth(candidate: Candidate) -> tuple[float, ...]:
+    if candidate.speedup is not None:
+        return (-candidate.speedup["p50"].value,)
+    return ORDER[candidate.method], abs(candidate.ratio.value - USUAL_RATIO)
+
+
+def _shared(situation: Situation, each: Fitting) -> bool:
+    """Return whether the devices can share a drafter: engines run it on all of the target's."""
+    if each.method != "draft_model" or situation.placement != "same":
+        return True
+    return find_shape(each.drafter).heads % situation.tensor_parallel == 0
+
+
+def _candidate(situation: Situation, target: Shape, each: Fitting) -> Candidate:
+    own = replace(situation, drafter=each.drafter)
+    drafter = own.find_drafter(target)
+    share = drafter.shape.parameters / target.parameters if drafter.shape else 0.0
+    ratio = modelled(share, "share")
+    found = forecast(own, target, drafter)
+    if found is None:
+        return Candidate(each.drafter, each.method, each.checkpoint, ratio)
+    shares = judged(situation, found)
+    batch = median_size(shares)
+    taken = None if found.memory is None else modelled(found.extra(batch), "bytes")
+    return Candidate(
+        each.drafter, each.method, each.checkpoint, ratio, found.chosen(batch),
+        ranged(found.range_of(shares), "times"), taken,
+    )  # fmt: skip
