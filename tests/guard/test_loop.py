@@ -312,14 +312,17 @@ def test_commands_show_and_steer_a_guard(fleet: Fleet) -> None:
     assert "state    standby" in shown
     assert "forced   standby" in shown
     signals = [line.split()[1].strip(":") for line in shown.splitlines() if "signal   " in line]
-    assert set(SIGNALS) <= set(signals)
-    assert len(signals) == len(set(signals))
+    assert signals == sorted(SIGNALS)
     document = json.loads(invoke(fleet, "status", "--json").stdout)
     assert document["mode"] == "standby"
     assert document["seen"]["warm"] is True
     assert invoke(fleet, "release").exit_code == 0
     fleet.turn(guard, 70)
     assert guard.state.mode == "probing"
+    fleet.turn(guard, 1)
+    shown = invoke(fleet, "status").stdout
+    assert "signal   p99: no figure" in shown
+    assert "next     cooldown: a change was made a moment ago" in shown
     told = invoke(fleet, "history").stdout
     assert "a person moved traffic" in told
     entries = json.loads(invoke(fleet, "history", "--json", "--last", "3").stdout)

@@ -15,7 +15,8 @@ import typer
 
 from ..errors import ConfigError
 from ..guard.decide import FORCIBLE
-from ..guard.policy import read
+from ..guard.judge import DOWN
+from ..guard.policy import SIGNALS, read
 from ..guard.store import Store
 from .common import Group, write, write_json
 
@@ -86,9 +87,15 @@ def status(policy: PolicyFile, json_: AsJson = False) -> None:
         lines.append("dry run  nothing is changed")
     if not found["runtime_switch"]:
         lines.append("switch   this engine has none at run time: weak drafting goes to the standby")
-    lines += [f"signal   {text}" for _, text in sorted(found["reasons"].items())]
+    lines += [_reason(name, text) for name, text in sorted(found["reasons"].items())]
     lines += [f"ALERT    {name}: {text}" for name, text in sorted(found["alerts"].items())]
     write("\n".join(lines) + "\n")
+
+
+def _reason(name: str, text: str) -> str:
+    """Return the line of a signal, or of what the guard waits for."""
+    kind = "signal" if name in SIGNALS or name == DOWN else "next"
+    return f"{kind:<8} {text if text.startswith(f'{name} ') else f'{name}: {text}'}"
 
 
 @app.command()

@@ -23,6 +23,8 @@ def decide(state: State, seen: Observation, policy: Policy, now: float) -> Decis
     """
     turn = _Turn(state, seen, policy, now)
     if state.forced is not None:
+        if seen.trouble is None:
+            turn.reasons.update(judge(state, seen, policy, now).reasons)
         turn.obey(state.forced)
         return turn.decision({})
     if seen.trouble is not None:

@@ -19,7 +19,7 @@ class Verdict:
     Attributes:
         bad: those that are bad for as long as the policy says.
         pending: by signal, since when it is bad.
-        reasons: a sentence on each, with its name.
+        reasons: a sentence on each.
         values: the figures that count.
     """
 
@@ -48,10 +48,10 @@ def judge(state: State, seen: Observation, policy: Policy, now: float) -> Verdic
             bad.add(name)
     if DOWN in bad:
         values = {DOWN: 1.0}
-        reasons[DOWN] = "down: neither the engine's metrics nor its model answer"
+        reasons[DOWN] = "neither the engine's metrics nor its model answer"
     for name, signal in policy.signals.items():
         if name not in values:
-            reasons[name] = f"{name} has no figure, or too little traffic for one"
+            reasons[name] = "no figure, or too little traffic for one"
             continue
         way = "below" if signal.falls else "above"
         text = f"{name} is {values[name]:.3g}"
