@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import yaml
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.errors import ConfigError
+from outrider.deploy import advised
+from outrider.deploy.render import render as rendered
+from outrider.deploy.spec import parse
+from outrider.errors import ConfigError, OutriderError
 from outrider.guard import policy
 from outrider.observe.rules import break_even_of
 from outrider.planning import Advice, Situation, advise, read_advice
@@ -116,6 +120,39 @@ def test_a_damaged_document_gets_one_sentence(
     assert text.startswith("advice.json")
     assert text.isprintable()
     assert len(text) < 500
+
+
+SPOILED: tuple[Any, ...] = (
+    None, True, -1, 0, 2**63, 10**400, 0.5, 1e300, float("nan"), "", "4", "\x1b[31m", "a\nb",
+    "\u2028", "\ud800", "x" * 300, [], [1], {}, {"a": 1}, [[1, 1, True]], "--help",
+)  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    pairs = value.items() if isinstance(value, dict) else ()
+    for key, each in enumerate(value) if isinstance(value, list) else pairs:
+        yield from places(each, (*path, key))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_value_anywhere_gets_a_traceback(seed: int, mixed: dict[str, Any]) -> None:
+    rng, everywhere = random.Random(seed), list(places(mixed))[1:]
+    for _ in range(60):
+        document = json.loads(json.dumps(mixed))
+        *path, last = rng.choice(everywhere)
+        owner = document
+        for key in path:
+            owner = owner[key]
+        owner[last] = rng.choice(SPOILED)
+        said = ""
+        try:
+            advice = read_advice(json.dumps(document), "advice.json")
+            made = {**advised.document_of(advice, "vllm", None), "engine": "vllm"}
+            rendered(parse(made)).text()
+        except OutriderError as error:
+            said = str(error)
+        assert said.isprintable()
 
 
 TEXTS = (

@@ -325,6 +325,21 @@ def test_one_setting_that_wins_everywhere_is_served() -> None:
     assert named.serve["drafter"] == "org/other"
 
 
+def test_weights_that_were_measured_are_those_that_are_served() -> None:
+    setting = Setting("model", 4)
+    engine = {"dtype": "bfloat16", "quantization": "int4", "drafter_quantization": "int8"}
+    found = tuning([cell(1, {PLAIN_SETTING: 100, setting: 200})], engine=engine)
+    assert found.serve == {"drafter": "model", "num_speculative_tokens": 4, **engine}
+    assert found.deploy["target"] == {
+        "model": "org/target", "dtype": "bfloat16", "quantization": "int4",
+    }  # fmt: skip
+    text = render(parse({**found.deploy, "engine": "outrider"})).text()
+    assert "--quantization int4" in text
+    assert "--drafter-quantization int8" in text
+    with pytest.raises(ConfigError, match=r"target\.quantization is 'int4'"):
+        render(parse({**found.deploy, "engine": "vllm"}))
+
+
 def test_what_keeps_most_is_served_where_winners_differ() -> None:
     small = {PLAIN_SETTING: 100, MODEL[5]: 200, AUTO: 180}
     large = {PLAIN_SETTING: 300, MODEL[5]: 150, AUTO: 290}

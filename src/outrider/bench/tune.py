@@ -90,7 +90,7 @@ def tune(
         "machine": machine(), "workload": workload.name, "temperature": temperature,
         "max_tokens": max_tokens, "max_tpot": max_tpot,
     }  # fmt: skip
-    return Tuning(str(model), bench.names, bench.folders, drafter, cells, max_tpot, setting)
+    return Tuning(str(model), bench.names, bench.folders, drafter, cells, max_tpot, setting, engine)
 
 
 class Workbench:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, log
 from statistics import fmean, median
 from typing import Any
@@ -94,6 +94,7 @@ class Tuning:
         cells: what was found, by rising batch size.
         max_tpot: seconds that a sequence may wait for a token.
         setting: what it was measured with.
+        engine: options of the engine that it was measured with, such as its weights' quantization.
     """
 
     model: str
@@ -103,6 +104,7 @@ class Tuning:
     cells: Sequence[Tuned]
     max_tpot: float | None
     setting: Mapping[str, Any]
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> Setting:
@@ -174,7 +176,7 @@ class Tuning:
             options["max_draft_nodes"] = best.nodes
         if self.max_num_seqs is not None:
             options["max_num_seqs"] = self.max_num_seqs
-        return options
+        return options | dict(self.engine)
 
     @property
     def deploy(self) -> dict[str, dict[str, Any]]:
@@ -186,7 +188,10 @@ class Tuning:
             if name in self.folders:
                 drafter["model"] = self.folders[name]
             drafter |= {"num_speculative_tokens": longest, "schedule": vllm(self.lengths)}
-        spec = {"target": {"model": self.model}, "drafter": drafter}
+        weights = {n: self.engine[n] for n in ("dtype", "quantization") if n in self.engine}
+        if "model" in drafter and "drafter_quantization" in self.engine:
+            drafter["quantization"] = self.engine["drafter_quantization"]
+        spec = {"target": {"model": self.model, **weights}, "drafter": drafter}
         if self.max_num_seqs is not None:
             spec["limits"] = {"max_num_seqs": self.max_num_seqs}
         return spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,7 +183,7 @@ def _with_drafter(document: dict[str, Any], name: str | None, method: str | None
     if not isinstance(own, dict) or (name is None and method is None):
         return document
     said = {"method": named_method(method, "--method").name} if method else {}
-    named = None if name is None or Path(name).exists() else find_method(name)
+    named = None if name is None or os.path.exists(name) else find_method(name)
     before = find_method(own.get("method"))
     if name is not None and named is None:
         kept = before.name if before and before.checkpoint else suggested_method(name)

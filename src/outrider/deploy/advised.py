@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, shown
@@ -122,7 +122,7 @@ def check_names(document: Mapping[str, Any], advice: Advice, known: Engine) -> N
         name = own.get("model") if isinstance(own, Mapping) else None
         if not isinstance(name, str) or model is None:
             continue
-        if "/" not in name and not Path(name).exists():
+        if "/" not in name and not os.path.exists(name):
             raise ConfigError(
                 f"The advice is about {shown(name)}, which names no checkpoint; give a folder or a "
                 f"hub name with --{part}."

@@ -201,7 +201,13 @@ def _check_formats(spec: Spec, engine: Engine) -> None:
                 f"{name} is {shown(value)}, which {engine.title} {engine.version} does not take; "
                 f"give {choices}."
             )
-    if spec.drafter.quantization is not None and not engine.draft_quantization:
+    drafted = spec.drafter.quantization
+    if drafted is not None and engine.draft_quantization and drafted not in engine.quantizations:
+        raise ConfigError(
+            f"drafter.quantization is {shown(drafted)}, which {engine.title} {engine.version} does "
+            f"not take; give {', '.join(engine.quantizations)}."
+        )
+    if drafted is not None and not engine.draft_quantization:
         raise ConfigError(
             f"{engine.title} {engine.version} has no option for a drafter's quantization; drop it."
         )

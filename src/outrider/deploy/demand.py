@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, no_option, shown
-from ..outside.documents import parse_toml
+from ..outside.documents import parse_json, parse_toml
 from ..planning import Situation
 from ..planning.acceptance import parse_acceptance
 from ..planning.checks import number, whole
@@ -126,10 +125,7 @@ def _document(text: str, source: str) -> Mapping[str, Any]:
     """Return an object of JSON, where the text begins with a brace, or of TOML."""
     if not text.lstrip().startswith("{"):
         return parse_toml(text, source)
-    try:
-        return dict(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} is no JSON object: {error}.") from None
+    return dict(parse_json(text, source, unique=True))
 
 
 def _sections(document: Mapping[str, Any], source: str) -> dict[str, Mapping[str, Any]]:

@@ -1,5 +1,6 @@
 """The table of drafters, and the choice among them."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -94,7 +95,7 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
         return NoSpec()
     if isinstance(option, DrafterSpec):
         return option
-    if isinstance(option, str) and option not in known_specs() and not Path(option).exists():
+    if isinstance(option, str) and option not in known_specs() and not os.path.exists(option):
         method = find_method(option)
         option = method.ours if method and method.ours else option
     named = isinstance(option, str) and not Path(folder_named(option) or option).exists()

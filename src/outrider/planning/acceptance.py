@@ -7,7 +7,7 @@ token: with a chance p at each token it is (p + p^2 + ... + p^K) / K, which ``pe
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -18,6 +18,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, shown
+from ..outside.documents import read_json
+from ..outside.text import printable
 from ..types import Counts
 from .catalogue import data
 from .checks import number
@@ -295,20 +297,17 @@ def read_acceptance(file: Path, drafter: str | None = None) -> Acceptance:
     Raises:
         ConfigError: it cannot be read, has no acceptance, or that of several other drafters.
     """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = type(error).__name__
-        raise ConfigError(f"{file} is no JSON that can be read ({reason}).") from None
+    found = read_json(file, f"The acceptance {printable(file)}")
     runs = found.get("runs", [found]) if isinstance(found, dict) else []
     runs = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
-    source = f"measured: {file.name}"
+    source = f"measured: {printable(file.name)}"
     names = {str(run.get("drafter")) for run in runs if _positions(run)}
     if len(names) > 1:
         runs = [run for run in runs if run.get("drafter") == drafter]
         if not runs:
             raise ConfigError(
-                f"{file} has the acceptance of {', '.join(sorted(names))}; name one as drafter."
+                f"{file} has the acceptance of {printable(', '.join(sorted(names)))}; name one as "
+                "drafter."
             )
     positions = [run for run in runs if _positions(run)]
     if positions:
@@ -341,7 +340,7 @@ def parse_acceptance(text: str, drafter: str | None = None) -> Acceptance:
     Raises:
         ConfigError: it is none of these.
     """
-    if Path(text).is_file():
+    if os.path.isfile(text):
         return read_acceptance(Path(text), drafter)
     rate, at, k = text.partition("@")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, ModelError, shown
+from ..outside.documents import read_json
+from ..outside.text import printable
 
 MOST = 1e15
 """No size of a model is larger."""
@@ -240,20 +242,14 @@ def read_config(name: str) -> dict[str, Any]:
     known = data("models")["model"]
     if name.lower() in known:
         return dict(known[name.lower()])
-    folder = Path(name)
-    file = folder / "config.json" if folder.is_dir() else folder
-    if not file.is_file():
-        if "/" not in name or folder.exists():
+    file = Path(name, "config.json") if os.path.isdir(name) else Path(name)
+    if not os.path.isfile(file):
+        if "/" not in name or os.path.exists(name):
             hint = "give one of docs/planning.md, or a folder with a config.json."
             raise _unknown("model", name, known, hint)
         file = _hub_config(name)
-    try:
-        if file.stat().st_size > LARGEST_CONFIG:
-            raise ModelError(f"{file} is too large for a config.json; give a checkpoint's folder.")
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = type(error).__name__
-        raise ModelError(f"{file} is no config.json that can be read ({reason}).") from None
+    what = f"The config {printable(file)}"
+    found = read_json(file, what, limit=LARGEST_CONFIG, error=ModelError)
     if not isinstance(found, dict):
         raise ModelError(f"{file} holds no config: a JSON object is expected.")
     return found

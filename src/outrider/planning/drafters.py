@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 from .catalogue import Shape, data, shape_of
@@ -55,7 +55,7 @@ def checkpoint_of(asked: str) -> str | None:
     if config is not None:
         found: str | None = config.get("checkpoint")
         return found
-    return asked if "/" in asked or Path(asked).exists() else None
+    return asked if "/" in asked or os.path.exists(asked) else None
 
 
 def head_of(asked: str, target: Shape, method: str) -> str | None:

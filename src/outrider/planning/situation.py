@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,9 +126,9 @@ class Situation:
                 raise ConfigError(f"{name} is {shown(getattr(self, name))}; give shares by name.")
         for size, share in self.concurrency.items():
             whole("concurrency", size, MOST_BATCH)
-            number(f"the share of concurrency {size}", share)
+            number(f"the share of concurrency {shown(size)}", share)
         for task, share in self.tasks.items():
-            number(f"the share of task {task}", share)
+            number(f"the share of task {shown(task)}", share)
         if not isinstance(self.acceptance, Acceptance | None):
             raise ConfigError(
                 f"acceptance is {shown(self.acceptance)}; give one such as of_rate(0.7, 5)."
@@ -163,7 +164,7 @@ class Situation:
             ConfigError: there is none of that name, or what it costs is not known.
         """
         name = str(self.drafter)
-        method = None if Path(name).exists() else find_method(method_of_head(name) or name)
+        method = None if os.path.exists(name) else find_method(method_of_head(name) or name)
         if method is not None:
             if not method.planned or method.name == "draft_model":
                 known = ", ".join(m.name for m in TABLE if m.planned and m.name != "draft_model")
