@@ -251,6 +251,7 @@ def test_family_tokenizer_ratio_and_devices_decide_what_fits() -> None:
 
     lookups = {"suffix", "ngram"}
     assert fits("mixtral-8x7b", tensor_parallel=2) == {"eagle", *lookups}  # not TinyLlama's
+    assert "qwen3-30b-a3b" not in fits("qwen3-32b", tensor_parallel=4)  # by all parameters
     assert fits("qwen3-30b-a3b") == {"eagle3", "qwen3-0.6b", *lookups}  # by active parameters
     qwen = {"qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"}
     assert fits("qwen2.5-32b", tensor_parallel=2) == qwen | lookups

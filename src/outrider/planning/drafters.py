@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .catalogue import Shape, data, shape_of
 
 LARGEST_RATIO = 0.3
-"""A drafter's parameters that a row is multiplied with, over the target's, at most."""
+"""A drafter's parameters over the target's, at most: all, and those that a row is multiplied by."""
 LOOKUPS = ("suffix", "ngram")
 
 
@@ -82,9 +82,15 @@ def fitting(asked: str, target: Shape) -> list[Fitting]:
     tokenizer = models[entry]["tokenizer"] if entry else _tokenizer(target)
     for name, config in models.items():
         same = config["tokenizer"] == tokenizer and "checkpoint" in config and name != entry
-        if same and shape_of(name, config).active <= LARGEST_RATIO * target.active:
+        if same and _small(shape_of(name, config), target):
             found.append(Fitting(name, "draft_model", config["checkpoint"]))
     return found + [Fitting(name, name, None) for name in LOOKUPS]
+
+
+def _small(shape: Shape, target: Shape) -> bool:
+    """Return whether a model is small enough to draft, in memory and in what a row costs."""
+    pairs = ((shape.parameters, target.parameters), (shape.active, target.active))
+    return all(own <= LARGEST_RATIO * whole for own, whole in pairs)
 
 
 def _tokenizer(target: Shape) -> str | None:
