@@ -33,6 +33,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
                "weights_gib"),
     "drafter": ("method", "model", "num_speculative_tokens", "schedule", "required", "adaptive",
                 "tensor_parallel_size", "quantization", "other_vocabulary", "vocab_size",
+                "attention_heads",
                 "weights_gib", "prompt_lookup_min", "prompt_lookup_max"),
     "parallel": ("tensor", "pipeline"),
     "limits": ("max_model_len", "max_num_seqs", "max_num_batched_tokens"),

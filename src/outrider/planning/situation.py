@@ -12,6 +12,7 @@ from ..engine.costs import Costs
 from ..engine.kept_costs import read_costs
 from ..errors import ConfigError, shown
 from ..methods import TABLE, find_method
+from ..outside.text import printable
 from .acceptance import Acceptance, prior
 from .catalogue import (
     Shape,
@@ -128,7 +129,7 @@ class Situation:
             whole("concurrency", size, MOST_BATCH)
             number(f"the share of concurrency {shown(size)}", share)
         for task, share in self.tasks.items():
-            number(f"the share of task {shown(task)}", share)
+            number(f"the share of task {printable(task)}", share)
         if not isinstance(self.acceptance, Acceptance | None):
             raise ConfigError(
                 f"acceptance is {shown(self.acceptance)}; give one such as of_rate(0.7, 5)."
