@@ -19,6 +19,7 @@ from .limits import (
 )  # fmt: skip
 
 LARGEST_GRAMMAR = 2**20
+FORMS = ("json", "regex", "choice", "grammar")
 LONGEST_NUMBER = 20
 """Digits of an id, where it is a text."""
 DEFAULT_MAX_TOKENS = 16
@@ -63,6 +64,8 @@ class StructuredOutputsParams(_Named):
         regex: a regular expression that the whole output matches.
         choice: texts, of which the output is one.
         grammar: a context-free grammar, in Lark's notation or as GBNF (llama.cpp's EBNF).
+        disable_additional_properties: objects of a JSON schema that has ``properties`` and does not
+            say whether there are others have no others; False lets them, as JSON Schema does.
 
     Raises:
         ConfigError: there is none or there are several, or the one is malformed.
@@ -72,9 +75,13 @@ class StructuredOutputsParams(_Named):
     regex: str | None = None
     choice: list[str] | tuple[str, ...] | None = None
     grammar: str | None = None
+    disable_additional_properties: bool = True
 
     def __post_init__(self) -> None:
-        forms = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        if not isinstance(self.disable_additional_properties, bool):
+            name = "disable_additional_properties"
+            refuse(self, name, self.disable_additional_properties, "give True or False")
+        forms = [name for name in FORMS if getattr(self, name) is not None]
         if len(forms) != 1:
             raise ConfigError(
                 f"StructuredOutputsParams has {', '.join(forms) or 'nothing'}; "

@@ -1,11 +1,13 @@
 """Grammars that are too much for the parser end their own request and nobody else's."""
 
 import gc
+import itertools
 import json
 import random
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,12 +140,16 @@ def test_thousands_of_choices(large: Grammars) -> None:
     assert compiled(large, choice=["option 7"]).forced([])
 
 
+def pocket() -> Grammars:
+    return Grammars(TextCodec(Path(PATH)).backend, 4096, frozenset([0]))
+
+
 def test_masks_that_take_long_end_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    codec = TextCodec(Path(PATH))
-    grammars = Grammars(codec.backend, 4096, frozenset([0]))
-    grammar, ids = compiled(grammars, regex="[a-z]+"), codec.encode("self")
+    monkeypatch.setattr(limits, "FEW_ITEMS", 1)
+    grammars = pocket()
+    grammar, ids = compiled(grammars, grammar=JSON), TextCodec(Path(PATH)).encode("{\n")
     (expected,) = grammar.masks([[]])
-    times = iter([0.0, 1.0])  # the first mask is known
+    times = iter([0.0, 1.0, 1.0, 2.0])  # the first mask is known
     monkeypatch.setattr(time, "thread_time", lambda: next(times, 0.0))
     first, behind = grammar.masks([[], ids])
     assert isinstance(behind, str)
@@ -157,7 +163,22 @@ def test_masks_that_take_long_end_their_request(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RequestError, match="takes too long"):
         grammar.copy().masks([[]])
     with pytest.raises(RequestError, match="takes too long"):
-        compiled(grammars, regex="[a-y]+")
+        compiled(grammars, grammar=JSON.replace("true", "yes"))
+
+
+def test_a_busy_machine_refuses_no_grammar(
+    monkeypatch: pytest.MonkeyPatch, large: Grammars
+) -> None:
+    """Where neighbours and page faults lengthen CPU time, work is counted and timed again."""
+    grammar = compiled(large, grammar=JSON)
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))  # a second each call
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {}}}}
+    assert spelled(compiled(large, json=schema), '{"a": [1, {"b": null}]}')
+    times = iter([0.0, 1.0])  # the first mask is slow, the same again is not
+    monkeypatch.setattr(time, "thread_time", lambda: next(times, 1.0))
+    assert spelled(grammar, '{"a":   [1]}')
+    assert next(times, None) is None
 
 
 def test_a_refused_grammar_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,17 +186,18 @@ def test_a_refused_grammar_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     made: list[weakref.ref[Grammar]] = []
 
     class Watched(Grammar):
-        def __init__(self, matcher: LLMatcher, vocab_size: int, ends: list[int]) -> None:
-            super().__init__(matcher, vocab_size, ends)
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
             made.append(weakref.ref(self))
 
     monkeypatch.setattr(limits, "Grammar", Watched)
     monkeypatch.setattr(limits, "SLOWEST_MASK_SECONDS", -1.0)
-    grammars = Grammars(TextCodec(Path(PATH)).backend, 4096, frozenset([0]))
+    monkeypatch.setattr(limits, "FEW_ITEMS", 1)
+    grammars = pocket()
     gc.disable()
     try:
         with pytest.raises(RequestError):
-            compiled(grammars, regex="[a-z]+")
+            compiled(grammars, grammar=JSON)
         assert len(made) == 1
         assert made[0]() is None
     finally:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -14,31 +16,65 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ..errors import RequestError
+from ..errors import ModelError, RequestError
 from ..params import SamplingParams, StructuredOutputsParams
+from ..text.intersection import pieces_of
+from .schemas import held, opened
 
 SLOWEST_MASK_SECONDS = 0.05
-"""Longest time for one mask, which delays all requests; a slower one ends its request.
+"""Longest CPU time for one mask, which delays all requests; a slower one may end its request.
 
-CPU time, so that no output depends on the load of the machine. JSON, code and prose take at most
-10 ms with a vocabulary of 128,000.
+JSON, code and prose take at most 10 ms with a vocabulary of 128,000.
+"""
+FEW_ITEMS = 5_000
+"""The parser's items that a mask may always take, however long: 15 ms at most where it is quiet.
+
+Schemas take some hundreds.
 """
 Mask = NDArray[np.uint8]
 """Allowed tokens, a bit each, the lowest id in the lowest bit: [vocabulary / 8] or more."""
+SCHEMA = re.compile(r"%json\s*(?=\{)")
+"""What stands before a schema in llguidance's dialect of Lark."""
 DEAD_END = "NoExtensionBias"
 """Start of llguidance's error where no token can follow."""
 TOO_SLOW = "a step of the grammar takes too long"
 
 
-def _limits(vocab_size: int) -> LLParserLimits:
+def _limits(items: int) -> LLParserLimits:
     """Return the limits on a parser's work within one mask.
 
-    Items grow with the vocabulary: 0.3 a token for JSON with recursive whitespace, as in llama.cpp.
     Errors are terse because they are logged, and the parser's state contains output.
     """
-    return LLParserLimits(
-        step_max_items=5_000 + vocab_size // 2, max_items_in_row=2_000, verbose_errors=False
-    )
+    return LLParserLimits(step_max_items=items, max_items_in_row=2_000, verbose_errors=False)
+
+
+class _Words:
+    """A tokenizer as llguidance reads it.
+
+    Its own reader takes added tokens like ``<think>`` for special, which no text may contain.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, size: int, ends: list[int]) -> None:
+        pieces = pieces_of(tokenizer, size, "the model")
+        self.tokens = pieces.tokens
+        self.special_token_ids = sorted(pieces.special.union(ends) - {-1})
+        self.eos_token_id = ends[0]
+        self._tokenizer = tokenizer
+        before = self._ids("\n")
+        # Where a space is put before each text, it must not count.
+        self._before = before if before and pieces.tokens[before[0]][:1] == b" " else []
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def __call__(self, text: str) -> list[int]:
+        count = len(self._before)
+        ids = self._ids(f"\n{text}") if count else self._ids(text)
+        return ids[count:] if ids[:count] == self._before else self._ids(text)
 
 
 class Grammars:
@@ -71,13 +107,14 @@ class Grammars:
     def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
         if self._llguidance is None:
             try:
-                self._llguidance = LLTokenizer(
-                    tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._eos
-                )
-            except ValueError as error:
+                words = _Words(tokenizer, self._vocab_size, self._eos)
+                self._llguidance = LLTokenizer(words, eos_token=self._eos)
+            except (ValueError, ModelError):
                 raise RequestError(
-                    f"this model's tokenizer cannot be used for structured_outputs: {error}."
+                    "this model's tokenizer cannot be used for structured_outputs: "
+                    "it is neither byte-level nor SentencePiece."
                 ) from None
+            words.tokens = []  # they have been read
         return self._llguidance
 
     def compile(self, params: SamplingParams) -> Grammar | None:
@@ -100,13 +137,18 @@ class Grammars:
             return compiled.copy()
         vocabulary = self._vocabulary(self._tokenizer)
         name, text = _source(form)
-        matcher = LLMatcher(vocabulary, text, limits=_limits(self._vocab_size), log_level=0)
+
+        def parser(items: int) -> LLMatcher:
+            return LLMatcher(vocabulary, text, limits=_limits(items), log_level=0)
+
+        # JSON with recursive whitespace, as llama.cpp has it, takes 0.3 items a token.
+        matcher = parser(FEW_ITEMS + self._vocab_size // 2)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())
             raise RequestError(
                 f"structured_outputs.{name} cannot be used: {reason[:300]}; correct it."
             )
-        grammar = Grammar(matcher, self._vocab_size, self._eos)
+        grammar = Grammar(matcher, partial(parser, FEW_ITEMS), self._vocab_size, self._eos)
         (mask,) = grammar.masks([[]])
         if isinstance(mask, np.ndarray) and not mask.any():
             raise RequestError(
@@ -124,7 +166,10 @@ def _source(form: StructuredOutputsParams) -> tuple[str, str]:
         RequestError: the grammar is neither Lark's notation nor GBNF.
     """
     if form.json is not None:
-        return "json", grammar_from("json", str(form.json))
+        schema = json.loads(str(form.json))
+        if not form.disable_additional_properties:
+            schema = opened(schema)
+        return "json", grammar_from("json", json.dumps(held(schema)))
     if form.regex is not None:
         return "regex", grammar_from("regex", form.regex)
     if form.choice is not None:
@@ -132,11 +177,24 @@ def _source(form: StructuredOutputsParams) -> tuple[str, str]:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in form.choice)
         return "choice", grammar_from("grammar", f"start: CHOICE\nCHOICE: {texts}")
     try:
-        return "grammar", grammar_from("grammar", str(form.grammar))
+        return "grammar", grammar_from("grammar", _with_schemas_held(str(form.grammar)))
     except ValueError as error:
         raise RequestError(
             f"structured_outputs.grammar cannot be used: {error}; correct it."
         ) from None
+
+
+def _with_schemas_held(grammar: str) -> str:
+    """Return a grammar with outputs held to its schemas as to those of ``json``."""
+    parts, at = [], 0
+    for found in SCHEMA.finditer(grammar):
+        if found.start() < at:
+            continue  # within another schema
+        with suppress(ValueError, RecursionError):  # which the parser explains
+            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
+            parts += [grammar[at : found.end()], json.dumps(held(schema))]
+            at = end
+    return "".join([*parts, grammar[at:]])
 
 
 def _failed(reason: str) -> str:
@@ -157,10 +215,23 @@ class Grammar:
 
     A parser that fails stays failed. If drafted tokens made it fail, that must not reach the
     output: a new parser takes the committed tokens and goes on.
+
+    Args:
+        matcher: the parser at its start.
+        sparing: returns one that gives up beyond ``FEW_ITEMS``.
+        vocab_size: the model's.
+        ends: ids of the model's ends of a text.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: list[int]) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        sparing: Callable[[], LLMatcher],
+        vocab_size: int,
+        ends: list[int],
+    ) -> None:
         self._begin = matcher
+        self._sparing = sparing
         self._matcher = matcher.deep_copy()
         self._vocab_size = vocab_size
         self._ends = ends
@@ -171,7 +242,7 @@ class Grammar:
 
     def copy(self) -> Grammar:
         """Return the same grammar at its start, for another sample."""
-        return Grammar(self._begin, self._vocab_size, self._ends)
+        return Grammar(self._begin, self._sparing, self._vocab_size, self._ends)
 
     def advance(self, output: Sequence[int]) -> None:
         """Take in the committed ``output``, which only grows from call to call.
@@ -204,16 +275,35 @@ class Grammar:
             raise RequestError(_failed(self._matcher.get_error()))
         return None if error.startswith(DEAD_END) else _failed(error)
 
-    def _mask(self) -> Mask:
-        """Return the tokens that may come next."""
+    def _mask(self, path: list[int]) -> Mask:
+        """Return the tokens that may come next, behind the ``path`` that the parser has taken."""
         begin = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._slow = time.thread_time() - begin > SLOWEST_MASK_SECONDS
+        if time.thread_time() - begin > SLOWEST_MASK_SECONDS:
+            self._slow = self._is_slow(path)
         # At a dead end llguidance offers EOS, though the output is not complete.
         ends = sum(int(bits[id // 8]) >> id % 8 & 1 for id in self._ends)
         if np.bitwise_count(bits).sum() == ends and not self._matcher.is_accepting():
             return np.zeros_like(bits)
         return bits
+
+    def _is_slow(self, path: list[int]) -> bool:
+        """Return whether the mask behind ``path`` takes too long by itself.
+
+        Page faults and neighbours lengthen CPU time, too. So few items are never too many, and more
+        of them are timed again.
+        """
+        output = [*self._committed, *path]
+        sparing = self._sparing()
+        if sparing.consume_tokens(output):
+            sparing.compute_bitmask()
+        if not sparing.is_error():
+            return False
+        again = self._begin.deep_copy()
+        again.consume_tokens(output)
+        begin = time.thread_time()
+        again.compute_bitmask()
+        return time.thread_time() - begin > SLOWEST_MASK_SECONDS
 
     def masks(self, paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
         """Return the tokens that may come after each of ``paths`` of drafted tokens.
@@ -231,7 +321,7 @@ class Grammar:
                 masks.append(self._known[key])
                 continue
             taken = self._matcher.try_consume_tokens(list(path))
-            mask = self._mask() if taken == len(path) else None
+            mask = self._mask(list(path)) if taken == len(path) else None
             stopped, failure = self._matcher.is_error(), self._recover()
             if taken and not stopped:
                 self._matcher.rollback(taken)

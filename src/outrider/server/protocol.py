@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import ConfigError, shown
 from ..limits import LARGEST_INT, REQUEST, SAMPLING
-from ..params import DEFAULT_MAX_TOKENS, LONGEST_NUMBER, SamplingParams
+from ..params import DEFAULT_MAX_TOKENS, FORMS, LONGEST_NUMBER, SamplingParams
 from .errors import Refusal
 from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 from .shapes import (
@@ -32,7 +32,6 @@ from .shapes import (
 
 MOST_SAMPLES = 256
 FORM = "structured_outputs"
-FORMS = ("json", "regex", "choice", "grammar")
 
 REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
 """Ids that a client may give a request: no character that could break a line of the log."""

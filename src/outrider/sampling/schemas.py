@@ -1,0 +1,320 @@
+"""JSON schemas as outputs are held to them: objects closed, blanks bounded, no dead ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from ..errors import RequestError
+
+Schema = Any
+"""A JSON schema: a dict, or true or false."""
+BLANKS = r"( |\n{1,2}[ \t]{0,32})"
+"""Blanks between two tokens of JSON: a space, or a line break or two and the next line's indent."""
+MOST_STEPS = 1_000_000
+"""Parts of a schema that are visited and characters of keys that are added, references followed."""
+MOST_TRIES = 64
+"""Patterns of a schema that are tried for whether they leave a key."""
+FUEL = 100_000
+"""The parser's work for one pattern, about 2 ms."""
+QUOTE = ord('"')
+BRANCHES = ("anyOf", "oneOf")
+IN_PLACE = ("allOf", *BRANCHES)
+"""Keywords with lists of schemas for the value itself."""
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+LISTS = ("items", "prefixItems")
+SINGLE = ("items", "additionalItems", "additionalProperties")
+"""Keywords with schemas for parts of the value. There are none to close behind ``not``."""
+OPENINGS = ("additionalProperties", "unevaluatedProperties")
+
+
+def opened(schema: Schema) -> Schema:
+    """Return the schema with open objects where it says nothing, as JSON Schema is read."""
+    if not isinstance(schema, dict):
+        return schema
+    made = _rebuilt(schema, opened)
+    for keyword in IN_PLACE:
+        if isinstance(made.get(keyword), list):
+            made[keyword] = [*map(opened, made[keyword])]
+    if _shaped(schema) and not any(keyword in schema for keyword in OPENINGS):
+        made["additionalProperties"] = True
+    return made
+
+
+def held(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema that an output is held to.
+
+    Objects with ``properties`` or ``patternProperties`` that say nothing of other keys have none,
+    as if ``unevaluatedProperties`` were false. Blanks between tokens are bounded unless the
+    schema's own ``x-guidance`` gives a pattern. What can have no key is false.
+
+    Raises:
+        RequestError: the schema is too large with its references followed, or too deep.
+    """
+    closer = _Closer(schema)
+    try:
+        made = closer.close(schema)
+        if closer.made:
+            definitions = made.get("$defs")
+            made["$defs"] = (definitions if isinstance(definitions, dict) else {}) | closer.made
+        made = _without_dead_ends(made, iter(range(MOST_TRIES)))
+    except RecursionError:
+        raise RequestError("the schema nests too deep; flatten it.") from None
+    own = made.get("x-guidance", {})
+    if isinstance(own, dict) and own.get("whitespace_flexible", True):
+        made["x-guidance"] = {"whitespace_pattern": BLANKS} | own
+    return dict(made)
+
+
+def _shaped(schema: dict[str, Any]) -> bool:
+    return any(isinstance(schema.get(k), dict) for k in ("properties", "patternProperties"))
+
+
+def _rebuilt(schema: dict[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
+    """Return the schema with ``change`` made to the schemas for parts of its value."""
+    made = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in MAPS and isinstance(value, dict):
+            made[keyword] = {name: change(part) for name, part in value.items()}
+        elif keyword in LISTS and isinstance(value, list):
+            made[keyword] = [*map(change, value)]
+        elif keyword in SINGLE:
+            made[keyword] = change(value)
+    return made
+
+
+def _listed(schema: dict[str, Any], keyword: str) -> list[Any]:
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []
+
+
+@dataclass
+class _Keys:
+    """What schemas for one value say of an object's keys.
+
+    Args:
+        names, patterns: those that they know, in order; all values are True.
+        shaped: one of them describes an object.
+        open: one of them says that there are other keys.
+    """
+
+    names: dict[str, bool] = field(default_factory=dict)
+    patterns: dict[str, bool] = field(default_factory=dict)
+    shaped: bool = False
+    open: bool = False
+
+    def __or__(self, other: _Keys) -> _Keys:
+        return _Keys(
+            self.names | other.names,
+            self.patterns | other.patterns,
+            self.shaped or other.shaped,
+            self.open or other.open,
+        )
+
+
+NO_KEYS = _Keys()
+
+
+class _Closer:
+    """Closes the objects of one schema.
+
+    ``additionalProperties`` knows only the properties beside it. So the parts of an intersection
+    (``allOf``, ``$ref`` and what stands beside them) stay open, and the whole is closed with the
+    names of all. Each branch of a union (``anyOf``, ``oneOf``) is closed with the names beside it.
+
+    Args:
+        root: where references begin.
+    """
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._steps = MOST_STEPS
+        self._names: dict[int, str] = {}
+        self.made: dict[str, Schema] = {}
+        """Open copies of definitions, for references within intersections."""
+
+    def close(self, schema: Schema, beside: _Keys = NO_KEYS) -> Schema:
+        """Return the schema with its objects closed.
+
+        Args:
+            beside: keys that schemas for the same value know.
+
+        Raises:
+            RequestError: there is too much of it.
+        """
+        if not isinstance(schema, dict):
+            return schema
+        if "discriminator" in schema and "anyOf" not in schema:
+            # The branches differ in a key: no value fits two, and so it is an anyOf.
+            schema = {"anyOf" if k == "oneOf" else k: v for k, v in schema.items()}
+        every, reference = _listed(schema, "allOf"), schema.get("$ref")
+        unions = {k: _listed(schema, k) for k in BRANCHES if k in schema}
+        own = self._own(schema) | beside
+        if own == NO_KEYS and not unions and len(every) + (reference is not None) == 1:
+            made = self._parts(schema)  # a definition is closed where it stands
+            return made | {"allOf": [*map(self.close, every)]} if every else made
+        keys = own | self._all(every) | self._referred(reference)
+        made = self._in_place(self._parts(schema))
+        if keys.open or "additionalProperties" in schema:
+            return made
+        if unions:
+            for keyword, branches in unions.items():
+                others = [self._all(v) for k, v in unions.items() if k != keyword]
+                known = keys | others[0] if others else keys
+                made[keyword] = [self.close(branch, known) for branch in branches]
+            return made
+        kinds = schema.get("type", "object")
+        if not keys.shaped or "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+            return made
+        for keyword, known in (("properties", keys.names), ("patternProperties", keys.patterns)):
+            self._spend(sum(map(len, known)))
+            if known:
+                made[keyword] = made.get(keyword, {}) | {
+                    name: True for name in known if name not in made.get(keyword, {})
+                }
+        made["additionalProperties"] = False
+        return made
+
+    def _parts(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema with the objects in the parts of its value closed."""
+        self._spend(1)
+        made = _rebuilt(schema, self.close)
+        if isinstance(made.get("unevaluatedProperties"), bool):
+            del made["unevaluatedProperties"]  # the grammar does not know it
+        return made
+
+    def _open(self, schema: Schema) -> Schema:
+        """Return the schema with its own keys open and the objects in its parts closed."""
+        return self._in_place(self._parts(schema)) if isinstance(schema, dict) else schema
+
+    def _in_place(self, made: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema with open keys in the others for the same value."""
+        for keyword in IN_PLACE:
+            if isinstance(made.get(keyword), list):
+                made[keyword] = [*map(self._open, made[keyword])]
+        target = self._target(made.get("$ref"))
+        if isinstance(target, dict):
+            if id(target) not in self._names:
+                known = self._root.get("$defs")
+                name = f"open{len(self._names)}"
+                while isinstance(known, dict) and name in known:
+                    name += "_"
+                self._names[id(target)] = name
+                self.made[name] = self._open(target)
+            made["$ref"] = f"#/$defs/{self._names[id(target)]}"
+        return made
+
+    def _own(self, schema: dict[str, Any]) -> _Keys:
+        """Return the keys that a schema itself knows."""
+        rest = [schema[keyword] for keyword in OPENINGS if keyword in schema]
+        found = _Keys(shaped=_shaped(schema) or bool(rest), open=any(r is not False for r in rest))
+        for keyword, known in (("properties", found.names), ("patternProperties", found.patterns)):
+            if isinstance(schema.get(keyword), dict):
+                known.update(dict.fromkeys(schema[keyword], True))
+        found.names |= {n: True for n in _listed(schema, "required") if isinstance(n, str)}
+        self._spend(1 + len(found.names) + len(found.patterns))
+        return found
+
+    def _all(self, schemas: list[Schema], seen: tuple[int, ...] = ()) -> _Keys:
+        """Return the keys that schemas know, with all that they name for the same value."""
+        found = _Keys()
+        for schema in schemas:
+            if isinstance(schema, dict):
+                found = found | self._own(schema) | self._referred(schema.get("$ref"), seen)
+                for keyword in IN_PLACE:
+                    found = found | self._all(_listed(schema, keyword), seen)
+                self._spend(len(found.names))
+        return found
+
+    def _referred(self, reference: Any, seen: tuple[int, ...] = ()) -> _Keys:
+        """Return the keys that a reference's definition knows, or its readers do already."""
+        target = self._target(reference)
+        if reference is None or id(target) in seen:
+            return NO_KEYS
+        # What cannot be found may have any keys.
+        return _Keys(open=True) if target is None else self._all([target], (*seen, id(target)))
+
+    def _target(self, reference: Any) -> Schema:
+        """Return what a reference names within the schema, None if nothing."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        found: Any = self._root
+        for part in _pointer(reference):
+            if isinstance(found, dict) and part in found:
+                found = found[part]
+            elif isinstance(found, list) and part in map(str, range(len(found))):
+                found = found[int(part)]
+            else:
+                return None
+        return found if isinstance(found, dict | bool) else None
+
+    def _spend(self, steps: int) -> None:
+        self._steps -= steps
+        if self._steps < 0:
+            raise RequestError(
+                "the schema is too large with its references followed; give a smaller one."
+            )
+
+
+def _pointer(reference: str) -> Iterator[str]:
+    """Yield the parts of a reference's JSON pointer."""
+    path = unquote(reference[1:])
+    if path not in ("", "/"):
+        for part in path.removeprefix("/").split("/"):
+            yield part.replace("~1", "/").replace("~0", "~")
+
+
+def _without_dead_ends(schema: Schema, tries: Iterator[int]) -> Schema:
+    """Return the schema with false for patterns, and for other keys, that no key is left for.
+
+    A grammar would let a comma come before such a key, and then nothing.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    made = _rebuilt(schema, lambda part: _without_dead_ends(part, tries))
+    for keyword in IN_PLACE:
+        if isinstance(made.get(keyword), list):
+            made[keyword] = [_without_dead_ends(part, tries) for part in made[keyword]]
+    patterns, names = made.get("patternProperties"), made.get("properties", {})
+    if not isinstance(patterns, dict) or not isinstance(names, dict):
+        return made
+    made["patternProperties"] = {
+        pattern: value is not False and _has_key(names, {pattern: True}, False, tries) and value
+        for pattern, value in patterns.items()
+    }
+    rest = made.get("additionalProperties", True)
+    if rest is not False and not _has_key(names, dict.fromkeys(patterns, False), True, tries):
+        made["additionalProperties"] = False
+    return made
+
+
+def _has_key(
+    names: dict[str, Any], patterns: dict[str, bool], rest: bool, tries: Iterator[int]
+) -> bool:
+    """Return whether an object can have a key that is not named; True if that is not known."""
+    if next(tries, None) is None:
+        return True
+    schema = {
+        "type": "object", "properties": dict.fromkeys(names, False),
+        "patternProperties": patterns, "additionalProperties": rest,
+        # A key may also be spelled by codes, which patterns do not see.
+        "x-guidance": {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'},
+    }  # fmt: skip
+    limits = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
+    grammar = grammar_from("json", json.dumps(schema))
+    matcher = LLMatcher(_octets(), grammar, limits=limits, log_level=0)
+    if matcher.is_error() or not matcher.consume_token(ord("{")):
+        return True  # it is said where the whole schema is read
+    mask = matcher.compute_bitmask()
+    return bool(mask[QUOTE // 8] >> QUOTE % 8 & 1)
+
+
+@lru_cache(maxsize=1)
+def _octets() -> LLTokenizer:
+    return LLTokenizer("byte")
