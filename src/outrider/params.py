@@ -78,9 +78,9 @@ class StructuredOutputsParams(_Named):
     disable_additional_properties: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.disable_additional_properties, bool):
-            name = "disable_additional_properties"
-            refuse(self, name, self.disable_additional_properties, "give True or False")
+        closes: Any = self.disable_additional_properties
+        if not isinstance(closes, bool):
+            refuse(self, "disable_additional_properties", closes, "give True or False")
         forms = [name for name in FORMS if getattr(self, name) is not None]
         if len(forms) != 1:
             raise ConfigError(

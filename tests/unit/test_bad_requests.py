@@ -72,7 +72,11 @@ class Impure:
         ({"logits_processors": [Impure()]}, "it must be a pure function"),
         ({"logits_processors": [nothing]}, "options leave no token to sample"),
         (
-            {"structured_outputs": {"choice": ["a"]}, "min_tokens": 8, "ignore_eos": False},
+            {
+                "structured_outputs": {"choice": ["a"]},
+                "allowed_token_ids": [5],
+                "ignore_eos": False,
+            },
             "options leave no token to sample",
         ),
     ],
@@ -91,6 +95,20 @@ def test_a_failing_request_leaves_its_neighbours_alone(
     assert not llm.engine.has_work
     check_engine(llm.engine)
     assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_usable
+
+
+@pytest.mark.parametrize("form", [{"choice": ["the", "fox"]}, {"regex": "[a-d]{3}"}])
+def test_a_form_completed_before_min_tokens_ends(llm: LLM, form: dict[str, Any]) -> None:
+    few = replace(BASE, structured_outputs=form, ignore_eos=False, max_tokens=20)
+    for options in ({}, {"presence_penalty": 0.5}, {"bad_words": ["a b"]}, {"logprobs": 1}):
+        expected, held = (
+            llm.generate("the quick", replace(few, min_tokens=least, **options))[0].outputs[0]
+            for least in (0, 12)
+        )
+        assert (held.text, held.token_ids) == (expected.text, expected.token_ids)
+        assert (held.finish_reason, held.stop_reason) == ("stop", None)
+    longer = replace(few, structured_outputs={"regex": "[a-d]+"}, min_tokens=12)
+    assert len(llm.generate("the quick", longer)[0].outputs[0].token_ids) >= 12
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ class NativePipeline(SequencePipeline):
     def __init__(self, request: RequestPipeline, sample: int, step: Library) -> None:
         super().__init__(request)
         params = request.params
+        least = 0 if self.has_grammar else params.min_tokens  # else its masks see to it
         self.vocab_size = request.vocab_size
         self._late = bool(params.logits_processors)
         # Raw logits may need no processing at all.
@@ -35,7 +36,7 @@ class NativePipeline(SequencePipeline):
             not (params.greedy or (params.temperature, params.top_p, params.min_p) == (1, 1, 0))
             or params.penalises
             or params.top_k > 0
-            or params.min_tokens > 0
+            or least > 0
             or bool(params.logit_bias)
             or request.banned is not None
         )
@@ -53,13 +54,13 @@ class NativePipeline(SequencePipeline):
             vocabulary=request.vocab_size,
             sample=sample,
             prompt_length=len(self._prompt),
-            min_tokens=params.min_tokens,
+            min_tokens=least,
             penalises=params.penalises,
         )
         self.handle = step.new_pipeline(
             options,
             request.banned,
-            request.ends.tolist() if params.min_tokens else (),
+            request.ends.tolist() if least else (),
             params.logit_bias or {},
             self._prompt if params.penalises else (),
         )

@@ -12,7 +12,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance import (
+    LLMatcher,
+    LLParserLimits,
+    LLTokenizer,
+    TokenizerWrapper,
+    grammar_from,
+)
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -48,28 +54,26 @@ def _limits(items: int) -> LLParserLimits:
     return LLParserLimits(step_max_items=items, max_items_in_row=2_000, verbose_errors=False)
 
 
-class _Words:
+class _Words(TokenizerWrapper):
     """A tokenizer as llguidance reads it.
 
     Its own reader takes added tokens like ``<think>`` for special, which no text may contain.
     """
 
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
     def __init__(self, tokenizer: Tokenizer, size: int, ends: list[int]) -> None:
         pieces = pieces_of(tokenizer, size, "the model")
+        self.is_tokenizer_wrapper = True
         self.tokens = pieces.tokens
         self.special_token_ids = sorted(pieces.special.union(ends) - {-1})
-        self.eos_token_id = ends[0]
-        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id = ends[0], None
+        self._tokenizer, self._size = tokenizer, size
         before = self._ids("\n")
         # Where a space is put before each text, it must not count.
         self._before = before if before and pieces.tokens[before[0]][:1] == b" " else []
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [id for id in ids if id < self._size]
 
     def __call__(self, text: str) -> list[int]:
         count = len(self._before)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ..errors import RequestError
@@ -134,12 +135,31 @@ class SequencePipeline:
     def masks(self, tokens: list[int], paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
         """Return the tokens that the grammar allows behind ``paths``, see ``Grammar.masks``.
 
+        They end no output before ``min_tokens``, unless its form is complete.
+
         Raises:
             RequestError: its parser gave up on the committed tokens.
         """
         assert self._grammar is not None
-        self._grammar.advance(tokens[len(self._prompt) :])
-        return self._grammar.masks(paths)
+        output = tokens[len(self._prompt) :]
+        self._grammar.advance(output)
+        masks = self._grammar.masks(paths)
+        missing = self._pipeline.params.min_tokens - len(output)
+        if missing > 0:
+            masks = [
+                self._going_on(mask)
+                if isinstance(mask, np.ndarray) and len(path) < missing
+                else mask
+                for mask, path in zip(masks, paths, strict=True)
+            ]
+        return masks
+
+    def _going_on(self, mask: Mask) -> Mask:
+        """Return a mask without what ends the output, or the mask where the form is complete."""
+        going_on = mask.copy()
+        for id in self._pipeline.ends.tolist():
+            going_on[id // 8] &= ~np.uint8(1 << id % 8)
+        return going_on if going_on.any() else mask
 
     def _ban_and_bias(
         self, logits: torch.Tensor, tokens: list[int], paths: list[list[int]]
@@ -147,7 +167,8 @@ class SequencePipeline:
         pipeline = self._pipeline
         if pipeline.banned is not None:
             logits.masked_fill_(pipeline.banned, NEVER)
-        self._keep_going(logits, len(tokens) - len(self._prompt), paths)
+        if not self.has_grammar:  # else its masks do
+            self._keep_going(logits, len(tokens) - len(self._prompt), paths)
         if len(pipeline.bias_ids):
             logits.index_add_(1, pipeline.bias_ids, pipeline.bias.expand(len(paths), -1))
 

@@ -17,10 +17,14 @@ Schema = Any
 """A JSON schema: a dict, or true or false."""
 BLANKS = r"( |\n{1,2}[ \t]{0,32})"
 """Blanks between two tokens of JSON: a space, or a line break or two and the next line's indent."""
-MOST_STEPS = 1_000_000
-"""Parts of a schema that are visited and characters of keys that are added, references followed."""
+MOST_STEPS = 100_000
+"""Parts of a schema that are visited and keys that are added, with references followed."""
+LONG = 16
+"""Characters of a key that count as a step."""
 MOST_TRIES = 64
 """Patterns of a schema that are tried for whether they leave a key."""
+MOST_NAMES = 256
+"""Properties beside patterns that are tried."""
 FUEL = 100_000
 """The parser's work for one pattern, about 2 ms."""
 QUOTE = ord('"')
@@ -160,24 +164,25 @@ class _Closer:
             made = self._parts(schema)  # a definition is closed where it stands
             return made | {"allOf": [*map(self.close, every)]} if every else made
         keys = own | self._all(every) | self._referred(reference)
-        made = self._in_place(self._parts(schema))
-        if keys.open or "additionalProperties" in schema:
+        is_said = keys.open or "additionalProperties" in schema
+        made = self._in_place(self._parts(schema), IN_PLACE if is_said else ("allOf",))
+        if is_said:
             return made
         if unions:
             for keyword, branches in unions.items():
-                others = [self._all(v) for k, v in unions.items() if k != keyword]
-                known = keys | others[0] if others else keys
+                known = keys
+                for other in unions.keys() - {keyword}:
+                    known = known | self._all(unions[other])
                 made[keyword] = [self.close(branch, known) for branch in branches]
             return made
         kinds = schema.get("type", "object")
         if not keys.shaped or "object" not in (kinds if isinstance(kinds, list) else [kinds]):
             return made
-        for keyword, known in (("properties", keys.names), ("patternProperties", keys.patterns)):
-            self._spend(sum(map(len, known)))
-            if known:
-                made[keyword] = made.get(keyword, {}) | {
-                    name: True for name in known if name not in made.get(keyword, {})
-                }
+        for keyword, names in (("properties", keys.names), ("patternProperties", keys.patterns)):
+            self._spend(sum(map(len, names)) // LONG + len(names))
+            said = made.get(keyword, {})
+            if names and isinstance(said, dict):  # what else it is the parser explains
+                made[keyword] = said | {name: True for name in names if name not in said}
         made["additionalProperties"] = False
         return made
 
@@ -193,9 +198,11 @@ class _Closer:
         """Return the schema with its own keys open and the objects in its parts closed."""
         return self._in_place(self._parts(schema)) if isinstance(schema, dict) else schema
 
-    def _in_place(self, made: dict[str, Any]) -> dict[str, Any]:
+    def _in_place(
+        self, made: dict[str, Any], keywords: tuple[str, ...] = IN_PLACE
+    ) -> dict[str, Any]:
         """Return the schema with open keys in the others for the same value."""
-        for keyword in IN_PLACE:
+        for keyword in keywords:
             if isinstance(made.get(keyword), list):
                 made[keyword] = [*map(self._open, made[keyword])]
         target = self._target(made.get("$ref"))
@@ -271,7 +278,7 @@ def _pointer(reference: str) -> Iterator[str]:
 
 
 def _without_dead_ends(schema: Schema, tries: Iterator[int]) -> Schema:
-    """Return the schema with false for patterns, and for other keys, that no key is left for.
+    """Return the schema without patterns, and other keys, that no key is left for.
 
     A grammar would let a comma come before such a key, and then nothing.
     """
@@ -282,24 +289,46 @@ def _without_dead_ends(schema: Schema, tries: Iterator[int]) -> Schema:
         if isinstance(made.get(keyword), list):
             made[keyword] = [_without_dead_ends(part, tries) for part in made[keyword]]
     patterns, names = made.get("patternProperties"), made.get("properties", {})
-    if not isinstance(patterns, dict) or not isinstance(names, dict):
+    if not isinstance(patterns, dict) or not isinstance(names, dict) or len(names) > MOST_NAMES:
         return made
-    made["patternProperties"] = {
-        pattern: value is not False and _has_key(names, {pattern: True}, False, tries) and value
-        for pattern, value in patterns.items()
-    }
-    rest = made.get("additionalProperties", True)
-    if rest is not False and not _has_key(names, dict.fromkeys(patterns, False), True, tries):
+    left = dict(patterns)
+    for pattern, value in patterns.items():
+        if value is False or next(tries, None) is None or _has_key(names, {pattern: True}, False):
+            continue
+        del left[pattern]
+        for name in filter(_matching(pattern), names):
+            names = names | {name: {"allOf": [names[name], value]}}
+    if len(left) < len(patterns):
+        made |= {"properties": names, "patternProperties": left}
+    said = made.get("additionalProperties", True)
+    tried = patterns and said is not False and next(tries, None) is not None
+    if tried and not _has_key(names, dict.fromkeys(patterns, False), True):
         made["additionalProperties"] = False
     return made
 
 
-def _has_key(
-    names: dict[str, Any], patterns: dict[str, bool], rest: bool, tries: Iterator[int]
-) -> bool:
+def _has_key(names: dict[str, Any], patterns: dict[str, bool], rest: bool) -> bool:
     """Return whether an object can have a key that is not named; True if that is not known."""
-    if next(tries, None) is None:
-        return True
+    matcher = _object(names, patterns, rest)
+    if matcher.is_error():
+        return True  # it is said where the whole schema is read
+    mask = matcher.compute_bitmask()
+    return bool(mask[QUOTE // 8] >> QUOTE % 8 & 1)
+
+
+def _matching(pattern: str) -> Callable[[str], bool]:
+    """Return the function of whether the pattern matches a name."""
+    begin = _object({}, {pattern: True}, False)
+
+    def matches(name: str) -> bool:
+        key = list(f"{json.dumps(name, ensure_ascii=False)}:".encode(errors="replace"))
+        return bool(begin.deep_copy().try_consume_tokens(key) == len(key))
+
+    return matches
+
+
+def _object(names: dict[str, Any], patterns: dict[str, bool], rest: bool) -> LLMatcher:
+    """Return a parser of objects in which no key is named, behind the opening brace."""
     schema = {
         "type": "object", "properties": dict.fromkeys(names, False),
         "patternProperties": patterns, "additionalProperties": rest,
@@ -309,10 +338,8 @@ def _has_key(
     limits = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
     grammar = grammar_from("json", json.dumps(schema))
     matcher = LLMatcher(_octets(), grammar, limits=limits, log_level=0)
-    if matcher.is_error() or not matcher.consume_token(ord("{")):
-        return True  # it is said where the whole schema is read
-    mask = matcher.compute_bitmask()
-    return bool(mask[QUOTE // 8] >> QUOTE % 8 & 1)
+    matcher.consume_token(ord("{"))
+    return matcher
 
 
 @lru_cache(maxsize=1)
