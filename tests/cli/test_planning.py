@@ -85,7 +85,7 @@ def test_acceptance_and_costs_are_measured_on_a_sample(
         (("advise", "llama-3.1-8b", "--hardware", "abacus"), "no device 'abacus'"),
         (("advise", "llama-3.1-8b", "--acceptance", "1.4@5"), "from 0 to 1"),
         (("advise", "llama-3.1-8b", "--acceptance", "0.7@5"), "is that of one drafter"),
-        (("advise", "llama-3.1-8b", "--drafter", "mtp"), "depend on its checkpoint"),
+        (("advise", "llama-3.1-8b", "--drafter", "mtp"), "not known by its name"),
         (("advise", "llama-3.1-8b", "--price", "-1"), "price is -1"),
         (("advise", "llama-3.1-8b", "--concurrency", "many"), "--concurrency is 'many'"),
         (("advise", "llama-3.1-8b", "--tasks", "code=x"), "--tasks is 'code=x'"),

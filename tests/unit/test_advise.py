@@ -309,9 +309,9 @@ def test_drafters_have_the_names_of_the_one_table(name: str) -> None:
     assert found.deployment.method == method
 
 
-@pytest.mark.parametrize("name", ["mtp", "draft_model", "dflash"])
+@pytest.mark.parametrize("name", ["mtp", "draft_model", "dflash", "none"])
 def test_a_method_that_costs_what_its_checkpoint_costs_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="costs depend on its checkpoint"):
+    with pytest.raises(ConfigError, match="costs are not known by its name"):
         asked("llama-3-8b", name)
 
 

@@ -216,6 +216,7 @@ def test_auto_finds_the_drafter_below_or_beside_the_target(
     below = make_checkpoint(target / "drafter", "llama", num_hidden_layers=1)
     assert at_hand() == [("model", below), ("suffix", None)]
     assert find_drafter("model", target).folder == below
+    assert find_drafter("draft-model", target).folder == below  # as other engines spell it
     assert find_drafter("model+ngram", target).name == "model+ngram"
     with pytest.raises(ConfigError, match="joins none, or a drafter to itself"):
         find_drafter("ngram+ngram", target)

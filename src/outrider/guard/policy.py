@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import ConfigError, no_option, shown
 from ..outside.documents import read_toml
-from ..planning.saved import load_advice
 from .checks import check
 
 WITH_SWITCH = ("outrider",)
@@ -232,6 +231,8 @@ def parse(document: Mapping[str, Any], where: str = "The policy", beside: Path =
 
 def _advised(file: Path, where: str) -> Signal:
     """Return the limits of acceptance by an advice: below break-even, drafting costs more."""
+    from ..planning.saved import load_advice  # it loads much, and few policies name one
+
     even = load_advice(file, f"{where}: the advice").break_even
     if even is None:
         raise ConfigError(

@@ -170,8 +170,8 @@ class Situation:
             if not method.planned or method.name == "draft_model":
                 known = ", ".join(m.name for m in TABLE if m.planned and m.name != "draft_model")
                 raise ConfigError(
-                    f"drafter {shown(name)} is a method whose costs depend on its checkpoint; give "
-                    f"a model of the catalogue, a folder with a config.json, or one of {known}."
+                    f"drafter {shown(name)} is a method whose costs are not known by its name; "
+                    f"give a model of the catalogue, a folder with a config.json, or {known}."
                 )
             if method.name in ("ngram", "suffix"):
                 return Drafter("lookup", None, "lookup", method.name)
