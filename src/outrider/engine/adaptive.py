@@ -23,10 +23,10 @@ from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 from .scheduler import Plan
 from .shadows import Shadows
 
-OWN, OWN_SECONDS = 0.005, 1e-4
+OWN, OWN_SECONDS = 0.003, 1e-4
 """Share of the time that looking at steps may take, and that choosing may take; and the seconds
 of a step that each may take at most."""
-SELDOMLY, REVIEWED = 24, (16, 96)
+SELDOMLY, REVIEWED = 24, (16, 192)
 """Steps of which at least one is looked at, and after which choices are compared again."""
 NEW, SHADOWED = 32, 2
 """Drafts of a method whose steps are all looked at, and looks of which one casts a shadow after
@@ -138,7 +138,13 @@ class Adaptive:
             return
         self._sequences = sequences
         streams = [
-            Stream(s.id, s.workload, len(s.tokens), *freedom(s.request.speculation))
+            Stream(
+                s.id,
+                s.workload,
+                len(s.tokens),
+                *freedom(s.request.speculation),
+                left=s.limit - len(s.tokens),
+            )
             for s in sequences
         ]
         self._streams = {stream.id: stream for stream in streams}

@@ -11,23 +11,40 @@ themselves, which the coupled rule allows and the ratio rules do not.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import log2
+from math import inf, log2
 from typing import NamedTuple
 
 from .costs import CostModel
-from .outlook import PLAIN, Choice, Group, Method, Outlook, Stream, draft_cost, least_chance
+from .outlook import (
+    HORIZON,
+    PLAIN,
+    Choice,
+    Group,
+    Method,
+    Option,
+    Outlook,
+    Stream,
+    draft_cost,
+    least_chance,
+)
 from .survival import Survival
 
 REVIEW_STEPS = 16
 """Steps after which choices are compared again, if the batch stays alike."""
+CHANGED = 4
+"""Choices are compared this many times sooner where the batch has changed by a quarter, and at once
+where it has doubled or halved."""
 FIRST_REVIEWS = 16
-"""Steps that are reviewed one by one, while everything is new."""
+"""Steps that are reviewed one by one while drafts teach something new. Where nobody drafts, the
+steps of a new engine double from one review to the next."""
 ENTER, STAY = 1.04, 1.01
 """Expected speed over plain decoding from which on drafting begins, and goes on."""
+DOUBT, SURE = 0.25, 48.0
+"""What drafting must promise beyond ``ENTER`` by methods of which nothing was seen, and the judged
+tokens of a method after which nothing beyond is asked."""
 BETTER = 1.01
 """Expected speed over that of the present choices from which on others take their place."""
 MOST_LEVELS = 2
@@ -42,8 +59,9 @@ PROBE_DEPTH = 3
 KNOWN, MORE = 8, 1.2
 """Trials of each unused method before the first longer draft of one in use, and the factor on its
 tokens that makes one worth trying."""
-LOST = 4.0
-"""Plain steps that drafting may lose before it pauses."""
+LOST, LUCK = 1.0, 3.0
+"""Plain steps that drafting may lose before it pauses, and those that bad luck costs a single
+stream beside that. Of several streams luck is shared: it falls with the root of their number."""
 FIRST_PAUSE, LONGEST_PAUSE = 192, 1024
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
 NEAR = 0.7
@@ -74,20 +92,24 @@ class Trial(NamedTuple):
 
 @dataclass
 class _Guard:
-    """Counts what drafting lost against plain decoding at one batch size, and pauses it."""
+    """Counts what drafting lost against plain decoding at one batch size, and pauses it.
 
+    ``most`` are the plain steps that it may lose.
+    """
+
+    most: float
     deficit: float = 0.0
     pause: int = FIRST_PAUSE
     until: int = 0
 
     def observe(self, step: int, lost: float) -> None:
         """Take in the plain steps that drafted steps lost; negative ones were won."""
-        self.deficit = max(-LOST, self.deficit + lost)
-        if self.deficit > LOST:
+        self.deficit = max(-self.most, self.deficit + lost)
+        if self.deficit > self.most:
             self.until = step + self.pause
             self.pause = min(2 * self.pause, LONGEST_PAUSE)
-            self.deficit = 0.75 * LOST  # half open: the next trial loses sooner
-        elif self.deficit == -LOST:
+            self.deficit = 0.75 * self.most  # half open: the next trial loses sooner
+        elif self.deficit == -self.most:
             self.pause = FIRST_PAUSE
 
 
@@ -138,9 +160,8 @@ class Controller:
     _guards: dict[int, _Guard] = field(default_factory=dict)
     _tried: dict[Choice, int] = field(default_factory=dict)
     _num_tried: int = 0
-    _rested: float = 0.0
-    """The seconds at the last trial, and what that one cost."""
-    _spent: float = 0.0
+    _rested: float = -inf
+    """What must be saved before the next trial."""
     _turn: int = 0
     """The sequence that is first to try something."""
 
@@ -157,9 +178,8 @@ class Controller:
         assigned = self._assigned
         choices = [s.fixed or assigned.get(s.id) or self._joined(s) for s in streams]
         if due:
-            self._planned = self._affordable(streams, choices)
-            self._steady = self._planned is None
-        elif self._planned is not None:
+            self._planned = self._next_trial(streams, choices)
+        elif self._planned is not None and self._affordable(self._planned, len(streams)):
             return self._try(self._planned, streams, choices)
         return choices
 
@@ -171,6 +191,7 @@ class Controller:
     def steady(self, streams: int) -> bool:
         """Return True, and count a step, where ``decide`` would choose the same again."""
         same = self._steady and not self._due(streams)
+        same = same and not (self._planned and self._affordable(self._planned, streams))
         self.step += same
         return same
 
@@ -179,9 +200,16 @@ class Controller:
         return guard is not None and self.step < guard.until
 
     def _due(self, streams: int) -> bool:
-        every = 1 if self.step < FIRST_REVIEWS else self.review_steps
-        changed = abs(streams - self._size) > self._size // 4
-        return changed or self.step - self.reviewed >= every
+        size = self._size
+        if streams >= 2 * size or 2 * streams <= size:
+            return True
+        drafts = any(choice.depth for choice in self.choices.values())
+        every = self.review_steps
+        if abs(streams - size) > size // 4:
+            every //= CHANGED
+        if self.step < FIRST_REVIEWS and drafts:
+            every = 1
+        return self.step - self.reviewed >= min(every, self.reviewed)
 
     def levels(self, stream: Stream) -> tuple[int, ...]:
         """Return how a sequence differs from its workload, see ``Group``."""
@@ -216,10 +244,11 @@ class Controller:
             counts[group] = counts.get(group, 0) + 1
         self.counts = counts
         self._missed = {stream.id: self._unread(stream) for stream in streams}
-        unread: Counter[tuple[Group, str]] = Counter()
+        unread: dict[tuple[Group, str], float] = {}
         for stream, group in zip(streams, groups, strict=True):
+            horizon = max(1, min(HORIZON, stream.left))
             for name, tokens in self._missed[stream.id].items():
-                unread[group, name] += tokens
+                unread[group, name] = unread.get((group, name), 0.0) + tokens / horizon
         outlook = Outlook(counts, self.methods, self.costs, self.survival, self._context, unread)
         speed, choices = outlook.best()
         used = {g: self._assigned.get(s.id, PLAIN) for s, g in zip(streams, groups, strict=True)}
@@ -231,12 +260,22 @@ class Controller:
         if speed < BETTER * now:
             speed, choices = now, present
         drafts = any(option.choice.depth for option in present.values())
-        if speed < (STAY if drafts else ENTER) * self.plain_per_second:
+        least = STAY if drafts else ENTER + DOUBT * self._doubt(choices)
+        if speed < least * self.plain_per_second:
             speed, choices = self.plain_per_second, plain
         self.tokens_per_second = speed
         self._step_seconds = sum(counts[g] * o.tokens for g, o in choices.items()) / speed
         self.choices = {group: option.choice for group, option in choices.items()}
         self._assigned = {s.id: self.choices[g] for s, g in zip(streams, groups, strict=True)}
+
+    def _doubt(self, choices: Mapping[Group, Option]) -> float:
+        """Return how little is known of the methods that were chosen: from 0 to 1, of all."""
+        judged = [
+            self.survival.judged(option.choice.method, group.workload)
+            for group, option in choices.items()
+            if option.choice.depth
+        ]
+        return max(0.0, 1 - min(judged, default=0.0) / SURE)
 
     def _unread(self, stream: Stream) -> dict[str, int]:
         """Return the tokens of a sequence that drafters must read before they can draft."""
@@ -285,23 +324,42 @@ class Controller:
         least_likely_kept = order[most - 1] if most else 1.1
         return min(least_likely_kept, max(most_likely_cut, best * row))
 
-    def _affordable(self, streams: Sequence[Stream], choices: Sequence[Choice]) -> Trial | None:
-        """Return what the next step should try, if the time for that is there.
+    def _saved(self, streams: int, steps: int = 0) -> float:
+        """Return the seconds that trials may take by now, or that many steps from now."""
+        share = EXPLORED_ALONE if streams == 1 else EXPLORED
+        return share * (self.seconds + steps * self._step_seconds) - self.explored
+
+    def _affordable(self, trial: Trial, streams: int) -> bool:
+        """Return True if the time for a trial is there.
 
         Time that was saved up buys a dear trial, but not many in a row: each one's price must be
-        saved again before the next. Not this step: a review's own time would count as the trial's.
+        saved again before the next.
         """
-        share = EXPLORED_ALONE if len(streams) == 1 else EXPLORED
-        budget = share * self.seconds - self.explored
-        rested = share * (self.seconds - self._rested) >= self._spent
-        trials = self._trials(streams, choices) if rested and budget >= 0 else []
-        trial = min(trials, key=lambda each: self._tried.get(each.choice, 0), default=None)
-        return None if trial is None or trial.price > budget else trial
+        return trial.price <= self._saved(streams) and self._saved(streams) >= self._rested
+
+    def _next_trial(self, streams: Sequence[Stream], choices: Sequence[Choice]) -> Trial | None:
+        """Return what should be tried next: what was not tried for longest.
+
+        Of a method that is not known yet the trial that teaches most for its price, if the time for
+        it can be saved until the next review.
+        """
+        trials = self._trials(streams, choices)
+        oldest = min(trials, key=lambda each: self._tried.get(each.choice, 0), default=None)
+        if oldest is None:
+            return None
+        least, *others = (trial for trial in trials if trial.choice == oldest.choice)
+        saved = self._saved(len(streams), self.review_steps)
+        for trial in others:
+            if trial.price / len(trial.ids) < least.price / len(least.ids) and trial.price <= saved:
+                least = trial
+        return least
 
     def _try(self, trial: Trial, streams: Sequence[Stream], choices: list[Choice]) -> list[Choice]:
         """Return the choices of a step that tries something."""
-        self._planned, self._steady = None, False
         ids = trial.ids
+        if not ids or self.survival.judged(trial.choice.method, streams[0].workload) >= SURE:
+            self._planned = None  # else again, until the next review
+        self._steady = False
         places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
         if not places:
             return choices  # its sequences have ended
@@ -309,7 +367,7 @@ class Controller:
         self._tried[trial.choice] = self.step
         self._num_tried += bool(ids)
         self.explored += trial.price
-        self._rested, self._spent = self.seconds, trial.price
+        self._rested = self._saved(len(streams)) + trial.price
         for place in places:
             choices[place] = trial.choice
         return choices
@@ -335,22 +393,25 @@ class Controller:
                 kinds.setdefault((stream.methods, stream.bound), stream)
         unused = (choice for stream in kinds.values() for choice in self._unused(stream, choices))
         for choice in dict.fromkeys(unused):
-            places, missed = self._triers(choice, streams)
-            (took, gain), (usual, lost) = (
-                self._drafting(streams[places[0]], each, len(places), len(streams))
-                for each in (choice, choices[places[0]])
-            )
-            took += missed
-            price = max(took - usual + (lost - gain) / self.tokens_per_second, took / 4)
-            seconds = self._step_seconds + took - usual
-            ids = tuple(streams[place].id for place in places)
-            found.append(Trial(choice, ids, seconds, price))
+            for places, missed in self._triers(choice, streams):
+                (took, gain), (usual, lost) = (
+                    self._drafting(streams[places[0]], each, len(places), len(streams))
+                    for each in (choice, choices[places[0]])
+                )
+                took += missed
+                price = max(took - usual + (lost - gain) / self.tokens_per_second, took / 4)
+                seconds = self._step_seconds + took - usual
+                ids = tuple(streams[place].id for place in places)
+                found.append(Trial(choice, ids, seconds, price))
         return found
 
-    def _triers(self, choice: Choice, streams: Sequence[Stream]) -> tuple[list[int], float]:
-        """Return the places of sequences that may try a choice, and the seconds to catch up.
+    def _triers(
+        self, choice: Choice, streams: Sequence[Stream]
+    ) -> Iterator[tuple[list[int], float]]:
+        """Yield the places of sequences that may try a choice, and the seconds to catch up.
 
-        They are a few of many, in turn, or those whose drafters have missed least.
+        First a few of many, in turn, or those whose drafters have missed least; then all, which
+        share a drafter's passes, where the method is not known yet.
         """
         drafters = self.methods[choice.method].drafters
         missed = {
@@ -360,8 +421,12 @@ class Controller:
             and choice.method in streams[i].methods
             and choice.depth <= streams[i].bound
         }
-        chosen = sorted(missed, key=missed.__getitem__)[: 1 + len(streams) // TRIERS]
-        return chosen, sum([missed[i] for i in chosen])
+        places = sorted(missed, key=missed.__getitem__)
+        few = 1 + len(streams) // TRIERS
+        yield places[:few], sum([missed[i] for i in places[:few]])
+        judged = self.survival.judged(choice.method, streams[places[0]].workload)
+        if len(places) > few and judged < SURE:
+            yield places, sum(missed.values())
 
     def _unused(self, stream: Stream, choices: Sequence[Choice]) -> list[Choice]:
         """Return methods that nobody uses, or a longer draft of the others.
@@ -413,7 +478,8 @@ class Controller:
         self.seconds += took
         if drafting:
             lost = drafting / (self._plain_seconds * max(1.0, slow)) - emitted / streams
-            guard = self._guards.setdefault(streams.bit_length(), _Guard())
+            size = streams.bit_length()
+            guard = self._guards.setdefault(size, _Guard(LOST + LUCK / 2 ** ((size - 1) / 2)))
             guard.observe(self.step, lost)
             if self.step < guard.until:
                 self._steady = False

@@ -165,6 +165,16 @@ class DraftCosts:
             return seconds + passes.at(counts[0]) * min(counts[0], 1) * len(counts)
         return seconds + sum([passes.at(n) * min(n, 1) for n in counts])
 
+    def up_to(self, counts: Sequence[float]) -> list[float]:
+        """Return the seconds of drafts that end behind 0, 1, ... depths, see ``at``."""
+        if not counts or not counts[0]:
+            return [0.0] * (len(counts) + 1)
+        seconds, passes = self.call + self.per_sequence * counts[0], self.passes
+        if passes is None:
+            return [0.0] + [seconds] * len(counts)
+        each = [passes.at(n) * min(n, 1) for n in counts]
+        return [0.0, *[seconds + before for before in accumulate(each)]]
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -358,6 +368,11 @@ class CostModel:
             seconds = self._drafts[key] = self._draft(name, counts)
         return seconds
 
+    def drafts(self, name: str, counts: Sequence[float]) -> list[float]:
+        """Return the seconds of drafts that end behind 0, 1, ... depths, see ``draft``."""
+        own = self._drafters[name].at(counts[0]) * self._target.overall.value
+        return [seconds * own for seconds in self.prior.drafters[name].up_to(counts)]
+
     def _draft(self, name: str, counts: Sequence[float]) -> float:
         own = self._drafters[name].at(counts[0])
         return self.prior.drafters[name].at(counts) * own * self._target.overall.value
@@ -367,7 +382,7 @@ class CostModel:
         known = self.prior.drafters.get(name)
         return known is not None and known.passes is not None
 
-    def read(self, name: str, tokens: int) -> float:
+    def read(self, name: str, tokens: float) -> float:
         """Return the seconds that a drafter takes to read tokens that it has missed."""
         return self.draft(name, [READ]) * tokens / READ
 

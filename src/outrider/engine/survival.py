@@ -177,6 +177,11 @@ class Survival:
             if beliefs.outcomes or beliefs.seen or any(beliefs.asked):
                 self._methods.setdefault(method, _Tally()).observe(*beliefs.count())
 
+    def judged(self, method: str, workload: str) -> float:
+        """Return how many tokens of a method were judged in a workload, of late."""
+        beliefs = self._workloads.get((method, workload))
+        return 0.0 if beliefs is None else beliefs.overall.judged
+
     def curve(self, method: str, workload: str, depth: int, odds: float = 1.0) -> list[float]:
         """Return P(drafted and accepted with all before) at depths 1 to ``depth``.
 
