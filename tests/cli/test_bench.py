@@ -18,8 +18,10 @@ from typer.testing import CliRunner, Result
 from benchmarks import host
 from outrider import LLM, SamplingParams, pocket
 from outrider.audit.ties import Difference, compare
+from outrider.bench import offline
 from outrider.bench import report as reporting
 from outrider.bench.offline import Bench, Options, drafter_names
+from outrider.bench.record import Pass
 from outrider.bench.repeats import Step, fresh_acceptance_length, repeats, steps
 from outrider.bench.workload import Workload
 from outrider.cli import app, beliefs
@@ -210,6 +212,28 @@ def test_rounds_turn_the_order_and_keep_conditions_together(tiny_llama: Path) ->
     for order in orders:
         for i in range(0, 12, 3):
             assert len({c.conditions for c in order[i : i + 3]}) == 1
+
+
+def test_fresh_engines_have_learned_nothing_yet(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(
+        model=tiny_llama, target="tiny", drafters=("auto",), temperatures=(0.0,), max_tokens=4,
+        rounds=2, fresh=True,
+    )  # fmt: skip
+    engines = Bench(options, Workload.of_prompts("code", PROMPTS))
+    seen: list[LLM] = []
+
+    def run_all(llm: LLM, *args: object) -> Pass:
+        assert llm.engine.counts.steps == 0
+        assert llm.engine.model is engines.plain.engine.model
+        seen.append(llm)
+        return offline_run_all(llm, *args)
+
+    offline_run_all = offline.run_all
+    monkeypatch.setattr(offline, "run_all", run_all)
+    engines.run(lambda done, total: None)
+    assert len({*map(id, seen)}) == 2 * (1 + options.rounds)
 
 
 def test_the_models_own_drafter_is_the_default(

@@ -444,3 +444,75 @@ def test_costs_learn_and_spikes_count_little() -> None:
     assert model.verify(8, 100) < 2.2 * before
     assert model.draft("model", []) == model.draft("ngram", [0]) == 0
     assert model.draft("model", [2, 1]) > model.draft("model", [1, 1])
+
+
+@pytest.mark.parametrize("rates", [(0.2, 0.05), (0.05, 0.02)])
+@pytest.mark.parametrize("batch", [8, 32])
+def test_an_engine_that_has_just_started_learns_at_a_small_share_of_its_time(
+    batch: int, rates: tuple[float, float]
+) -> None:
+    """A review takes a fifth of a plain step; drafts bring nothing."""
+    known = dict(zip(("model", "ngram"), rates, strict=True))
+    for seed in range(3):
+        prior = costs(2e-4)
+        controller = Controller(CostModel(prior), Survival(), METHODS, review_steps=96)
+        found = simulate(
+            controller, prior, lambda step, name, depth: known[name], batch, 96, seed,
+            reviewing=0.2 * prior.target.at(batch),
+        )  # fmt: skip
+        assert worst_window(found, 96) >= 0.975
+
+
+def test_what_is_not_known_must_promise_more() -> None:
+    """The same expectation is enough where it was seen, and a bad deal where it is a guess."""
+    streams = [Stream(str(i), "", 100, ("model",)) for i in range(8)]
+    guess = {"model": 0.55}
+    chosen = []
+    for survival in (Survival(guess), geometric(guess)):
+        controller = Controller(CostModel(costs(2e-5)), survival, {"model": METHODS["model"]})
+        chosen.append(controller.decide(streams)[0])
+    assert chosen[0] == PLAIN
+    assert chosen[1].method == "model"
+
+
+def test_what_a_drafter_must_read_is_spread_over_the_tokens_that_are_left() -> None:
+    chosen = []
+    for left in (12, 4096):
+        controller = Controller(
+            CostModel(costs(2e-5)), geometric({"model": 0.6}), {"model": METHODS["model"]},
+            unread=lambda id, name: 4000,
+        )  # fmt: skip
+        chosen.append(controller.decide([Stream("a", "", 4000, ("model",), left=left)])[0])
+    assert chosen[0] == PLAIN
+    assert chosen[1].method == "model"
+
+
+def test_all_try_together_what_is_not_known_where_they_share_its_passes() -> None:
+    """One sequence's draft takes nearly the time of all; only known methods are tried by few."""
+    streams = [Stream(str(i), "", 100, ("model",)) for i in range(8)]
+    sizes = []
+    for survival in (Survival({"model": 0.4}), geometric({"model": 0.1})):
+        controller = Controller(CostModel(costs(2e-5)), survival, {"model": METHODS["model"]})
+        for _ in range(400):
+            choices = controller.decide(streams)
+            if controller.tries:
+                sizes.append(sum(choice.depth > 0 for choice in choices))
+                break
+            controller.observe(8, 8, 0.0, 1.5e-3)
+    assert sizes == [8, 1]
+
+
+def test_of_several_streams_luck_is_shared() -> None:
+    """A batch loses less than a single stream before drafting pauses."""
+    lost = []
+    for batch in (1, 64):
+        controller = Controller(CostModel(costs(2e-5)), Survival(), METHODS)
+        streams = [Stream(str(i), "", 100, tuple(METHODS)) for i in range(batch)]
+        controller.decide(streams)
+        plain = costs(2e-5).target.at(batch)
+        for number in range(100):
+            controller.observe(batch, batch, 3 * plain, 3 * plain)
+            if controller.pauses:
+                lost.append(number)
+                break
+    assert lost[0] > lost[1]

@@ -10,8 +10,11 @@ from typing import Any, TypeVar
 from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec
 from ..drafters.registry import AUTO, find_drafter, sibling
+from ..engine.build import build_engine
 from ..errors import ConfigError, RequestError
+from ..input_processor import InputProcessor
 from ..llm import LLM
+from ..models.base import Model
 from ..models.families import find_folder, read_config
 from ..params import StructuredOutputsParams
 from ..text.codec import TextCodec
@@ -41,6 +44,8 @@ class Options:
             with the recorded answer, and an item with a schema when its JSON is complete.
         batch_sizes: how many prompts run together.
         rounds: how often everything is run.
+        fresh: an engine that has just started runs each measurement, so that what it pays to learn
+            counts.
         engine: further options of ``LLM``; those that are None take their defaults.
 
     Raises:
@@ -56,6 +61,7 @@ class Options:
     max_tokens: int = 128
     batch_sizes: tuple[int, ...] = (1,)
     rounds: int = 7
+    fresh: bool = False
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,7 +170,9 @@ class Bench:
             answers = recorded_answers(workload, codec)
             self.limits = [min(options.max_tokens, len(answer)) for answer in answers]
             self.replay = Replay(options.replay, folder, self.prompts, answers)
-        self.engines = {name: self._open(drafter) for name, drafter in names.items()}
+        self._names = names
+        self._target: Model | None = None
+        self.engines = {name: self._open(name) for name in names}
         self.plain = self.engines[PLAIN]
         self.beliefs: dict[Cell, dict[str, Any] | None] = {}
         """What the engine believed at the end of each cell's last run."""
@@ -189,8 +197,9 @@ class Bench:
                 name = self.workload.name
                 raise ConfigError(f"prompt {i + 1} of workload {name!r}: {error}") from None
 
-    def _open(self, drafter: str) -> LLM:
-        """An engine with that drafter."""
+    def _open(self, name: str) -> LLM:
+        """An engine that has just started, with the drafter of that name; all share a target."""
+        drafter = self._names[name]
         options: dict[str, Any] = {
             **self.options.engine,
             "num_speculative_tokens": max(self.options.lengths),
@@ -199,7 +208,13 @@ class Bench:
         }
         if self.replay is not None:
             return self.replay.open(drafter, **options)
-        return LLM(self.options.model, drafter=drafter, **options)
+        inputs = InputProcessor(self.options.model, drafter, options)
+        engine = build_engine(
+            inputs.folder, inputs.spec, inputs.config, inputs.backend,
+            model_config=inputs.model_config, model=self._target,
+        )  # fmt: skip
+        self._target = engine.model
+        return LLM.from_engine(inputs, engine)
 
     def params(self, temperature: float) -> list[SamplingParams]:
         """Each prompt's parameters; its seed is its index."""
@@ -233,7 +248,7 @@ class Bench:
         gc.freeze()  # what is loaded need not be searched before every measurement
         try:
             for done, cell in enumerate(schedule, 1):
-                llm = self.engines[cell.drafter]
+                llm = self._open(cell.drafter) if self.options.fresh else self.engines[cell.drafter]
                 length = cell.length or max(self.options.lengths)
                 llm.set_speculation(replace(llm.speculation, num_speculative_tokens=length))
                 gc.collect()

@@ -118,7 +118,13 @@ def report(bench: Bench, timings: dict[Cell, list[Pass]]) -> dict[str, Any]:
     runs = [figures(bench, cell, each, plain[cell.conditions]) for cell, each in timings.items()]
     rounds = bench.options.rounds
     intervals = {"confidence": ranks(rounds)[1], "method": METHOD}
-    return {"machine": setting(bench), "rounds": rounds, "intervals": intervals, "runs": runs}
+    return {
+        "machine": setting(bench),
+        "rounds": rounds,
+        "fresh": bench.options.fresh,
+        "intervals": intervals,
+        "runs": runs,
+    }
 
 
 def heading(report: dict[str, Any]) -> list[str]:

@@ -212,6 +212,13 @@ def bench(
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each prompt.")] = 128,
     rounds: Rounds = LEAST_ROUNDS,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Start an engine for each measurement, so that what it pays to learn counts.",
+        ),
+    ] = False,
     explain: Annotated[
         bool,
         typer.Option(
@@ -250,7 +257,7 @@ def bench(
             lengths=numbers(num_speculative_tokens, int, "--num-speculative-tokens"),
             temperatures=numbers(temperature, float, "--temperature"),
             batch_sizes=numbers(batch_size, int, "--batch-size"),
-            max_tokens=max_tokens, rounds=rounds, engine=engine_options,
+            max_tokens=max_tokens, rounds=rounds, fresh=fresh, engine=engine_options,
         )  # fmt: skip
         engines = Bench(options, items)
         if plot and len(engines.engines) == 1:

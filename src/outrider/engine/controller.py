@@ -51,10 +51,12 @@ MOST_LEVELS = 2
 """Sequences are told apart by up to this power of two of their odds."""
 MOST_GROUPS = 12
 """Groups beyond which sequences of a workload are not told apart."""
-EXPLORED_ALONE, EXPLORED = 0.01, 0.005
+EXPLORED_ALONE, EXPLORED = 0.015, 0.005
 """Share of the time of one stream, and of several, that may go into trying what is not used."""
 TRIERS = 16
 """Sequences of which one more tries what nobody uses."""
+PATIENCE = 128
+"""Steps in which the time for a trial of all sequences must be saved."""
 PROBE_DEPTH = 3
 KNOWN, MORE = 8, 1.2
 """Trials of each unused method before the first longer draft of one in use, and the factor on its
@@ -340,15 +342,15 @@ class Controller:
     def _next_trial(self, streams: Sequence[Stream], choices: Sequence[Choice]) -> Trial | None:
         """Return what should be tried next: what was not tried for longest.
 
-        Of a method that is not known yet the trial that teaches most for its price, if the time for
-        it can be saved until the next review.
+        Of a method that is not known yet the trial that teaches most for its price, if the time
+        for it can be saved in ``PATIENCE`` steps.
         """
         trials = self._trials(streams, choices)
         oldest = min(trials, key=lambda each: self._tried.get(each.choice, 0), default=None)
         if oldest is None:
             return None
         least, *others = (trial for trial in trials if trial.choice == oldest.choice)
-        saved = self._saved(len(streams), self.review_steps)
+        saved = self._saved(len(streams), PATIENCE)
         for trial in others:
             if trial.price / len(trial.ids) < least.price / len(least.ids) and trial.price <= saved:
                 least = trial

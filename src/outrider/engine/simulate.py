@@ -79,8 +79,12 @@ def simulate(
     seed: int = 0,
     spikes: float = 0.0,
     jitter: float = 0.05,
+    reviewing: float = 0.0,
 ) -> list[Step]:
-    """Return the steps of ``batch`` sequences under a controller; one workload."""
+    """Return the steps of ``batch`` sequences under a controller; one workload.
+
+    A step takes ``reviewing`` seconds more where the controller compares its choices.
+    """
     rng = random.Random(seed)
     methods = controller.methods
     names = tuple(methods)
@@ -94,8 +98,11 @@ def simulate(
             name: [survival(number, name, i + 1) for i in range(method.longest)]
             for name, method in methods.items()
         }
+        reviewed = controller.reviewed
         choices = controller.decide(streams)
         tokens, seconds = expected(truth, methods, rates, choices, context)
+        own = reviewing * (controller.reviewed != reviewed)
+        seconds += own
         emitted = 0
         for stream, (name, depth) in zip(streams, choices, strict=True):
             accepted = 0
@@ -113,7 +120,7 @@ def simulate(
         verify = (truth.target.at(rows) + truth.per_context * context) * noise
         controller.costs.observe_host(batch, 0.0)
         controller.costs.observe_verify(rows, context, verify)
-        controller.observe(batch, emitted, (took + verify) * bool(drafting), took + verify)
+        controller.observe(batch, emitted, (took + verify) * bool(drafting), took + verify + own)
         if rates != known:
             known, plain, best = rates, *_plain_and_best(truth, methods, rates, batch, context)
         found.append(Step(tokens, seconds, plain, best))
