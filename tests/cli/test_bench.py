@@ -18,10 +18,9 @@ from typer.testing import CliRunner, Result
 from benchmarks import host
 from outrider import LLM, SamplingParams, pocket
 from outrider.audit.ties import Difference, compare
-from outrider.bench import offline
 from outrider.bench import report as reporting
 from outrider.bench.offline import Bench, Options, drafter_names
-from outrider.bench.record import Pass
+from outrider.bench.record import Pass, run_all
 from outrider.bench.repeats import Step, fresh_acceptance_length, repeats, steps
 from outrider.bench.workload import Workload
 from outrider.cli import app, beliefs
@@ -224,14 +223,13 @@ def test_fresh_engines_have_learned_nothing_yet(
     engines = Bench(options, Workload.of_prompts("code", PROMPTS))
     seen: list[LLM] = []
 
-    def run_all(llm: LLM, *args: object) -> Pass:
+    def watched(llm: LLM, *args: object) -> Pass:
         assert llm.engine.counts.steps == 0
         assert llm.engine.model is engines.plain.engine.model
         seen.append(llm)
-        return offline_run_all(llm, *args)
+        return run_all(llm, *args)
 
-    offline_run_all = offline.run_all
-    monkeypatch.setattr(offline, "run_all", run_all)
+    monkeypatch.setattr("outrider.bench.offline.run_all", watched)
     engines.run(lambda done, total: None)
     assert len({*map(id, seen)}) == 2 * (1 + options.rounds)
 

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, log2
-from typing import NamedTuple
 
 from .costs import CostModel
+from .guards import Guards
 from .outlook import (
     HORIZON,
     PLAIN,
     Choice,
     Group,
     Method,
-    Option,
     Outlook,
     Stream,
+    Trial,
     draft_cost,
     least_chance,
 )
@@ -61,11 +61,6 @@ PROBE_DEPTH = 3
 KNOWN, MORE = 8, 1.2
 """Trials of each unused method before the first longer draft of one in use, and the factor on its
 tokens that makes one worth trying."""
-LOST, LUCK = 1.0, 3.0
-"""Plain steps that drafting may lose before it pauses, and those that bad luck costs a single
-stream beside that. Of several streams luck is shared: it falls with the root of their number."""
-FIRST_PAUSE, LONGEST_PAUSE = 192, 1024
-"""Steps without drafts after drafting lost, doubled each time that it loses again."""
 NEAR = 0.7
 """Speed of plain decoding over that of drafts from which on plain steps are tried often."""
 PLAIN_STEPS, SURE_STEPS = 48, 192
@@ -78,41 +73,6 @@ WORST = 0.9
 CUTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128,
         160, 192, 224, 256, 320, 384, 448, 512)  # fmt: skip
 """Nodes of a step that are compared."""
-
-
-class Trial(NamedTuple):
-    """A choice that a step tries, for the sequences of some ids or for all (none given).
-
-    ``seconds`` are those of the step, ``price`` those that are lost.
-    """
-
-    choice: Choice
-    ids: tuple[str, ...]
-    seconds: float
-    price: float
-
-
-@dataclass
-class _Guard:
-    """Counts what drafting lost against plain decoding at one batch size, and pauses it.
-
-    ``most`` are the plain steps that it may lose.
-    """
-
-    most: float
-    deficit: float = 0.0
-    pause: int = FIRST_PAUSE
-    until: int = 0
-
-    def observe(self, step: int, lost: float) -> None:
-        """Take in the plain steps that drafted steps lost; negative ones were won."""
-        self.deficit = max(-self.most, self.deficit + lost)
-        if self.deficit > self.most:
-            self.until = step + self.pause
-            self.pause = min(2 * self.pause, LONGEST_PAUSE)
-            self.deficit = 0.75 * self.most  # half open: the next trial loses sooner
-        elif self.deficit == -self.most:
-            self.pause = FIRST_PAUSE
 
 
 @dataclass
@@ -159,7 +119,7 @@ class Controller:
     _trial: Trial | None = None
     _steady: bool = False
     _assigned: dict[str, Choice] = field(default_factory=dict)
-    _guards: dict[int, _Guard] = field(default_factory=dict)
+    _guards: Guards = field(default_factory=Guards)
     _tried: dict[Choice, int] = field(default_factory=dict)
     _num_tried: int = 0
     _rested: float = -inf
@@ -171,7 +131,7 @@ class Controller:
         """Return the choice for each decoding sequence of the next step."""
         self.step += 1
         self._steady, self._trial = True, None
-        self.paused = self._pauses(len(streams))
+        self.paused = self._guards.pauses(len(streams), self.step)
         if self.paused:
             return [stream.fixed or PLAIN for stream in streams]
         due = self._due(len(streams))
@@ -196,10 +156,6 @@ class Controller:
         same = same and not (self._planned and self._affordable(self._planned, streams))
         self.step += same
         return same
-
-    def _pauses(self, streams: int) -> bool:
-        guard = self._guards.get(streams.bit_length())
-        return guard is not None and self.step < guard.until
 
     def _due(self, streams: int) -> bool:
         size = self._size
@@ -262,22 +218,14 @@ class Controller:
         if speed < BETTER * now:
             speed, choices = now, present
         drafts = any(option.choice.depth for option in present.values())
-        least = STAY if drafts else ENTER + DOUBT * self._doubt(choices)
+        doubt = max(0.0, 1 - outlook.judged(choices) / SURE)
+        least = STAY if drafts else ENTER + DOUBT * doubt
         if speed < least * self.plain_per_second:
             speed, choices = self.plain_per_second, plain
         self.tokens_per_second = speed
         self._step_seconds = sum(counts[g] * o.tokens for g, o in choices.items()) / speed
         self.choices = {group: option.choice for group, option in choices.items()}
         self._assigned = {s.id: self.choices[g] for s, g in zip(streams, groups, strict=True)}
-
-    def _doubt(self, choices: Mapping[Group, Option]) -> float:
-        """Return how little is known of the methods that were chosen: from 0 to 1, of all."""
-        judged = [
-            self.survival.judged(option.choice.method, group.workload)
-            for group, option in choices.items()
-            if option.choice.depth
-        ]
-        return max(0.0, 1 - min(judged, default=0.0) / SURE)
 
     def _unread(self, stream: Stream) -> dict[str, int]:
         """Return the tokens of a sequence that drafters must read before they can draft."""
@@ -480,10 +428,8 @@ class Controller:
         self.seconds += took
         if drafting:
             lost = drafting / (self._plain_seconds * max(1.0, slow)) - emitted / streams
-            size = streams.bit_length()
-            guard = self._guards.setdefault(size, _Guard(LOST + LUCK / 2 ** ((size - 1) / 2)))
-            guard.observe(self.step, lost)
-            if self.step < guard.until:
+            self._guards.observe(streams, self.step, lost)
+            if self._guards.pauses(streams, self.step):
                 self._steady = False
 
     def observe_trial(self, seconds: float) -> None:
@@ -494,8 +440,4 @@ class Controller:
     @property
     def pauses(self) -> dict[int, int]:
         """The steps for which drafting still pauses, by the least batch size that they are for."""
-        return {
-            2**size >> 1: guard.until - self.step
-            for size, guard in self._guards.items()
-            if guard.until > self.step
-        }
+        return self._guards.left(self.step)

@@ -99,6 +99,18 @@ class Option(NamedTuple):
     longer: float = 1.0
 
 
+class Trial(NamedTuple):
+    """A choice that a step tries, for the sequences of some ids or for all (none given).
+
+    ``seconds`` are those of the step, ``price`` those that are lost.
+    """
+
+    choice: Choice
+    ids: tuple[str, ...]
+    seconds: float
+    price: float
+
+
 def counts_by_depth(drafts: Iterable[tuple[str, int, int]]) -> dict[str, list[int]]:
     """Return by name how much is drafted at each depth.
 
@@ -242,6 +254,15 @@ class Outlook:
             group: by_choice[group].get(choices.get(group, PLAIN), options[0])
             for group, options in self.options.items()
         }
+
+    def judged(self, choices: Mapping[Group, Option]) -> float:
+        """Return how many tokens were judged of the least known method among the choices."""
+        judged = [
+            self._survival.judged(option.choice.method, group.workload)
+            for group, option in choices.items()
+            if option.choice.depth
+        ]
+        return min(judged, default=0.0)
 
     def best(self) -> tuple[float, dict[Group, Option]]:
         """Return the best choices that were found: one for all, then group by group."""
