@@ -11,15 +11,18 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from ..errors import ConfigError, EndpointError
-from .http import call
+from ..outside.http import call
+from ..outside.text import printable
 from .states import MODES
-from .store import Store, finite
+from .store import Store, StoreError, finite
 
 logger = logging.getLogger("outrider.guard")
 ALERTS = (
     "source", "no_data", "traffic_switch", "drafting_switch", "standby_cold", "no_standby",
-    "no_traffic", "both_bad", "forced", "failed",
+    "no_traffic", "both_bad", "forced", "failed", "folder",
 )  # fmt: skip
+LONGEST = 2000
+"""Letters of an event's text."""
 WEBHOOK_SECONDS = 2.0
 
 
@@ -64,8 +67,9 @@ class Events:
         host, _, port = address.rpartition(":")
         try:
             self._server = start_http_server(int(port), host.strip("[]"), self.registry)
-        except OSError as error:
-            raise ConfigError(f"listen = {address!r} cannot be served: {error.strerror}.") from None
+        except (OSError, ValueError) as error:  # a label of a name that is too long
+            why = printable(getattr(error, "strerror", None) or error)
+            raise ConfigError(f"listen = {address!r} cannot be served: {why}.") from None
 
     def close(self) -> None:
         """Stop to serve the metrics."""
@@ -83,7 +87,11 @@ class Events:
         self._leads.set(leads)
 
     def tell(self, kind: str, text: str, **more: Any) -> None:
-        """Tell an event: ``kind`` is decided, done, failed, drift, alert, clear or note."""
+        """Tell an event: ``kind`` is decided, done, failed, drift, alert, clear or note.
+
+        Where the audit cannot be written, log and webhook must do.
+        """
+        text = printable(text, LONGEST)
         if kind == "done":
             self._actions.labels(more["action"], more["signal"]).inc()
         level = logging.WARNING if kind in ("alert", "failed") else logging.INFO
@@ -91,7 +99,10 @@ class Events:
         entry = {"time": time.time(), "kind": kind, **more, "text": text}
         if self._dry_run:
             entry["dry_run"] = True
-        self._store.record(entry)
+        try:
+            self._store.record(entry)
+        except StoreError as error:
+            logger.warning("%s", error)
         if self._webhook is not None:
             self._post(entry)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .http import Answer, call
+from ..outside.http import SECONDS, Answer, call
+from ..outside.text import printable
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONFLICT, INVALID, MISSING = 409, 422, 404
@@ -35,17 +36,22 @@ class Cluster:
         self._tls: ssl.SSLContext | None = None
         if self.url.startswith("https:"):
             authority = ACCOUNT / "ca.crt"
-            file = str(authority) if authority.exists() else None
-            self._tls = ssl.create_default_context(cafile=file)
+            try:
+                file = str(authority) if authority.exists() else None
+                self._tls = ssl.create_default_context(cafile=file)
+            except OSError as error:
+                why = printable(error.strerror or error)
+                raise ConfigError(f"{authority} holds no certificates ({why}).") from None
 
     def ask(self, path: str, body: Any = None, *, method: str | None = None,
-            kind: str = "application/json") -> Answer:  # fmt: skip
+            kind: str = "application/json", seconds: float = SECONDS) -> Answer:  # fmt: skip
         """Return the answer to a request; the token is read anew, since it is renewed.
 
         Raises:
             EndpointError: nobody answers.
         """
-        return call(self.url + path, body, method=method, key=self._key(), tls=self._tls,
+        return call(self.url + path, body, method=method, key=self._key(), seconds=seconds,
+                    tls=self._tls,
                     headers={"Content-Type": kind} if body is not None else None)  # fmt: skip
 
     def _key(self) -> str | None:
@@ -53,12 +59,12 @@ class Cluster:
             return os.environ.get(self._key_env)
         try:
             return (ACCOUNT / "token").read_text(encoding="ascii").strip()
-        except OSError:
+        except (OSError, ValueError):
             return None
 
 
 def reason(answer: Answer) -> str:
     """Return why the API server refuses."""
     document = answer.json()
-    told = document.get("message") if isinstance(document, dict) else None
+    told = printable(document.get("message") or "") if isinstance(document, dict) else ""
     return f"HTTP {answer.status}{f': {told}' if told else ''}"

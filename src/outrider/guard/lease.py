@@ -5,22 +5,32 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from ..errors import ConfigError, EndpointError
+from ..limits import LARGEST_INT
+from ..outside.text import printable
 from .kubernetes import CONFLICT, MISSING, Cluster, reason
 from .policy import Policy
 
 FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
+LONGEST = 86400.0
+"""Seconds of a lease; a longer one is none that a guard wrote."""
 
 
 class Lease(Protocol):
     """A right that one guard has at a time."""
 
     def hold(self, now: float) -> str | None:
-        """Take or renew it; None where this guard has it, else a sentence on who does."""
+        """Take or renew it; None where this guard has it, else a sentence on who does.
+
+        Args:
+            now: seconds of a clock that only goes forward.
+        """
         ...
 
     def release(self) -> None:
@@ -43,9 +53,10 @@ class FileLease:
         self._file: int | None = None
 
     def hold(self, now: float) -> str | None:
-        """Take the lock unless this guard has it."""
-        if self._file is not None:
+        """Take the lock unless this guard has it, on the file that has the name now."""
+        if self._file is not None and self._is_there(self._file):
             return None
+        self.release()
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o640)
         except OSError as error:
@@ -53,13 +64,21 @@ class FileLease:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            other = os.read(file, 64).decode("ascii", "replace").strip()
+            other = printable(os.pread(file, 64, 0).decode("ascii", "replace"))
             os.close(file)
             return f"Another guard acts (process {other or 'unknown'}); this one only watches."
-        os.ftruncate(file, 0)
-        os.write(file, f"{os.getpid()}\n".encode())
         self._file = file
+        with suppress(OSError):  # a full disk: the lock holds without the number
+            os.ftruncate(file, 0)
+            os.write(file, f"{os.getpid()}\n".encode())
         return None
+
+    def _is_there(self, file: int) -> bool:
+        """Return whether the lock is on the file that others would lock."""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self._path))
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Give the lock back."""
@@ -71,7 +90,8 @@ class FileLease:
 class KubernetesLease:
     """A Lease of ``coordination.k8s.io``: whoever renewed it last has it until it runs out.
 
-    Times are the holders' clocks, so these must agree better than the lease is long.
+    It runs out where this guard saw no renewal for as long as it lasts, as in client-go's leader
+    election: the holders' clocks are not compared.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -80,6 +100,8 @@ class KubernetesLease:
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{own.namespace}/leases"
         self._name, self._seconds = own.name, own.seconds
         self._me = f"{socket.gethostname()}_{os.getpid()}"
+        self._seen: object = None
+        self._since = 0.0
 
     def hold(self, now: float) -> str | None:
         """Take or renew the Lease; a conflict means that somebody else was faster."""
@@ -93,17 +115,17 @@ class KubernetesLease:
         if answer.status == MISSING:
             body = {
                 "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-                "metadata": {"name": self._name}, "spec": self._spec(now, {}),
+                "metadata": {"name": self._name}, "spec": self._spec({}),
             }  # fmt: skip
             return self._taken(self._cluster.ask(self._folder, body))
         found = answer.json()
         if not answer.ok or not isinstance(found, dict):
             return f"The Lease {self._name} cannot be read ({reason(answer)})."
-        spec = found.get("spec") or {}
+        spec = found["spec"] if isinstance(found.get("spec"), dict) else {}
         holder = spec.get("holderIdentity")
-        if holder not in (None, "", self._me) and now < self._end(spec):
-            return f"Another guard acts ({holder}); this one only watches."
-        found["spec"] = self._spec(now, spec)
+        if holder not in (None, "", self._me) and not self._ran_out(spec, now):
+            return f"Another guard acts ({printable(holder, 100)}); this one only watches."
+        found["spec"] = self._spec(spec)
         return self._taken(self._cluster.ask(f"{self._folder}/{self._name}", found, method="PUT"))
 
     def _taken(self, answer: Any) -> str | None:
@@ -113,24 +135,32 @@ class KubernetesLease:
             return "Another guard took the Lease a moment ago; this one only watches."
         return f"The Lease {self._name} cannot be written ({reason(answer)})."
 
-    def _end(self, spec: dict[str, Any]) -> float:
-        try:
-            renewed = datetime.strptime(spec["renewTime"], FORMAT).replace(tzinfo=UTC).timestamp()
-            return renewed + float(spec.get("leaseDurationSeconds", self._seconds))
-        except (KeyError, TypeError, ValueError):
-            return 0.0
+    def _ran_out(self, spec: dict[str, Any], now: float) -> bool:
+        """Return whether the holder has not renewed it for as long as it lasts."""
+        seen = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        lasts = spec.get("leaseDurationSeconds")
+        if isinstance(lasts, bool) or not isinstance(lasts, int | float) or not 0 < lasts < LONGEST:
+            lasts = self._seconds
+        return now - self._since >= lasts
 
-    def _spec(self, now: float, before: dict[str, Any]) -> dict[str, Any]:
-        text = datetime.fromtimestamp(now, UTC).strftime(FORMAT)
+    def _spec(self, before: dict[str, Any]) -> dict[str, Any]:
+        text = datetime.fromtimestamp(time.time(), UTC).strftime(FORMAT)
         mine = before.get("holderIdentity") == self._me
+        changes = before.get("leaseTransitions")
         return {
             **before,
             "holderIdentity": self._me,
             "leaseDurationSeconds": max(1, round(self._seconds)),
             "renewTime": text,
             "acquireTime": before.get("acquireTime", text) if mine else text,
-            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (not mine),
+            "leaseTransitions": (changes if _counts(changes) else 0) + (not mine),
         }
 
     def release(self) -> None:
         """Let it run out."""
+
+
+def _counts(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < LARGEST_INT

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from math import isfinite
 from typing import Any
 
 from ..errors import ConfigError
+from ..limits import LARGEST_DRAFT, LARGEST_INT
 
 
 class Level(StrEnum):
@@ -31,6 +31,8 @@ class Place(StrEnum):
     PROBING = "probing"
 
 
+LATEST = 1e11
+"""Seconds since the epoch; the year 5138."""
 MODES = ("normal", "reduced", "plain", "relieved", "standby", "probing")
 """The values of the label of ``outrider_guard_state``."""
 
@@ -182,6 +184,26 @@ class Decision:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
+def carried_over(state: State, now: float, longest: float) -> State:
+    """Return a state whose times fit a clock that shows ``now``.
+
+    The clock may have been set back, or be another machine's: times move so that the last
+    evaluation does not lie ahead, and no wait is longer than ``longest`` seconds.
+    """
+    ahead = max(0.0, state.seen - now)
+
+    def moved(track: Track) -> Track:
+        wait = min(track.wait, longest)
+        retry_at = min(track.retry_at - ahead, now + wait)
+        return replace(track, since=min(track.since - ahead, now), wait=wait, retry_at=retry_at)
+
+    pending = {name: min(since - ahead, now) for name, since in state.pending.items()}
+    return replace(
+        state, drafting=moved(state.drafting), traffic=moved(state.traffic), pending=pending,
+        seen=min(state.seen, now),
+    )  # fmt: skip
+
+
 def of_json(document: Any, where: str) -> State:
     """Return the state that a file holds.
 
@@ -195,30 +217,77 @@ def of_json(document: Any, where: str) -> State:
         values = dict(document)
         values["drafting"] = _track(values["drafting"], Level)
         values["traffic"] = _track(values["traffic"], Place)
-        values["pending"] = {str(k): _number(v) for k, v in values["pending"].items()}
+        values["pending"] = {k: _number(v) for k, v in values["pending"].items()}
         if values["own_weights"] is not None:
-            engine, standby = values["own_weights"]
-            values["own_weights"] = int(engine), int(standby)
+            engine, standby = (_whole(each, LARGEST_INT) for each in values["own_weights"])
+            values["own_weights"] = engine, standby
         if values["own_drafting"] is not None:
-            values["own_drafting"] = dict(values["own_drafting"])
+            values["own_drafting"] = _drafting(values["own_drafting"])
         if values["forced"] is not None and values["forced"] not in MODES:
             raise damaged
-        values["reduced_to"] = max(1, int(values["reduced_to"]))
+        if not isinstance(values["engine"], str) or not isinstance(values["noted"], bool):
+            raise damaged
+        values["reduced_to"] = max(1, _whole(values["reduced_to"], LARGEST_DRAFT))
         values["seen"] = _number(values["seen"])
         return State(**values)
-    except (TypeError, ValueError, OverflowError, AttributeError, KeyError):
+    except (TypeError, ValueError, AttributeError, LookupError):
         raise damaged from None
 
 
+STATUS = {
+    "time": float, "engine": str, "mode": str, "forced": (str, type(None)), "dry_run": bool,
+    "runtime_switch": bool, "alerts": dict, "reasons": dict,
+}  # fmt: skip
+"""What a status holds at least, by name."""
+
+
+def check_status(document: Any, where: str) -> dict[str, Any]:
+    """Return a status that a guard wrote.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    good = isinstance(document, dict) and all(
+        isinstance(document.get(name), (int, float) if kind is float else kind)
+        for name, kind in STATUS.items()
+    )
+    if not good or not 0 <= document["time"] <= LATEST:
+        raise ConfigError(
+            f"{where} is damaged; remove it, and the guard writes it at its next evaluation."
+        )
+    return dict(document)
+
+
 def _number(value: Any) -> float:
-    number = float(value)
-    if not isfinite(number):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if not 0 <= value <= LATEST:
         raise ValueError
-    return number
+    return float(value)
+
+
+def _whole(value: Any, most: int) -> int:
+    if type(value) is not int:
+        raise TypeError
+    if not 0 <= value <= most:
+        raise ValueError
+    return value
+
+
+def _drafting(document: Any) -> dict[str, Any]:
+    """Return a ``Drafting`` as the guard wrote it."""
+    enabled, length, in_use = (document[f.name] for f in fields(Drafting))
+    if not isinstance(enabled, bool):
+        raise TypeError
+    length = None if length is None else _whole(length, LARGEST_DRAFT)
+    return {"enabled": enabled, "length": length, "in_use": _whole(in_use, LARGEST_DRAFT)}
 
 
 def _track(document: Any, kind: type[StrEnum]) -> Track:
     values = {f.name: document[f.name] for f in fields(Track)}
     for name in ("since", "wait", "retry_at", "errors"):
         values[name] = _number(values[name])
-    return Track(**{**values, "level": kind(values["level"]), "stage": int(values["stage"])})
+    if not isinstance(values["cause"], str) or not values["cause"].isprintable():
+        raise TypeError
+    stage = _whole(values["stage"], LARGEST_INT)
+    return Track(**{**values, "level": kind(values["level"]), "stage": stage})

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import stat
+from collections import deque
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .states import State, of_json
+from ..outside.documents import MIB, parse_json, read
+from .states import State, check_status, of_json
 
 STATE, STATUS, COMMAND, AUDIT = "state.json", "status.json", "command.json", "audit.jsonl"
+
+
+MOST_BYTES = MIB
+"""Of a file, and of a line of the audit; the guard's own have some kilobytes."""
+
+
+class StoreError(ConfigError):
+    """A file cannot be written: the disk is full, or the folder is gone or read-only."""
 
 
 class Store:
@@ -49,7 +60,11 @@ class Store:
         return state
 
     def save(self, state: State) -> None:
-        """Write the state; a reader, and a guard after kill -9, sees the old one or the new one."""
+        """Write the state; a reader, and a guard after kill -9, sees the old one or the new one.
+
+        Raises:
+            StoreError: it cannot be written; the old one is still there.
+        """
         self._write(STATE, state.to_json())
 
     def show(self, status: dict[str, Any]) -> None:
@@ -57,71 +72,115 @@ class Store:
         self._write(STATUS, status)
 
     def status(self) -> dict[str, Any] | None:
-        """Return what was shown last; None where no guard ever ran here."""
+        """Return what was shown last; None where no guard ever ran here.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
         document = self._read(STATUS)
-        return document if isinstance(document, dict) else None
+        return None if document is None else check_status(document, str(self.folder / STATUS))
 
     def command(self, mode: str | None) -> None:
         """Leave a person's word: hold this mode, or None for rules again."""
         self._write(COMMAND, {"force": mode})
 
     def commanded(self) -> tuple[bool, str | None]:
-        """Return whether a person said anything, and the mode."""
+        """Return whether a person said anything, and the mode.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
         document = self._read(COMMAND)
         if not isinstance(document, dict) or "force" not in document:
             return False, None
         return True, document["force"]
 
     def obeyed(self) -> None:
-        """Forget the person's word, which the state has now."""
-        (self.folder / COMMAND).unlink(missing_ok=True)
+        """Forget the person's word, which the state has now.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        try:
+            (self.folder / COMMAND).unlink(missing_ok=True)
+        except OSError as error:
+            raise _cannot_write(self.folder / COMMAND, error) from None
 
     def record(self, entry: dict[str, Any]) -> None:
-        """Append a line to the audit; it is on disk when this returns."""
-        line = json.dumps(finite(entry), ensure_ascii=False) + "\n"
-        file = os.open(self.folder / AUDIT, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o640)
-        try:
-            end = os.fstat(file).st_size
-            if end and os.pread(file, 1, end - 1) != b"\n":  # torn when a guard died
-                line = "\n" + line
-            os.write(file, line.encode())
-            os.fsync(file)
-        finally:
-            os.close(file)
+        """Append a line to the audit; it is on disk when this returns.
 
-    def history(self) -> Iterator[dict[str, Any]]:
-        """Yield the audit's entries, the oldest first; a torn last line is left out."""
+        Raises:
+            StoreError: it cannot be written.
+        """
+        line = json.dumps(finite(entry)) + "\n"
+        path = self.folder / AUDIT
         try:
-            lines = (self.folder / AUDIT).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return
-        for line in lines.splitlines():
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640)
             try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict):
-                yield entry
+                end = os.fstat(file).st_size
+                if end and os.pread(file, 1, end - 1) != b"\n":  # torn when a guard died
+                    line = "\n" + line
+                os.write(file, line.encode())
+                os.fsync(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise _cannot_write(path, error) from None
 
-    def _read(self, name: str) -> Any:
-        path = self.folder / name
+    def history(self, last: int = 1000) -> list[dict[str, Any]]:
+        """Return the audit's newest entries, the oldest first; damaged lines are left out."""
+        path = self.folder / AUDIT
+        if not self._exists(path):
+            return []
+        found: deque[dict[str, Any]] = deque(maxlen=last)
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            with path.open("rb") as file:
+                while line := file.readline(MOST_BYTES):
+                    try:
+                        entry = parse_json(line, str(path))
+                    except ConfigError:
+                        continue
+                    if isinstance(entry, dict):
+                        found.append(entry)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+        return list(found)
+
+    def _exists(self, path: Path) -> bool:
+        """Return whether there is a file.
+
+        Raises:
+            ConfigError: it is something else, as a pipe or a folder, or cannot be looked at.
+        """
+        try:
+            regular = stat.S_ISREG(path.stat().st_mode)
         except FileNotFoundError:
-            return None
+            return False
         except NotADirectoryError:
             raise ConfigError(f"The guard's folder {self.folder} is a file.") from None
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-        except (ValueError, RecursionError):
+        if not regular:
+            raise ConfigError(f"{path} is no file; remove it to begin anew.")
+        return True
+
+    def _read(self, name: str) -> Any:
+        path = self.folder / name
+        if not self._exists(path):
+            return None
+        text = read(path, str(path), limit=MOST_BYTES)
+        try:
+            return parse_json(text, str(path), unique=True)
+        except ConfigError:
             raise ConfigError(f"{path} is damaged; remove it to begin anew.") from None
 
     def _write(self, name: str, document: Any) -> None:
         """Replace a file at once; its bytes and its name are on disk when this returns."""
         path, draft = self.folder / name, self.folder / f".{name}.{os.getpid()}"
+        text = json.dumps(finite(document), indent=1)  # in ASCII: no letter is a danger there
         try:
-            with draft.open("w", encoding="utf-8") as file:
-                json.dump(finite(document), file, ensure_ascii=False, indent=1)
+            with draft.open("w", encoding="ascii") as file:
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)
@@ -131,7 +190,13 @@ class Store:
             finally:
                 os.close(folder)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+            with suppress(OSError):
+                draft.unlink()
+            raise _cannot_write(path, error) from None
+
+
+def _cannot_write(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path} cannot be written: {error.strerror}.")
 
 
 def finite(value: Any) -> Any:

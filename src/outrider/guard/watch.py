@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..errors import EndpointError
-from .http import call
+from ..outside.http import call
+from ..outside.sockets import Deadline
 from .policy import Policy, Server
 from .sources import Source
 from .states import Observation, Place, Side, State
@@ -44,13 +45,14 @@ def look(
 
 
 def is_warm(server: Server, seconds: float) -> bool:
-    """Return whether a server's model writes a token within ``seconds``."""
-    url = server.url.rstrip("/").removesuffix("/v1")
+    """Return whether a server's model writes a token within ``seconds``, its name asked first."""
+    url, deadline = server.url.rstrip("/").removesuffix("/v1"), Deadline(seconds)
     try:
         models = call(f"{url}/v1/models", key=server.key, seconds=seconds).json()
         name = models["data"][0]["id"]
         body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        answer = call(f"{url}/v1/completions", body, key=server.key, seconds=seconds)
+        left = deadline.left()
+        answer = call(f"{url}/v1/completions", body, key=server.key, seconds=left)
         return answer.ok and bool(answer.json()["choices"])
-    except (EndpointError, KeyError, IndexError, TypeError):
+    except (EndpointError, LookupError, TypeError, TimeoutError):
         return False

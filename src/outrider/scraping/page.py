@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf, isfinite
 from typing import Any
 
@@ -12,6 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 COUNTED = re.compile(r"_(total|sum|count|bucket)$")
+NAME = re.compile(rb"[A-Za-z_:][A-Za-z0-9_:]*")
+MOST_SAMPLES = 20_000
+"""Of a page; engines have some hundreds. What lies beyond counts as broken."""
+LONGEST_LINE = 1 << 14
+"""Bytes."""
 UNUSED = re.compile(r"_(bucket|created)$")
 
 
@@ -131,19 +136,63 @@ def _line(sample: Sample) -> str:
     return f"{sample.name}{{{labels}}} {sample.value!r}"
 
 
+class Reader:
+    """Reads a page part by part, as it comes, and keeps no more than its samples.
+
+    Args:
+        names: of the metrics to keep, without ``_total``; None keeps all.
+    """
+
+    def __init__(self, names: Collection[str] | None = None) -> None:
+        self._names = names
+        self._samples: list[Sample] = []
+        self._broken = 0
+        self._rest = b""
+
+    def feed(self, part: bytes) -> None:
+        """Take the page's next bytes; a line that is too long is broken."""
+        *lines, rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            self._take(line)
+        # The start of an endless line says enough: it is broken, and its rest is no line.
+        self._rest = rest[: LONGEST_LINE + 1]
+
+    def page(self) -> Page:
+        """Return the page, once all of it was fed."""
+        self._take(self._rest)
+        self._rest = b""
+        return Page(self._samples, self._broken)
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b"#") or not line.strip():
+            return
+        if not self._wanted(line):
+            return
+        if len(line) > LONGEST_LINE or len(self._samples) >= MOST_SAMPLES:
+            self._broken += 1
+            return
+        try:
+            text = line.decode("utf-8", "replace")
+            for family in text_string_to_metric_families(text + "\n"):
+                self._samples.extend(family.samples)
+        except (ValueError, IndexError, KeyError, TypeError):
+            self._broken += 1
+
+    def _wanted(self, line: bytes) -> bool:
+        if self._names is None:
+            return True
+        found = NAME.match(line)
+        if found is None:
+            return True  # broken, or written in a way that only the parser knows
+        name = found[0].decode("ascii")
+        return name in self._names or COUNTED.sub("", name) in self._names
+
+
 def parse(text: str) -> Page:
     """Return the samples of a text in Prometheus' format; broken lines are counted, no more."""
-    samples: list[Sample] = []
-    broken = 0
-    for line in text.splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        try:
-            for family in text_string_to_metric_families(line + "\n"):
-                samples.extend(family.samples)
-        except (ValueError, IndexError, KeyError, TypeError):
-            broken += 1
-    return Page(samples, broken)
+    reader = Reader()
+    reader.feed(text.encode("utf-8", "replace"))
+    return reader.page()
 
 
 def of_mapping(values: Mapping[str, Any]) -> Page:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...errors import OutriderError
 from ..policy import Policy
@@ -31,6 +31,23 @@ class TrafficSwitch(Protocol):
             SwitchError: it does not answer, or refuses.
         """
         ...
+
+
+LARGEST_WEIGHT = 1_000_000
+"""What Kubernetes takes."""
+
+
+def weight(value: Any) -> int:
+    """Return a weight that a switch tells.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a weight is a number")
+    if not 0 <= value <= LARGEST_WEIGHT or value != int(value):
+        raise ValueError("a weight is a whole number")
+    return int(value)
 
 
 def traffic_switch(policy: Policy) -> TrafficSwitch | None:

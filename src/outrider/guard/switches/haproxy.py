@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-import socket
 
+from ...outside.sockets import Deadline, Incoming, connect, connect_unix, send
+from ...outside.text import printable
 from ..policy import Traffic
 from ..states import Weights
 from . import SwitchError
 
 SECONDS = 3.0
-MOST_BYTES = 1 << 20
-WEIGHT = re.compile(r"^(\d+) \(initial \d+\)$")
+MOST_BYTES = 1 << 16
+WEIGHT = re.compile(r"^([0-9]{1,6}) \(initial [0-9]{1,6}\)$")
 
 
 class HAProxy:
@@ -48,27 +49,17 @@ class HAProxy:
 
     def _ask(self, command: str) -> str:
         """Return what HAProxy says to a command, on one line."""
-        try:
-            with self._connect() as connection:
-                connection.sendall(f"{command}\n".encode())
-                said = b""
-                while len(said) < MOST_BYTES and (more := connection.recv(4096)):
-                    said += more
-        except OSError as error:
-            why = error.strerror or str(error) or type(error).__name__
-            raise SwitchError(f"HAProxy at {self._address} does not answer ({why}).") from None
-        return " ".join(said.decode("utf-8", "replace").split())
-
-    def _connect(self) -> socket.socket:
         kind, _, place = self._address.partition(":")
-        if kind == "tcp":
-            host, _, port = place.rpartition(":")
-            return socket.create_connection((host.strip("[]"), int(port)), SECONDS)
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        host, _, port = place.rpartition(":")
+        deadline = Deadline(SECONDS)
         try:
-            connection.settimeout(SECONDS)
-            connection.connect(place)
-        except OSError:
-            connection.close()
-            raise
-        return connection
+            with (
+                connect(host.strip("[]"), int(port), deadline) if kind == "tcp"
+                else connect_unix(place, deadline)
+            ) as connection:  # fmt: skip
+                send(connection, f"{command}\n".encode(), deadline)
+                said = Incoming(connection, deadline).makefile().read(MOST_BYTES)
+        except OSError as error:
+            why = printable(error.strerror or error)
+            raise SwitchError(f"HAProxy at {self._address} does not answer ({why}).") from None
+        return printable(said.decode("utf-8", "replace"))

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import EndpointError
-from ..http import Answer
+from ...outside.http import SECONDS as USUAL
+from ...outside.http import Answer
+from ...outside.sockets import Deadline
 from ..kubernetes import CONFLICT, INVALID, Cluster, reason
 from ..policy import Traffic
 from ..states import Weights
-from . import SwitchError
+from . import SwitchError, weight
 
 TRIES = 5
+SECONDS = 10.0
+"""Of a change, with all its tries."""
 PATCH = "application/json-patch+json"
 Place = tuple[str, int, bool]
 """A path in the route, the weight there, and whether it is written out."""
@@ -41,9 +45,10 @@ class HTTPRoute:
 
     def set(self, weights: Weights) -> None:
         """Put weights into force."""
+        deadline = Deadline(SECONDS)
         for _ in range(TRIES):
-            route = self._get()
-            answer = self._ask(self._patch(route, weights), "PATCH")
+            route = self._get(deadline)
+            answer = self._ask(self._patch(route, weights), "PATCH", deadline)
             if answer.ok:
                 return
             if answer.status not in (CONFLICT, INVALID):
@@ -51,7 +56,10 @@ class HTTPRoute:
         raise SwitchError(f"{self._path} cannot be changed ({reason(answer)}).")
 
     def _patch(self, route: dict[str, Any], weights: Weights) -> list[dict[str, Any]]:
-        version = route.get("metadata", {}).get("resourceVersion")
+        metadata = route.get("metadata")
+        version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+        if not isinstance(version, str):
+            raise SwitchError(f"{self._path} is no HTTPRoute: it names no version.")
         steps = [{"op": "replace", "path": "/metadata/resourceVersion", "value": version}]
         for pair in self._places(route):
             for (path, _, written), name, weight in zip(pair, self._names, weights, strict=True):
@@ -67,14 +75,13 @@ class HTTPRoute:
             for i, rule in enumerate(route["spec"]["rules"]):
                 places = {
                     each["name"]: (
-                        f"/spec/rules/{i}/backendRefs/{j}", int(each.get("weight", 1)),
-                        "weight" in each,
+                        f"/spec/rules/{i}/backendRefs/{j}", _weight(each), "weight" in each,
                     )
                     for j, each in enumerate(rule.get("backendRefs") or [])
                 }  # fmt: skip
                 if all(name in places for name in self._names):
                     found.append((places[str(self._names[0])], places[str(self._names[1])]))
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             raise SwitchError(f"{self._path} is no HTTPRoute.") from None
         if not found:
             names = " and ".join(map(str, self._names))
@@ -83,15 +90,24 @@ class HTTPRoute:
             )
         return found
 
-    def _get(self) -> dict[str, Any]:
-        answer = self._ask()
+    def _get(self, deadline: Deadline | None = None) -> dict[str, Any]:
+        answer = self._ask(deadline=deadline)
         document = answer.json()
         if not answer.ok or not isinstance(document, dict):
             raise SwitchError(f"{self._path} cannot be read ({reason(answer)}).")
         return document
 
-    def _ask(self, body: Any = None, method: str | None = None) -> Answer:
+    def _ask(
+        self, body: Any = None, method: str | None = None, deadline: Deadline | None = None
+    ) -> Answer:
         try:
-            return self._cluster.ask(self._path, body, method=method, kind=PATCH)
-        except EndpointError as error:
+            left = USUAL if deadline is None else min(USUAL, deadline.left())
+            return self._cluster.ask(self._path, body, method=method, kind=PATCH, seconds=left)
+        except (EndpointError, TimeoutError) as error:
             raise SwitchError(f"Kubernetes: {error}") from None
+
+
+def _weight(reference: dict[str, Any]) -> int:
+    """Return the weight of a backend; 1 where none is written, or null."""
+    written = reference.get("weight")
+    return 1 if written is None else weight(written)

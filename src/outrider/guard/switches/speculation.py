@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...errors import EndpointError
-from ..http import call
+from ...outside.http import call
+from ...outside.text import printable
+from ...limits import LARGEST_DRAFT
 from ..policy import Server
 from ..states import Drafting
 from . import SwitchError
@@ -32,8 +34,8 @@ class Speculation:
             raise SwitchError(f"{self._url}: the engine is starting.")
         return Drafting(
             state["enabled"],
-            length if isinstance(length, int) else None,
-            in_use if isinstance(in_use, int) else 0,
+            length if _is_length(length) else None,
+            in_use if _is_length(in_use) else 0,
         )
 
     def set(self, body: dict[str, Any]) -> None:
@@ -52,8 +54,13 @@ class Speculation:
         document = answer.json()
         if not answer.ok or not isinstance(document, dict):
             told = document.get("error", {}) if isinstance(document, dict) else {}
-            said = told.get("message", "") if isinstance(told, dict) else ""
+            said = printable(told.get("message") or "") if isinstance(told, dict) else ""
             raise SwitchError(
                 f"{self._url} answers HTTP {answer.status}{f': {said}' * bool(said)}."
             )
         return document
+
+
+def _is_length(value: object) -> TypeGuard[int]:
+    """Return whether it is a draft length that this switch can be set to."""
+    return type(value) is int and 0 <= value <= LARGEST_DRAFT

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import EndpointError
-from ..http import call
+from ...outside.http import call
 from ..policy import Server, Traffic
 from ..states import Weights
-from . import SwitchError
+from . import SwitchError, weight
 
 
 class Webhook:
@@ -22,8 +22,8 @@ class Webhook:
         """Return the weights in force."""
         said = self._ask(None)
         try:
-            weights = int(said["engine"]), int(said["standby"])
-        except (TypeError, KeyError, ValueError):
+            weights = weight(said["engine"]), weight(said["standby"])
+        except (TypeError, LookupError, ValueError):
             raise SwitchError(f"{self._url} tells no weights of engine and standby.") from None
         return weights
 
