@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import socketserver
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from outrider.guard.loop import Guard
+from outrider.guard.policy import Policy, read
+from outrider.guard.store import Store
 
 Reply = tuple[int, Any]
 
@@ -222,3 +230,80 @@ def patch(document: Any, step: dict[str, Any]) -> bool:
         return False
     document[last] = step["value"]
     return True
+
+
+POLICY = """
+folder = "{folder}"
+interval = 0.1
+window = {window}
+[engine]
+url = "{engine}"
+[standby]
+url = "{standby}"
+[traffic]
+kind = "haproxy"
+address = "{proxy}"
+backend = "llm"
+engine = "engine"
+standby = "standby"
+[minimum]
+requests = 10
+drafted = 100
+[recovery]
+cooldown = 60
+wait = 60
+hold = 60
+"""
+
+
+class Fleet:
+    """An engine, a standby and HAProxy, a policy for them, and a clock that is set by hand."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self.engine, self.standby = Engine(), Engine(enabled=False)
+        self.proxy = HAProxy(folder / "admin.sock")
+        stack.callback(self.proxy.close)
+        self.now = time.time()
+        self.file = folder / "policy.toml"
+        self.heard: list[Any] = []
+
+        def hear(method: str, path: str, body: Any, headers: Any) -> tuple[int, Any]:
+            self.heard.append(body)
+            return 200, {}
+
+        self.webhook = stack.enter_context(http(hear))
+        urls = [stack.enter_context(http(each.answer)) for each in (self.engine, self.standby)]
+        text = POLICY.format(
+            folder=folder / "guard", engine=urls[0], standby=urls[1], proxy=self.proxy.address,
+            window=60,
+        )  # fmt: skip
+        self.file.write_text(text)
+
+    @property
+    def policy(self) -> Policy:
+        return read(self.file)
+
+    def guard(self, **changes: Any) -> Guard:
+        return Guard(replace(self.policy, **changes), clock=lambda: self.now)
+
+    def turn(self, guard: Guard, seconds: float = 10) -> Any:
+        self.now += seconds
+        return guard.turn()
+
+    def history(self) -> list[tuple[str, str]]:
+        entries = Store(self.policy.folder).history()
+        return [(e["kind"], e.get("action") or e.get("alert", "")) for e in entries]
+
+
+def start(fleet: Fleet) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "outrider", "guard", "run", "--policy", str(fleet.file)],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"},
+    )  # fmt: skip
+
+
+def until(true: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)

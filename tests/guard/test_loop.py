@@ -1,95 +1,20 @@
 """The whole guard against stand-ins: what it changes, says, writes, and does after kill -9."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from guarding import Engine, HAProxy, http
+from guarding import Fleet, start, until
 from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.errors import ConfigError
 from outrider.guard.loop import Guard
-from outrider.guard.policy import SIGNALS, Policy, read
+from outrider.guard.policy import SIGNALS
 from outrider.guard.states import Drafting
 from outrider.guard.store import Store
-
-POLICY = """
-folder = "{folder}"
-interval = 0.1
-window = {window}
-[engine]
-url = "{engine}"
-[standby]
-url = "{standby}"
-[traffic]
-kind = "haproxy"
-address = "{proxy}"
-backend = "llm"
-engine = "engine"
-standby = "standby"
-[minimum]
-requests = 10
-drafted = 100
-[recovery]
-cooldown = 60
-wait = 60
-hold = 60
-"""
-
-
-class Fleet:
-    """An engine, a standby and HAProxy, a policy for them, and a clock that is set by hand."""
-
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self.engine, self.standby = Engine(), Engine(enabled=False)
-        self.proxy = HAProxy(folder / "admin.sock")
-        stack.callback(self.proxy.close)
-        self.now = time.time()
-        self.file = folder / "policy.toml"
-        self.heard: list[Any] = []
-
-        def hear(method: str, path: str, body: Any, headers: Any) -> tuple[int, Any]:
-            self.heard.append(body)
-            return 200, {}
-
-        self.webhook = stack.enter_context(http(hear))
-        urls = [stack.enter_context(http(each.answer)) for each in (self.engine, self.standby)]
-        text = POLICY.format(
-            folder=folder / "guard", engine=urls[0], standby=urls[1], proxy=self.proxy.address,
-            window=60,
-        )  # fmt: skip
-        self.file.write_text(text)
-
-    @property
-    def policy(self) -> Policy:
-        return read(self.file)
-
-    def guard(self, **changes: Any) -> Guard:
-        return Guard(replace(self.policy, **changes), clock=lambda: self.now)
-
-    def turn(self, guard: Guard, seconds: float = 10) -> Any:
-        self.now += seconds
-        return guard.turn()
-
-    def history(self) -> list[tuple[str, str]]:
-        entries = Store(self.policy.folder).history()
-        return [(e["kind"], e.get("action") or e.get("alert", "")) for e in entries]
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with ExitStack() as stack:
-        yield Fleet(stack, tmp_path)
 
 
 def fail(fleet: Fleet, guard: Guard) -> None:
@@ -248,20 +173,6 @@ def test_a_guard_that_loses_its_lease_while_it_looks_does_not_act(fleet: Fleet) 
     assert fleet.turn(guard) is None
     assert fleet.proxy.weights["llm/engine"] == 100
     assert Store(fleet.policy.folder).load(fleet.policy.engine.url).mode == "normal"
-
-
-def start(fleet: Fleet) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "outrider", "guard", "run", "--policy", str(fleet.file)],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"},
-    )  # fmt: skip
-
-
-def until(true: Any, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_a_guard_killed_in_the_middle_ends_where_another_would(fleet: Fleet) -> None:

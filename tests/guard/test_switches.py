@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from guarding import Cluster, Engine, HAProxy, http
 
 from outrider.errors import ConfigError, EndpointError
 from outrider.guard import kubernetes
-from outrider.guard.http import call
 from outrider.guard.lease import FileLease, KubernetesLease
 from outrider.guard.policy import Policy, Server, Traffic, parse
 from outrider.guard.sources import Prometheus, figures_of, names_of, queries, side
@@ -23,6 +23,7 @@ from outrider.guard.switches.httproute import HTTPRoute
 from outrider.guard.switches.speculation import Speculation
 from outrider.guard.switches.webhook import Webhook
 from outrider.guard.watch import is_warm
+from outrider.outside.http import call
 from outrider.scraping import parse as page
 
 PATH = "/apis/gateway.networking.k8s.io/v1/namespaces/llm/httproutes/chat"
@@ -120,7 +121,7 @@ def test_endless_conflicts_and_foreign_routes_are_errors() -> None:
             )
             with pytest.raises(SwitchError, match=reason):
                 HTTPRoute(traffic).read()
-    with pytest.raises(SwitchError, match="does not answer"):
+    with pytest.raises(SwitchError, match="cannot be reached"):
         route_switch(url).read()
 
 
@@ -208,7 +209,7 @@ def test_an_answer_that_trickles_is_cut_off() -> None:
 
     thread = threading.Thread(target=trickle)
     thread.start()
-    with listener, pytest.raises(EndpointError, match="too long"):
+    with listener, pytest.raises(EndpointError, match="does not answer"):
         call(f"http://127.0.0.1:{listener.getsockname()[1]}", seconds=0.2)
     thread.join()
 
@@ -238,20 +239,43 @@ def test_a_kubernetes_lease_goes_to_another_only_after_its_end(tmp_path: Path) -
     with http(cluster.answer) as url:
         first, second = (KubernetesLease(policy(tmp_path, url)) for _ in range(2))
         first._me, second._me = "a", "b"
-        assert first.hold(1000) is None
-        assert "Another guard acts (a)" in second.hold(1029)
-        assert first.hold(1029) is None
-        assert "Another guard" in second.hold(1058)
-        assert second.hold(1060) is None
-        assert "Another guard acts (b)" in first.hold(1061)
+        # Their clocks differ by years; each counts from the renewals that it saw itself.
+        assert first.hold(1e9) is None
+        assert "Another guard acts (a)" in second.hold(0)
+        assert first.hold(1e9 + 20) is None
+        assert "Another guard" in second.hold(20)
+        assert "Another guard" in second.hold(49)
+        assert second.hold(50) is None
+        assert "Another guard acts (b)" in first.hold(1e9 + 51)
         spec = cluster.objects[LEASE]["spec"]
         assert spec["leaseTransitions"] == 2
-        assert spec["renewTime"].startswith("1970-01-01T00:17:40")
+        renewed = datetime.fromisoformat(spec["renewTime"]).timestamp()
+        assert renewed == pytest.approx(time.time(), abs=60)
 
         # Both see it run out; only one gets it.
         cluster.before_write = lambda own: own.touch(LEASE, lambda _: None)
-        assert "a moment ago" in first.hold(2000)
-    assert "cannot be renewed" in first.hold(2001)
+        assert "a moment ago" in first.hold(1e9 + 200)
+    assert "cannot be renewed" in first.hold(1e9 + 201)
+
+
+HOSTILE_LEASES: list[Any] = [
+    None, [], "x", {"holderIdentity": "c", "leaseDurationSeconds": "text"},
+    {"holderIdentity": "c", "leaseDurationSeconds": -1, "renewTime": 5},
+    {"holderIdentity": "c", "leaseDurationSeconds": 10**200, "leaseTransitions": "many"},
+    {"holderIdentity": {"a": []}, "renewTime": [[]], "leaseTransitions": None},
+    {"holderIdentity": "c\x1b[2J\u2028forged", "leaseTransitions": -5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", HOSTILE_LEASES, ids=range(len(HOSTILE_LEASES)))
+def test_a_lease_of_nonsense_is_taken_once_it_is_old(tmp_path: Path, spec: Any) -> None:
+    cluster = Cluster((LEASE, {"metadata": {"name": "outrider-guard"}, "spec": spec}))
+    with http(cluster.answer) as url:
+        lease = KubernetesLease(policy(tmp_path, url))
+        said = lease.hold(0)
+        assert said is None or said.isprintable()
+        assert lease.hold(86_400) is None
+    assert type(cluster.objects[LEASE]["spec"]["leaseTransitions"]) is int
 
 
 def test_figures_of_scrapes_are_those_of_the_names() -> None:
@@ -297,7 +321,7 @@ def test_prometheus_is_asked_and_its_silence_told() -> None:
     assert standby.up is None
     assert 'm{job="e"}' in asked
     assert any('code=~"5.."' in text and "[30000ms]" in text for text in asked)
-    with pytest.raises(EndpointError, match="does not answer"):
+    with pytest.raises(EndpointError, match="cannot be reached"):
         Prometheus(parse(own)).read(0)
     with http(lambda *_: (400, {"status": "error", "error": "parse error"})) as url:
         own["source"]["url"] = url

@@ -6,14 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from peering import drips, peer, says
 
 from outrider.errors import ConfigError, EndpointError, ModelError
 from outrider.outside.documents import (
@@ -150,49 +149,6 @@ def test_a_key_twice_in_a_file_is_refused(tmp_path: Path) -> None:
 # HTTP
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-
-
-@contextmanager
-def peer(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[bytes]]]:
-    """Serve connections by ``answer``; give the address and the requests."""
-    requests: list[bytes] = []
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                try:
-                    requests.append(connection.recv(65536))
-                    answer(connection)
-                except OSError:
-                    pass
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
-    assert not thread.is_alive()
-
-
-def says(data: bytes) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(data)
-
-
-def drips(start: bytes, again: bytes, pause: float = 0.05) -> Callable[[socket.socket], None]:
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(start)
-        while True:
-            connection.sendall(again)
-            time.sleep(pause)
-
-    return answer
 
 
 @pytest.mark.parametrize(

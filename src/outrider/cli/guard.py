@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,7 +16,8 @@ from ..errors import ConfigError
 from ..guard.decide import FORCIBLE
 from ..guard.judge import DOWN
 from ..guard.policy import SIGNALS, read
-from ..guard.store import Store
+from ..guard.store import LONGEST, Store
+from ..outside.text import printable
 from .common import Group, write, write_json
 
 app = typer.Typer(cls=Group)
@@ -39,6 +39,7 @@ def run(
     json_: Annotated[bool, typer.Option("--json", help="Log lines as JSON.")] = False,
 ) -> None:
     """Run the guard until it is interrupted; what it changed stays as it is."""
+    from ..guard.loop import Stop
     from ..guard.loop import run as run_guard
 
     chosen = read(policy)
@@ -51,9 +52,9 @@ def run(
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    stop = threading.Event()
+    stop = Stop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, stop.ask)
     logger.info("watching %s every %g s", chosen.engine.url, chosen.interval)
     run_guard(chosen, stop)
 
@@ -78,17 +79,20 @@ def status(policy: PolicyFile, json_: AsJson = False) -> None:
     if json_:
         write_json(found, "-")
         return
-    lines = [f"state    {found['mode']}", f"engine   {found['engine']}"]
+    lines = [f"state    {_line(found['mode'])}", f"engine   {_line(found['engine'])}"]
     if found["stale"]:
         lines.append(f"STALE    the last evaluation was {age:.0f} s ago; is the guard running?")
     if found["forced"]:
-        lines.append(f"forced   {found['forced']}; outrider guard release lets the rules hold")
+        lines.append(
+            f"forced   {_line(found['forced'])}; outrider guard release lets the rules hold"
+        )
     if found["dry_run"]:
         lines.append("dry run  nothing is changed")
     if not found["runtime_switch"]:
         lines.append("switch   this engine has none at run time: weak drafting goes to the standby")
-    lines += [_reason(name, text) for name, text in sorted(found["reasons"].items())]
-    lines += [f"ALERT    {name}: {text}" for name, text in sorted(found["alerts"].items())]
+    reasons, alerts = sorted(found["reasons"].items()), sorted(found["alerts"].items())
+    lines += [_reason(_line(name), _line(text)) for name, text in reasons]
+    lines += [f"ALERT    {_line(name)}: {_line(text)}" for name, text in alerts]
     write("\n".join(lines) + "\n")
 
 
@@ -105,19 +109,27 @@ def history(
     last: Annotated[int, typer.Option("--last", min=1, help="Entries, the newest.")] = 50,
 ) -> None:
     """Show what the guard did, and why."""
-    entries = list(Store(read(policy).folder, create=False).history())[-last:]
+    entries = Store(read(policy).folder, create=False).history(last)
     if json_:
         write_json(entries, "-")
         return
     for entry in entries:
-        write(_line(entry))
+        write(_entry(entry))
 
 
-def _line(entry: dict[str, Any]) -> str:
-    when = datetime.fromtimestamp(float(entry.get("time", 0)), UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+def _line(text: object) -> str:
+    return printable(text, LONGEST)
+
+
+def _entry(entry: dict[str, Any]) -> str:
+    try:
+        when = datetime.fromtimestamp(float(entry["time"]), UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (LookupError, TypeError, ValueError, OverflowError, OSError):
+        when = "(no time)"
     what = entry.get("action") or entry.get("alert") or ""
     dry = " (dry run)" if entry.get("dry_run") else ""
-    return f"{when}  {entry.get('kind', ''):<8} {what:<14} {entry.get('text', '')}{dry}\n"
+    kind, text = _line(entry.get("kind", "")), _line(entry.get("text", ""))
+    return f"{when}  {kind:<8} {_line(what):<14} {text}{dry}\n"
 
 
 @app.command()
@@ -141,6 +153,9 @@ def _leave(policy: Path, mode: str | None) -> None:
     chosen = read(policy)
     store = Store(chosen.folder)
     store.command(mode)
-    found = store.status()
+    try:
+        found = store.status()
+    except ConfigError:
+        found = None
     if found is None or time.time() - found["time"] > 3 * chosen.interval + 10:
         typer.echo("warning: no guard runs now; it will be obeyed when one starts.", err=True)

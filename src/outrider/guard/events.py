@@ -14,15 +14,13 @@ from ..errors import ConfigError, EndpointError
 from ..outside.http import call
 from ..outside.text import printable
 from .states import MODES
-from .store import Store, StoreError, finite
+from .store import LONGEST, Store, StoreError, finite
 
 logger = logging.getLogger("outrider.guard")
 ALERTS = (
     "source", "no_data", "traffic_switch", "drafting_switch", "standby_cold", "no_standby",
     "no_traffic", "both_bad", "forced", "failed", "folder",
 )  # fmt: skip
-LONGEST = 2000
-"""Letters of an event's text."""
 WEBHOOK_SECONDS = 2.0
 
 
@@ -105,6 +103,10 @@ class Events:
             logger.warning("%s", error)
         if self._webhook is not None:
             self._post(entry)
+
+    def also(self, name: str, text: str) -> None:
+        """Tell an alert beside those that there are."""
+        self.alert({**self._alerts, name: text})
 
     def alert(self, alerts: Mapping[str, str]) -> None:
         """Tell alerts that begin, and those that end."""

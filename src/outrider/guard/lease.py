@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
-from ..errors import ConfigError, EndpointError
+from ..errors import EndpointError
 from ..limits import LARGEST_INT
 from ..outside.text import printable
 from .kubernetes import CONFLICT, MISSING, Cluster, reason
 from .policy import Policy
+from .store import StoreError
 
 FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
 LONGEST = 86400.0
@@ -60,7 +61,7 @@ class FileLease:
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o640)
         except OSError as error:
-            raise ConfigError(f"{self._path} cannot be opened: {error.strerror}.") from None
+            raise StoreError(f"{self._path} cannot be opened: {error.strerror}.") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,11 +14,51 @@ from .events import Events, logger
 from .lease import Lease, lease
 from .policy import Policy
 from .sources import Source, source
-from .states import Decision, Level, Observation, Place, State
-from .store import Store
+from .states import Decision, Level, Observation, Place, State, carried_over
+from .store import Store, StoreError
 from .switches import SwitchError, TrafficSwitch, traffic_switch
 from .switches.speculation import Speculation
 from .watch import look
+
+
+class StoppedError(Exception):
+    """A signal came while the guard waited for something."""
+
+
+class Stop:
+    """Asks a guard to end: between two evaluations, or at once while it only waits."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._waits = False
+
+    def ask(self, *_: Any) -> None:
+        """Ask it; a handler of signals."""
+        self.asked = True
+        if self._waits:
+            self._waits = False
+            raise StoppedError
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let a signal end what is inside, which changes nothing.
+
+        Raises:
+            StoppedError: a signal came.
+        """
+        self._waits = True
+        try:
+            if self.asked:
+                raise StoppedError
+            yield
+        finally:
+            self._waits = False
+
+
+def steady(begin: float | None = None) -> Callable[[], float]:
+    """Return a clock that begins as the wall's, and goes forward whatever happens to that."""
+    ahead = (time.time() if begin is None else begin) - time.monotonic()
+    return lambda: time.monotonic() + ahead
 
 
 class Guard:
@@ -30,29 +70,48 @@ class Guard:
 
     def __init__(
         self, policy: Policy, *, figures: Source | None = None, right: Lease | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None, stop: Stop | None = None,
     ) -> None:  # fmt: skip
-        self.policy, self.clock = policy, clock
+        self.policy, self.clock, self.stop = policy, clock or steady(), stop or Stop()
         self.store = Store(policy.folder)
         self.events = Events(self.store, policy.webhook, dry_run=policy.dry_run)
         self.source = figures or source(policy)
         self.lease = right or lease(policy)
         self.traffic: TrafficSwitch | None = traffic_switch(policy)
         self.drafting = Speculation(policy.engine) if policy.engine.has_switch else None
-        self.state = self.store.load(policy.engine.url)  # damage is told at the start
+        self.state = self._load()  # damage is told at the start
         self._leads = False
         self._told: tuple[str, ...] = ()
         self._failing: tuple[str, ...] = ()
 
-    def run(self, stop: threading.Event) -> None:
-        """Evaluate every interval until ``stop`` is set."""
+    def run(self) -> None:
+        """Evaluate every interval until asked to stop; an evaluation that fails is an alert.
+
+        Raises:
+            ConfigError: the first one cannot write the folder, or the policy cannot be used.
+        """
         if self.policy.listen is not None:
             self.events.listen(self.policy.listen)
+        began = False
         try:
-            while not stop.is_set():
+            while not self.stop.asked:
                 begin = time.monotonic()
-                self.turn()
-                stop.wait(max(0.0, self.policy.interval - (time.monotonic() - begin)))
+                try:
+                    self.turn()
+                except StoreError as error:
+                    if not began:
+                        raise
+                    # A full disk may have room again; until then nothing is changed.
+                    self.events.also("folder", str(error))
+                except (ConfigError, StoppedError):
+                    raise
+                except Exception as error:  # what nobody thought of must not leave an engine alone
+                    self.events.also("failed", f"An evaluation ended in {error!r}.")
+                began = True
+                with self.stop.at_once():
+                    time.sleep(max(0.0, self.policy.interval - (time.monotonic() - begin)))
+        except StoppedError:
+            pass
         finally:
             self.lease.release()
             self.events.close()
@@ -63,27 +122,37 @@ class Guard:
         if not self._may_act(now):
             return None
         if not self._leads:  # what the one before has written counts
-            self.state, self._leads = self.store.load(self.policy.engine.url), True
+            self.state, self._leads = self._load(), True
             self.events.tell("note", f"this guard acts; the state is {self.state.mode}")
-        self._commands()
-        seen = look(self.state, self.policy, self.source, self.drafting, self.traffic, now)
+        alerts = self._commands()
+        with self.stop.at_once():
+            seen = look(self.state, self.policy, self.source, self.drafting, self.traffic, now)
         decision = decide(self.state, seen, self.policy, now)
         # Servers that answer slowly may have outlasted a lease.
         if not self._may_act(self.clock()):
             return None
-        alerts = dict(decision.alerts)
+        alerts |= decision.alerts
         if self.policy.dry_run:
             self._pretend(decision)
         else:
             alerts |= self._carry_out(decision, seen)
+        try:
+            self._show(seen, replace(decision, alerts=alerts))
+        except StoreError as error:
+            alerts["folder"] = str(error)
         self.events.alert(alerts)
         self.events.gauges(self.state.mode, seen.warm if self.policy.standby else None, True)
-        self._show(now, seen, replace(decision, alerts=alerts))
         return decision
+
+    def _load(self) -> State:
+        """Return the state on disk, as of this guard's clock."""
+        state = self.store.load(self.policy.engine.url)
+        return carried_over(state, self.clock(), self.policy.recovery.longest_wait)
 
     def _may_act(self, now: float) -> bool:
         """Take or renew the lease; without it this guard only watches."""
-        other = self.lease.hold(now)
+        with self.stop.at_once():
+            other = self.lease.hold(now)
         if other is not None:
             self._leads = False
             logger.info("%s", other)
@@ -91,17 +160,20 @@ class Guard:
             self.events.alert({})
         return other is None
 
-    def _commands(self) -> None:
-        """Take a person's word into the state."""
-        said, mode = self.store.commanded()
-        if not said:
-            return
-        if mode is None or mode in FORCIBLE:
-            self.state = replace(self.state, forced=mode)
-            self.store.save(self.state)
-            told = "rules hold again" if mode is None else f"a person holds it in {mode}"
-            self.events.tell("note", told)
-        self.store.obeyed()
+    def _commands(self) -> dict[str, str]:
+        """Take a person's word into the state; an alert where it cannot be read."""
+        try:
+            said, mode = self.store.commanded()
+            if not said:
+                return {}
+            if mode is None or mode in FORCIBLE:
+                self._remember(forced=mode)
+                told = "rules hold again" if mode is None else f"a person holds it in {mode}"
+                self.events.tell("note", told)
+            self.store.obeyed()
+        except ConfigError as error:
+            return {"folder": str(error)}
+        return {}
 
     def _pretend(self, decision: Decision) -> None:
         """Tell what would be done, once; levels stay as they are."""
@@ -114,8 +186,9 @@ class Guard:
 
     def _carry_out(self, decision: Decision, seen: Observation) -> dict[str, str]:
         """Write the decision down, put it into force, and return what failed."""
-        before, self.state = self.state, decision.state
-        self.store.save(self.state)
+        before = self.state
+        self.store.save(decision.state)
+        self.state = decision.state
         actions = tuple(event.action for event in decision.events)
         again = bool(actions) and actions == self._failing  # tried at each evaluation, told once
         for event in () if again else decision.events:
@@ -186,13 +259,14 @@ class Guard:
         return differs
 
     def _remember(self, **fields: Any) -> None:
-        self.state = replace(self.state, **fields)
-        self.store.save(self.state)
+        state = replace(self.state, **fields)
+        self.store.save(state)
+        self.state = state
 
-    def _show(self, now: float, seen: Observation, decision: Decision) -> None:
+    def _show(self, seen: Observation, decision: Decision) -> None:
         self.store.show(
             {
-                "time": now,
+                "time": time.time(),
                 "engine": self.policy.engine.url,
                 "mode": self.state.mode,
                 "forced": self.state.forced,
@@ -207,13 +281,10 @@ class Guard:
         )
 
 
-def run(policy: Policy, stop: threading.Event) -> None:
-    """Run a guard until ``stop`` is set.
+def run(policy: Policy, stop: Stop) -> None:
+    """Run a guard until it is asked to stop.
 
     Raises:
-        ConfigError: the policy's folder or port cannot be used.
+        ConfigError: the policy's folder, its port or one of its keys cannot be used.
     """
-    try:
-        Guard(policy).run(stop)
-    except OSError as error:
-        raise ConfigError(f"The guard's folder {policy.folder}: {error.strerror}.") from None
+    Guard(policy, stop=stop).run()

@@ -14,14 +14,20 @@ from urllib.parse import urlencode
 
 from .. import scraping
 from ..errors import EndpointError
-from ..scraping import Page, parse
-from .http import call
+from ..outside.documents import MIB
+from ..outside.http import call
+from ..outside.sockets import Deadline
+from ..outside.text import printable
+from ..scraping import Page, Reader
 from .policy import Policy, Server
 from .states import Side
 
 QUANTILE = 0.99
 SECONDS = 5.0
-"""In which a source must answer."""
+"""In which a source must answer, with all that is asked of it."""
+MOST_PAGES = 64
+"""Of a server that are kept over a window."""
+LARGEST_PAGE = 16 * MIB
 
 
 class Source(Protocol):
@@ -61,7 +67,14 @@ def names_of(kind: str) -> dict[str, str]:
 
 
 def side(up: bool | None, found: Mapping[str, float | None]) -> Side:
-    """Return a side from its figures: counts over the window, gauges of now."""
+    """Return a side from its figures: counts over the window, gauges of now.
+
+    A count below zero, or a sum that is no finite number, is no figure.
+    """
+    found = {
+        name: value for name, value in found.items()
+        if value is not None and isfinite(value) and value >= 0
+    }  # fmt: skip
     done, failed = found.get("done"), found.get("failed") or 0.0
     requests = None if done is None and not failed else (done or 0.0) + failed
     drafted, accepted = found.get("drafted"), found.get("accepted")
@@ -123,21 +136,28 @@ class Prometheus:
 
     def read(self, now: float) -> tuple[Side, Side]:
         """Return the sides; ``now`` is Prometheus' own."""
+        deadline = Deadline(SECONDS)
         engine, standby = (
-            {name: self._ask(text) for name, text in self._queries[each].items()}
+            {name: self._ask(text, deadline) for name, text in self._queries[each].items()}
             for each in ("engine", "standby")
         )
         return _queried(engine), _queried(standby)
 
-    def _ask(self, text: str) -> float | None:
+    def _ask(self, text: str, deadline: Deadline) -> float | None:
         key = None
         if self._policy.source.key_env:
             key = Server("", key_env=self._policy.source.key_env).key
         url = f"{self._url}/api/v1/query?{urlencode({'query': text})}"
-        answer = call(url, key=key, seconds=SECONDS)
+        try:
+            left = deadline.left()
+        except TimeoutError:
+            raise EndpointError(
+                f"Prometheus at {self._url} does not answer all queries within {SECONDS:g} s."
+            ) from None
+        answer = call(url, key=key, seconds=left)
         document = answer.json()
         if not answer.ok or not isinstance(document, dict) or document.get("status") != "success":
-            told = document.get("error") if isinstance(document, dict) else None
+            told = printable(document.get("error") or "") if isinstance(document, dict) else ""
             raise EndpointError(
                 f"Prometheus at {self._url} refuses {text!r} (HTTP {answer.status}"
                 f"{f', {told}' if told else ''})."
@@ -160,7 +180,7 @@ def _value(data: Any) -> float | None:
             value = float(result[0]["value"][1])
         else:
             return None
-    except (TypeError, KeyError, IndexError, ValueError):
+    except (TypeError, LookupError, ValueError, OverflowError):
         return None
     return value if isfinite(value) else None
 
@@ -184,24 +204,28 @@ class _Pages:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._names = frozenset(names_of(server.kind).values())
         self._kept: deque[tuple[float, Page]] = deque()
 
     def read(self, now: float, window: float) -> Side:
+        reader = Reader(self._names)
         try:
             url = self._server.url.rstrip("/").removesuffix("/v1")
-            answer = call(f"{url}/metrics", key=self._server.key, seconds=SECONDS)
+            answer = call(f"{url}/metrics", key=self._server.key, seconds=SECONDS,
+                          limit=LARGEST_PAGE, take=reader.feed)  # fmt: skip
         except EndpointError:
             return Side(up=False)
         if not answer.ok:
             return Side(up=False)
-        page = parse(answer.body.decode("utf-8", "replace"))
+        page = reader.page()
         while self._kept and (self._kept[0][0] < now - 1.5 * window or self._kept[0][0] > now):
             self._kept.popleft()
         # The oldest page within the window, else the youngest before it.
         while len(self._kept) > 1 and self._kept[1][0] <= now - window:
             self._kept.popleft()
         begin, before = self._kept[0] if self._kept else (now, page)
-        self._kept.append((now, page))
+        if len(self._kept) < 2 or now - self._kept[-1][0] >= window / MOST_PAGES:
+            self._kept.append((now, page))
         found = figures_of(page.since(before), names_of(self._server.kind))
         if now - begin < 0.9 * window:
             found["tokens"] = None  # a short silence is no standstill

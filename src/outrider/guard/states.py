@@ -234,9 +234,9 @@ def of_json(document: Any, where: str) -> State:
         raise damaged from None
 
 
-STATUS = {
-    "time": float, "engine": str, "mode": str, "forced": (str, type(None)), "dry_run": bool,
-    "runtime_switch": bool, "alerts": dict, "reasons": dict,
+STATUS: dict[str, tuple[type, ...]] = {
+    "time": (int, float), "engine": (str,), "mode": (str,), "forced": (str, type(None)),
+    "dry_run": (bool,), "runtime_switch": (bool,), "alerts": (dict,), "reasons": (dict,),
 }  # fmt: skip
 """What a status holds at least, by name."""
 
@@ -248,8 +248,7 @@ def check_status(document: Any, where: str) -> dict[str, Any]:
         ConfigError: it is none.
     """
     good = isinstance(document, dict) and all(
-        isinstance(document.get(name), (int, float) if kind is float else kind)
-        for name, kind in STATUS.items()
+        isinstance(document.get(name), kinds) for name, kinds in STATUS.items()
     )
     if not good or not 0 <= document["time"] <= LATEST:
         raise ConfigError(

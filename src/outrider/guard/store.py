@@ -18,6 +18,8 @@ from .states import State, check_status, of_json
 STATE, STATUS, COMMAND, AUDIT = "state.json", "status.json", "command.json", "audit.jsonl"
 
 
+LONGEST = 2000
+"""Letters of an event's text."""
 MOST_BYTES = MIB
 """Of a file, and of a line of the audit; the guard's own have some kilobytes."""
 
@@ -170,9 +172,12 @@ class Store:
             return None
         text = read(path, str(path), limit=MOST_BYTES)
         try:
-            return parse_json(text, str(path), unique=True)
+            found = parse_json(text, str(path), unique=True)
+            if found is not None:
+                return found
         except ConfigError:
-            raise ConfigError(f"{path} is damaged; remove it to begin anew.") from None
+            pass
+        raise ConfigError(f"{path} is damaged; remove it to begin anew.")
 
     def _write(self, name: str, document: Any) -> None:
         """Replace a file at once; its bytes and its name are on disk when this returns."""

@@ -70,9 +70,10 @@ class Page:
         )
 
     def total(self, name: str) -> float | None:
-        """Return a metric's sum over its labels; None where there is none."""
+        """Return a metric's sum over its labels; None where there is none, or it is infinite."""
         found = self.samples.get(name)
-        return sum(sample.value for sample in found) if found else None
+        total = sum(sample.value for sample in found) if found else inf
+        return total if isfinite(total) else None
 
     def mean(self, name: str) -> float | None:
         """Return a metric's mean over its labels, a histogram's mean; None where there is none."""
@@ -182,8 +183,8 @@ class Reader:
         if self._names is None:
             return True
         found = NAME.match(line)
-        if found is None:
-            return True  # broken, or written in a way that only the parser knows
+        if found is None:  # broken, or of a name that no engine has
+            return False
         name = found[0].decode("ascii")
         return name in self._names or COUNTED.sub("", name) in self._names
 

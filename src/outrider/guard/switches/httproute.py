@@ -60,12 +60,14 @@ class HTTPRoute:
         version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
         if not isinstance(version, str):
             raise SwitchError(f"{self._path} is no HTTPRoute: it names no version.")
-        steps = [{"op": "replace", "path": "/metadata/resourceVersion", "value": version}]
+        steps: list[dict[str, Any]] = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": version}
+        ]
         for pair in self._places(route):
-            for (path, _, written), name, weight in zip(pair, self._names, weights, strict=True):
+            for (path, _, written), name, given in zip(pair, self._names, weights, strict=True):
                 steps.append({"op": "test", "path": f"{path}/name", "value": name})
                 op = "replace" if written else "add"
-                steps.append({"op": op, "path": f"{path}/weight", "value": weight})
+                steps.append({"op": op, "path": f"{path}/weight", "value": given})
         return steps
 
     def _places(self, route: dict[str, Any]) -> list[tuple[Place, Place]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeGuard
 
 from ...errors import EndpointError
+from ...limits import LARGEST_DRAFT
 from ...outside.http import call
 from ...outside.text import printable
-from ...limits import LARGEST_DRAFT
 from ..policy import Server
 from ..states import Drafting
 from . import SwitchError
