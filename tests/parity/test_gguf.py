@@ -22,10 +22,13 @@ from transformers import AutoTokenizer, PretrainedConfig
 
 from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
+from outrider.engine.probe import checkpoint
 from outrider.errors import ModelError
 from outrider.gguf import open_gguf
 from outrider.models.families import read_config, read_shape
 from outrider.models.formats.gguf_weights import GGUFTensors
+from outrider.models.load import load_model
+from outrider.models.native import NativeTransformer
 from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
 from outrider.text.codec import TextCodec, has_tokenizer
@@ -210,6 +213,23 @@ def test_a_file_is_its_dequantised_checkpoint(
     if kind in (Kind.F32, Kind.F16, Kind.BF16):
         names = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
         assert read_shape(read_config(path), path).dtype == names[kind]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0, Kind.F16])
+def test_what_a_file_takes_in_memory_is_told_before_it_is_loaded(
+    kind: Kind, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Weights that are dequantised take several times the file."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
+    source = make_checkpoint(tmp_path / "source", "llama", **sizes)
+    path, _ = convert(source, tmp_path / "model.gguf", kind)
+    model = load_model(path, "auto", CPU, 128)
+    told = checkpoint(str(path))
+    if isinstance(model, NativeTransformer):
+        assert told["weights"] == pytest.approx(model.added_bytes(None), rel=0.05)
+    assert told["page"] == model.page_bytes(16)
+    if kind == Kind.Q4_1:
+        assert told["weights"] > 2.5 * told["bytes"]
 
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0])

@@ -71,7 +71,7 @@ def test_the_usual_cache_is_modest(
     given = EngineConfig(max_num_seqs=sequences, memory="40GiB")
     monkeypatch.setattr(budget, "free_memory", lambda: 2**36)
     assert budget.plan_budget(given, context, model, []).tokens >= sequences * context
-    free = budget.working_bytes(config, model, []) + 20 * MIB
+    free = budget.working_bytes(config, model.shape.vocab_size, 0, []) + 20 * MIB
     monkeypatch.setattr(budget, "free_memory", lambda: free)
     few = budget.plan_budget(config, context, model, [])
     assert few.target_bytes == min(planned.target_bytes, 10 * MIB)

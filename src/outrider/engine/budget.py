@@ -52,8 +52,23 @@ def most_nodes(config: EngineConfig, needs: Collection[Needs], together: int = 1
     return max([most, *(each.max_nodes for each in needs)])
 
 
+def usual_pages(
+    config: EngineConfig, max_length: int, needs: Collection[Needs], together: int = 1
+) -> int:
+    """Return the pages of a cache that nobody sized: ``USUAL_LENGTH`` tokens for each of
+    ``max_num_seqs`` sequences, or one sequence of full length, with drafts.
+    """
+    nodes, size = most_nodes(config, needs, together), config.page_size
+    usual = -(-(min(max_length, USUAL_LENGTH) + nodes) // size)
+    return max(-(-(max_length + nodes) // size), usual * config.max_num_seqs) + 1
+
+
 def working_bytes(
-    config: EngineConfig, model: Model, needs: Collection[Needs], together: int = 1
+    config: EngineConfig,
+    vocab_size: int,
+    hidden_size: int,
+    needs: Collection[Needs],
+    together: int = 1,
 ) -> int:
     """Return the bytes that a step's logits and hidden states take at most.
 
@@ -64,8 +79,8 @@ def working_bytes(
     layers = {layer for each in needs for layer in each.target_layers}
     decoding = config.max_num_seqs * (1 + most_nodes(config, needs, together))
     rows = decoding + config.max_num_batched_tokens
-    numbers = (rows + decoding) * model.shape.vocab_size
-    return 4 * (numbers + (rows + HIDDEN_ROWS) * len(layers) * model.hidden_size)
+    numbers = (rows + decoding) * vocab_size
+    return 4 * (numbers + (rows + HIDDEN_ROWS) * len(layers) * hidden_size)
 
 
 def num_scratch(needs: Collection[Needs]) -> int:
@@ -84,11 +99,12 @@ def _smaller_choice(
 ) -> str:
     """Return which smaller choice needs no more than ``room`` bytes beside the cache."""
     once = once_bytes(config, model, needs)
+    sizes = model.shape.vocab_size, model.hidden_size
     sequences, rows = config.max_num_seqs, config.max_num_batched_tokens
     while sequences > 1 or rows > 1:
         sequences, rows = max(1, sequences // 2), rows if sequences > 1 else rows // 2
         smaller = replace(config, max_num_seqs=sequences, max_num_batched_tokens=rows)
-        if working_bytes(smaller, model, needs, together) + once <= room:
+        if working_bytes(smaller, *sizes, needs, together) + once <= room:
             fewer = "" if rows == config.max_num_batched_tokens else f" and {BATCHED}={rows}"
             return f"max_num_seqs={sequences}{fewer} would fit."
     return "free memory, or take a model with a smaller vocabulary."
@@ -104,23 +120,21 @@ def plan_budget(
     """Return how many pages ``config.memory`` pays for; target and drafters share page ids.
 
     With it no more than ``max_num_seqs`` sequences of full length need with their drafts. Without
-    it what they need at ``USUAL_LENGTH``, and one of them at full length, at most half of the
-    memory that is left beside what is needed once.
+    it ``usual_pages``, at most half of the memory that is left beside what is needed once.
 
     Raises:
         MemoryBudgetError: not even one sequence of a page fits.
     """
     size = config.page_size
-    nodes = most_nodes(config, needs, together)
-    per_sequence = -(-(max_length + nodes) // size)
-    usual = -(-(min(max_length, USUAL_LENGTH) + nodes) // size)
+    per_sequence = -(-(max_length + most_nodes(config, needs, together)) // size)
     scratch = num_scratch(needs)
     most = LARGEST_INT // size - scratch  # slots are numbered in int32
     wanted = min(per_sequence * config.max_num_seqs + 1, most)
     target_bytes = model.page_bytes(size)
     drafter_bytes = sum(each.page_bytes for each in needs)
     each = target_bytes + drafter_bytes
-    fixed = working_bytes(config, model, needs, together) + once_bytes(config, model, needs)
+    working = working_bytes(config, model.shape.vocab_size, model.hidden_size, needs, together)
+    fixed = working + once_bytes(config, model, needs)
     available = free_memory()
     free = max(0, available - fixed)
     given = parse_memory(config.memory)
@@ -132,8 +146,8 @@ def plan_budget(
                 f"is needed, and {fixed + least - available} of them are missing; "
                 f"{_smaller_choice(config, model, needs, together, available - least)}"
             )
-        modest = max(per_sequence, usual * config.max_num_seqs) + 1
-        given = min(modest * each, int(free * DEFAULT_SHARE))
+        usual = usual_pages(config, max_length, needs, together)
+        given = min(usual * each, int(free * DEFAULT_SHARE))
     pages = min(given // each, wanted)
     if pages < LEAST_PAGES:
         raise MemoryBudgetError(

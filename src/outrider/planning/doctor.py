@@ -16,12 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import free_memory
+from ..config import DEFAULT_SHARE, EngineConfig, free_memory
 from ..errors import ConfigError, shown
 from .host import gpus
 
 OK, WARN, FAIL = "ok", "warn", "fail"
-PROBE = (sys.executable, "-m", "outrider.models.probe")
+PROBE = (sys.executable, "-m", "outrider.engine.probe")
 CHECK = (sys.executable, "-m", "outrider", "drafters", "check")
 SECONDS = 240.0
 PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -32,6 +32,10 @@ LITTLE_DISK = 5 * 10**9
 PORTS = 65_535
 LEAST_DRIVER = 525
 """Of NVIDIA's drivers the first for CUDA 12."""
+PROCESSES = 600 << 20
+"""Bytes of a server's two processes without weights and cache, as measured."""
+TIGHT = 0.7
+"""Share of the free memory from which a start leaves little for others."""
 
 
 class Finding(NamedTuple):
@@ -263,13 +267,31 @@ def _vocabulary(name: str, about: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _fits(probe: dict[str, Any], room: int) -> Iterator[Finding]:
-    bytes_ = sum(probe.get(name, {}).get("bytes", 0) for name in ("model", "drafter"))
-    if bytes_:
-        text = f"weights of {bytes_ / 2**30:.2f} GiB on disk, {room / 2**30:.1f} GiB free"
-        remedy = "Free memory, quantise (--quantization int8 or int4), or take a smaller pair."
-        tight, never = bytes_ > 0.7 * room, bytes_ > room
-        status = FAIL if never else WARN if tight else OK
-        yield Finding("weights in memory", text, status, "" if status == OK else remedy)
+    """Yield whether what a server takes at its start fits into ``room`` bytes, and its cache."""
+    pair = [probe[name] for name in ("model", "drafter") if "weights" in probe.get(name, {})]
+    if not pair:
+        return
+    weights, page = (sum(about[name] for about in pair) for name in ("weights", "page"))
+    working, usual = pair[0]["working"], pair[0]["usual"]
+    start = weights + working + PROCESSES
+    cache, rest = usual * page, max(0, room - start)
+    text = (
+        f"{_gib(weights)} of weights as they are held ({_gib(sum(a['bytes'] for a in pair))} on "
+        f"disk), {_gib(working)} for a step, {_gib(PROCESSES)} for two processes; {_gib(room)} free"
+    )
+    remedy = "Free memory, quantise (--quantization int8 or int4), or take a smaller pair."
+    status = FAIL if start > room else WARN if start > TIGHT * room else OK
+    yield Finding("memory at start", text, status, "" if status == OK else remedy)
+    if page and status != FAIL:
+        short = cache > rest * DEFAULT_SHARE
+        text = f"up to {_gib(cache)} once it is full, {(usual - 1) * EngineConfig.page_size} tokens"
+        low = f"{_gib(int(rest * DEFAULT_SHARE))} of the {_gib(cache)} that it would have"
+        remedy = "Fewer or shorter requests at once fit; free memory for more."
+        yield Finding("cache", low if short else text, WARN if short else OK, remedy * short)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
 
 
 def _pair(model: str, drafter: str) -> Iterator[Finding]:

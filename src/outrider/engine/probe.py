@@ -1,4 +1,4 @@
-"""``python -m outrider.models.probe [MODEL [DRAFTER]]``: what torch and checkpoints say, as JSON.
+"""``python -m outrider.engine.probe [MODEL [DRAFTER]]``: what torch and checkpoints say, as JSON.
 
 ``outrider doctor`` runs it as a process of its own: a torch that cannot be imported, or kernels
 that this CPU does not run, must not end the doctor.
@@ -14,13 +14,14 @@ import torch
 
 from ..errors import OutriderError
 from ..gguf import is_gguf
+from ..models.dtypes import native_dtype
+from ..models.families import find_folder, read_architecture, read_config, read_shape
+from ..models.files import weight_files
+from ..models.native import covers
 from ..native.choice import available, library
 from ..native.threads import allowed_threads
 from ..text.codec import TextCodec, has_tokenizer
-from .dtypes import native_dtype
-from .families import find_folder, read_architecture, read_config, read_shape
-from .files import weight_files
-from .native import covers
+from .footprint import footprint
 
 
 def machine() -> dict[str, Any]:
@@ -51,8 +52,11 @@ def _gpu(number: int) -> dict[str, Any]:
     }
 
 
-def checkpoint(model: str) -> dict[str, Any]:
-    """Return a checkpoint's family, dtype, sizes and bytes; ``error`` where it cannot be used."""
+def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
+    """Return a checkpoint's family, dtype, sizes and bytes; ``error`` where it cannot be used.
+
+    ``bytes`` are those of its files; more are told by ``footprint``, of a drafter if it ``drafts``.
+    """
     try:
         folder = find_folder(model)
         config = read_config(folder)
@@ -62,6 +66,7 @@ def checkpoint(model: str) -> dict[str, Any]:
             config, architecture, native_dtype("auto", architecture.dtype)
         )
         files = [folder] if is_gguf(folder) else weight_files(folder)
+        takes = footprint(folder, shape, architecture, native, drafts)
         largest = (
             max(TextCodec(folder).backend.get_vocab().values()) if has_tokenizer(folder) else None
         )
@@ -76,13 +81,17 @@ def checkpoint(model: str) -> dict[str, Any]:
         "vocabulary": shape.vocab_size,
         "largest_id": largest,
         "bytes": sum(file.stat().st_size for file in files),
+        **takes._asdict(),
     }
 
 
 def main() -> None:
     """Print what was found."""
     names = ("model", "drafter")
-    found = {name: checkpoint(path) for name, path in zip(names, sys.argv[1:], strict=False)}
+    found = {
+        name: checkpoint(path, name == names[1])
+        for name, path in zip(names, sys.argv[1:], strict=False)
+    }
     print(json.dumps({**machine(), **found}))
 
 
