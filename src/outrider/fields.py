@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +18,18 @@ from .limits import LARGEST_FLOAT, LARGEST_INT
 ITEMS = {int: "whole numbers", str: "texts", list: "lists", dict: "objects"}
 
 
+ADVICE = re.compile(r"trust_remote_code|weights_only|allow_pickle|pip install|force_download")
+"""Words of libraries' advice that is unsafe here, or about calls that the user does not make."""
+
+
 def one_line(error: BaseException) -> str:
-    """Return the first paragraph of an error's message on one line, or its type's name."""
+    """Return the first paragraph of an error's message on one line, or its type's name.
+
+    Sentences with ``ADVICE`` are left out.
+    """
     words = " ".join(str(error).strip().split("\n\n")[0].split())
-    return words[:300].rstrip(". ") or type(error).__name__
+    said = " ".join(s for s in re.split(r"(?<=[.!?:]) ", words) if not ADVICE.search(s))
+    return said[:300].rstrip(".: ") or type(error).__name__
 
 
 @contextmanager

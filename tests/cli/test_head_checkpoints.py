@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -424,11 +425,62 @@ def test_what_is_more_than_tensors_is_refused(
         (source / "pytorch_model.bin").write_bytes(content)
     else:
         torch.save(content, source / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot be converted") as caught:
-        convert(source, tmp_path / "out")
-    assert "\n" not in str(caught.value)
+    (there := tmp_path / "there").mkdir()
+    for out in (tmp_path / "out", tmp_path / "new" / "out", there):
+        with pytest.raises(ModelError, match="cannot be converted") as caught:
+            convert(source, out)
+        assert "\n" not in str(caught.value)
+        assert not re.search("weights_only|PyTorch|arbitrary code", str(caught.value))
     assert not (tmp_path / "harmed").exists()
-    assert not [*(tmp_path / "out").iterdir()]  # which may be given again
+    assert sorted(tmp_path.iterdir()) == [source, there]
+    assert not [*there.iterdir()]
+
+
+@pytest.mark.parametrize("size", [0, 1, 64, 700])
+def test_cut_pickles_are_damaged_in_our_words(tmp_path: Path, size: int) -> None:
+    torch.save({"a": torch.ones(4)}, tmp_path / "pytorch_model.bin")
+    whole = (tmp_path / "pytorch_model.bin").read_bytes()
+    (tmp_path / "pytorch_model.bin").write_bytes(whole[:size])
+    with pytest.raises(ModelError, match="is damaged, or holds more than tensors; fetch it again"):
+        convert(tmp_path, tmp_path / "out")
+    assert run("convert", tmp_path, tmp_path / "out").exit_code == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is no regular file"):
+        convert(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("pytorch_model.bin", "training_args.bin", "optimizer.pt"),
+        ("pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"),
+        ("model.pth",),
+    ],
+)
+def test_a_folder_of_pickles_is_told_of_convert(
+    target: Path, tmp_path: Path, files: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(target, folder)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    for name in files:
+        (folder / name).write_bytes(b"x")
+    said = rf"{re.escape(files[0])} is pickled.*outrider convert {folder} NEW_FOLDER"
+    with pytest.raises(ModelError, match=said):
+        LLM(folder, None, **SMALL)
+    for command in (
+        ("quantize", folder, tmp_path / "o", "--quantization", "int4"),
+        ("generate", "x", "--model", folder),
+    ):
+        done = run(*command)
+        assert done.exit_code == 1
+        assert re.search(said, done.stderr)
+    assert not (tmp_path / "o").exists()
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 from conftest import MakeCheckpoint
 from exactness import planted_pair
+from gguf import GGMLQuantizationType as Kind
 from loading import torch_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from test_gguf import SIZES, byte_level, convert
 
 from outrider import LLM, SamplingParams
 from outrider.audit.reference import transformers_model
@@ -241,6 +244,96 @@ def test_quantising_again_or_over_something_is_refused(tiny_llama: Path, tmp_pat
         export(few, tmp_path / "again", recipe)
     with pytest.raises(ConfigError, match="not empty"):
         export(tiny_llama, few, recipe)
+
+
+def mixed(name: str) -> Kind:
+    """Types as quantisers mix them: some values' and heads' keep their codes, most do not."""
+    return (
+        Kind.Q8_0 if any(part in name for part in ("v_proj", "down_proj", "embed")) else Kind.Q5_0
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", [Kind.Q5_1, Kind.F16, mixed])
+def test_a_dequantised_file_is_quantised_from_its_values(
+    family: str,
+    kind: Any,
+    make_checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What keeps its codes stays, unless it is stacked with what does not."""
+    source = make_checkpoint(tmp_path / "source", family, tokenizer=True, **SIZES)
+    path, plain = convert(source, tmp_path / "a.gguf", kind, byte_level())
+    recipe = Recipe.parse("int4-g32")
+    loaded, by_recipe = matrices(path, recipe), matrices(plain, recipe)
+    assert torch.equal(loaded[0], by_recipe[0])  # queries, keys and values
+    same = [torch.equal(a, b) for a, b in zip(loaded, by_recipe, strict=True)]
+    if kind is mixed:
+        stays = [torch.equal(a, b) for a, b in zip(loaded, matrices(plain, None), strict=True)]
+        assert [not s for s in same] == stays == [*2 * [False, False, False, True], False, True]
+    else:
+        assert all(same)
+    for a, b in zip(export_(path, tmp_path / "few", recipe), loaded, strict=True):
+        assert torch.equal(a, b)
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=24)
+    options: Any = {"drafter": None, "memory": 2**24}
+    runs = [LLM(path, quantization="int4-g32", **options), LLM(tmp_path / "few", **options)]
+    assert len({llm.generate("def greet", params)[0].outputs[0].text for llm in runs}) == 1
+    talk = [{"role": "user", "content": "hello"}]
+    assert len({llm.chat(talk, params)[0].outputs[0].text for llm in runs}) == 1
+    said = "3 (Q8_0) of 16 matrices keep their codes; the others become int4-g32"
+    assert (said in caplog.text) == (kind is mixed)
+    assert bits_per_weight(path, recipe) == pytest.approx(
+        bits_per_weight(tmp_path / "few", None), 0.1
+    )
+
+
+def export_(folder: Path, out: Path, recipe: Recipe) -> list[torch.Tensor]:
+    export(folder, out, recipe)
+    return matrices(out, None)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0])
+def test_a_file_that_keeps_its_codes_is_refused(
+    kind: Kind, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", **SIZES)
+    path, _ = convert(source, tmp_path / "a.gguf", kind)
+    for call in (
+        lambda: LLM(path, drafter=None, quantization="int4"),
+        lambda: export(path, tmp_path / "few", Recipe.parse("int4")),
+    ):
+        with pytest.raises(ConfigError, match="quantised already"):
+            call()
+    assert not (tmp_path / "few").exists()
+
+
+def test_a_failed_copy_leaves_nothing(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    out, recipe = tmp_path / "new" / "few", Recipe.parse("int8")
+    bad = tmp_path / "bad"
+    shutil.copytree(tiny_llama, bad)
+    tensors = load_file(bad / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, bad / "model.safetensors")
+    with pytest.raises(ModelError, match="cannot be quantised"):
+        export(bad, out, recipe)
+    monkeypatch.setattr("outrider.models.folders.save", full)
+    with pytest.raises(ModelError, match=r"cannot be written .*No space left"):
+        export(tiny_llama, out, recipe)
+    (empty := tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="cannot be written"):
+        export(tiny_llama, empty, recipe)
+    assert sorted(tmp_path.iterdir()) == [bad, empty]
+    monkeypatch.undo()
+    (link := tmp_path / "link").symlink_to(empty)
+    export(tiny_llama, link, recipe)
+    assert (empty / "config.json").is_file()
 
 
 def test_models_without_a_native_path_are_refused(

@@ -338,7 +338,7 @@ def test_damaged_and_pickled_weights_are_refused(
         load(folder)
     file.unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"has no .safetensors file; convert the checkpoint"):
+    with pytest.raises(ModelError, match=r"pytorch_model.bin is pickled.*outrider convert"):
         load(folder)
 
 

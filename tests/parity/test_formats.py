@@ -15,7 +15,9 @@ from loading import torch_model
 from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams
+from outrider.config import Recipe
 from outrider.errors import ModelError
+from outrider.models.export import export
 from outrider.models.families import read_architecture, read_config, read_shape
 from outrider.models.formats.methods import find_format
 from outrider.models.formats.shared import Checkpoint
@@ -339,6 +341,13 @@ def test_fp8_is_dequantised(case: str, llama: Path, tmp_path: Path) -> None:
         save_file(held, tmp_path / place / "model.safetensors", metadata={"format": "pt"})
         (tmp_path / place / "config.json").write_text(json.dumps({**config, **more}))
     assert torch.equal(logits(tmp_path / "q"), logits(tmp_path / "p"))
+    few = [
+        LLM(tmp_path / place, None, quantization="int4-g32", memory=2**24) for place in ("q", "p")
+    ]
+    export(tmp_path / "q", tmp_path / "few", Recipe.parse("int4-g32"))
+    few.append(LLM(tmp_path / "few", None, memory=2**24))
+    params = SamplingParams(max_tokens=8, seed=1, logprobs=1)
+    assert len({str(llm.generate([[5, 9, 5]], params)[0].outputs) for llm in few}) == 1
 
 
 def test_other_activations_are_said_once(

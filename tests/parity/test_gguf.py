@@ -121,7 +121,7 @@ def llama3_factors(rope: dict[str, Any], size: int) -> np.ndarray[Any, Any]:
 def convert(
     source: Path,
     path: Path,
-    kind: Kind,
+    kind: Kind | Callable[[str], Kind],
     fill: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     skip: str = "nothing",
 ) -> tuple[Path, Path]:
@@ -146,9 +146,10 @@ def convert(
         if values.ndim == 1:
             writer.add_tensor(file_name(name), np.ascontiguousarray(stored))
         else:
-            packed = quantize(np.ascontiguousarray(stored), kind)
-            writer.add_tensor(file_name(name), packed, raw_dtype=kind)
-            stored = dequantize(packed, kind)
+            own = kind(name) if callable(kind) else kind
+            packed = quantize(np.ascontiguousarray(stored), own)
+            writer.add_tensor(file_name(name), packed, raw_dtype=own)
+            stored = dequantize(packed, own)
         back = halved(stored, count) if turned and count else stored
         plain[name] = torch.from_numpy(np.ascontiguousarray(back))
     writer.write_header_to_file()

@@ -331,7 +331,7 @@ def misshape(tensors: dict[str, torch.Tensor]) -> None:
         (cut, r"model.safetensors is damaged .*; fetch it again"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), "safetensors is damaged"),
         (lambda f: (f / "model.safetensors").write_bytes(b""), "safetensors is damaged"),
-        (lambda f: (f / "model.safetensors").unlink(), "has no .safetensors file; convert"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no .safetensors file; fetch it again"),
         (
             retensor(lambda t: t.pop("model.layers.0.self_attn.k_proj.weight")),
             "no tensor 'model.layers.0.self_attn.k_proj.weight'; its config.json promises one",

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -276,6 +277,20 @@ def lines(text: str) -> Iterator[Callable[[str], None]]:
         done.set()
         if thread.is_alive():
             thread.join()
+
+
+@contextmanager
+def ended_cleanly() -> Iterator[None]:
+    """Let SIGTERM end the command as an exception does, so that nothing half made is left."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .common import status
+from .common import ended_cleanly, lines, status
 
 
 def convert(
@@ -22,7 +22,7 @@ def convert(
 
     Pickled weights are read as tensors alone, in a process of its own with a limit on its memory.
     """
-    with status("converting"):
+    with status("converting"), lines("converting"), ended_cleanly():
         from ..models.convert import PICKLED
         from ..models.convert import convert as converted
         from ..models.families import find_folder

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from .common import status
+from .common import ended_cleanly, lines, status
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(help="A checkpoint's folder or hub name.")],
+    model: Annotated[str, typer.Argument(help="A checkpoint's folder, .gguf file or hub name.")],
     out: Annotated[Path, typer.Argument(help="The new folder.")],
     quantization: Annotated[
         str,
@@ -25,5 +25,7 @@ def quantize(
         from ..config import Recipe
         from ..models.export import export
         from ..models.families import find_folder
-    bits = export(find_folder(model), out, Recipe.parse(quantization))
+    recipe = Recipe.parse(quantization)
+    with lines("quantising"), ended_cleanly():
+        bits = export(find_folder(model), out, recipe)
     typer.echo(f"{out}: {bits:.2f} bits per weight", err=True)

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ..errors import ConfigError, ModelError
 from ..fields import read_object
 from ..gguf import is_gguf
 from .files import INDEX, find_tensors, weight_files
+from .folders import new_folder, save_file
+from .formats.shared import NAMED
 
 PICKLED = (".bin", ".pt", ".pth")
 NOT_COPIED = (*PICKLED, ".index.json", ".safetensors", ".h5", ".msgpack")
@@ -43,20 +45,16 @@ def convert(folder: Path, out: Path) -> int:
         folder = folder.parent
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give a checkpoint's.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already and is not empty; give a new folder.")
+    for file in folder.iterdir():
+        if not (file.is_file() or file.is_dir()):
+            raise ModelError(f"{file} is no regular file; take it away, or fetch it again.")
     plain = weight_files(folder)
     pickled = [] if plain else _pickled(folder)
     if not plain and not pickled:
         raise ModelError(f"{folder} has no weights: neither .safetensors nor {', '.join(PICKLED)}.")
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        _write(folder, plain, pickled, out)
-        return _named(out)
-    except BaseException:  # so that the folder can be given again
-        for file in out.iterdir():
-            file.unlink()
-        raise
+    with new_folder(out) as new:
+        _write(folder, plain, pickled, new)
+        return _named(new)
 
 
 def _write(folder: Path, plain: list[Path], pickled: list[Path], out: Path) -> None:
@@ -83,7 +81,7 @@ def _pickled(folder: Path) -> list[Path]:
         return sorted({folder / name for name in names.values()})
     files = [file for file in sorted(folder.iterdir()) if file.suffix in PICKLED]
     # Optimizers and arguments of training lie beside weights.
-    weights = [f for f in files if f.stem.startswith(("pytorch_model", "medusa_lm_head", "model"))]
+    weights = [f for f in files if f.stem.startswith(NAMED)]
     return weights or files
 
 

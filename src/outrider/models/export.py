@@ -17,24 +17,33 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from tqdm import tqdm
+from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..config import Recipe
 from ..errors import ConfigError, ModelError
-from ..gguf import is_gguf, open_gguf
-from .families import read_architecture, read_config
+from ..fields import read_object
+from ..gguf import is_gguf
+from ..text.codec import TextCodec, has_tokenizer
+from .families import Architecture, read_architecture, read_config
+from .folders import new_folder, save_file
+from .formats.gguf_weights import GGUFTensors
 from .formats.methods import find_format
 from .formats.shared import Checkpoint
 from .quantize import Quantized
-from .weights import quantized
+from .weights import Stored, check_left, open_source, plain, quantized, stays
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 WORD = 32
 MAX_SHARD = 5 * 10**9
 """Bytes of a file."""
+KEPT = {"Q8_0": Recipe(8, 32), "Q4_0": Recipe(4, 32)}
+"""What codes that stay are, by their type in a GGUF file."""
 MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.(.+\.)?\w+_proj\.weight")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SCALES = ("_scale", "_scale_inv")
+"""Ends of tensors that belong to a matrix which is dequantised."""
 PARTS = (".weight_scale", ".weight_shape", ".weight_zero_point")
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 """Suffixes of weights and their indices, which are not copied from the source."""
@@ -52,15 +61,15 @@ def recipe_of(name: str, recipe: Recipe | None, tied: bool) -> Recipe | None:
 def export(folder: Path, out: Path, recipe: Recipe) -> float:
     """Write the checkpoint in ``folder``, quantised by ``recipe``, to the new folder ``out``.
 
-    Other files of ``folder`` are copied. Loading ``out`` gives the same weights, bit for bit, as
-    loading ``folder`` with that quantization.
+    Other files of ``folder`` are copied; a GGUF file's config and tokenizer become files. Matrices
+    that keep their codes (``weights.stays``) are written as they are. Loading ``out`` gives the
+    same weights, bit for bit, as loading ``folder`` with that quantization.
 
     Returns:
         Mean bits of a weight over all tensors.
 
     Raises:
-        ConfigError: ``out`` is not empty, the checkpoint is quantised already, or the recipe is of
-            activations too.
+        ConfigError: ``out`` is not empty, the recipe is of activations too, or see ``check_left``.
         ModelError: the checkpoint cannot be read, or its family has no native path.
     """
     if recipe.coarse:
@@ -69,17 +78,39 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
         )
     config = read_config(folder)
     architecture = read_architecture(config, folder)
-    if getattr(config, "quantization_config", None):
-        raise ConfigError(f"{folder} is quantised already; give the checkpoint it was made from.")
     if architecture is None:
         raise ModelError(
             f"{folder}: a {config.model_type!r} model as configured has no native path, and only "
             "native models run with quantised weights."
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already and is not empty; give a new folder.")
-    out.mkdir(parents=True, exist_ok=True)
-    source = Checkpoint(folder)
+    source = open_source(folder, architecture)
+    check_left(source, recipe)
+    with new_folder(out) as new:
+        bits = _write_weights(source, new, recipe, architecture)
+        options = _options(folder, config)
+        options["quantization_config"] = quantization_config(recipe, source, architecture.tied)
+        (new / "config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+        if is_gguf(folder):
+            if has_tokenizer(folder):
+                TextCodec(folder).tokenizer.save_pretrained(new)
+            return bits
+        for file in folder.iterdir():
+            copied = file.name != "config.json" and not file.name.endswith(WEIGHT_FILES)
+            if file.is_file() and copied:
+                shutil.copyfile(file, new / file.name)
+    return bits
+
+
+def _options(folder: Path, config: PretrainedConfig) -> dict[str, Any]:
+    """Return what config.json holds, without a quantisation."""
+    if not is_gguf(folder):
+        return read_object(folder / "config.json")
+    options: dict[str, Any] = json.loads(config.to_json_string())
+    return {**options, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]}
+
+
+def _write_weights(source: Stored, out: Path, recipe: Recipe, architecture: Architecture) -> float:
+    """Write the safetensors files of the copy; return the mean bits of a weight."""
     files: list[tuple[Path, list[str]]] = []
     size = bits = count = 0
     shard: dict[str, torch.Tensor] = {}
@@ -92,27 +123,24 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
         size, bits, count = size + added, bits + 8 * added, count + weights
     files.append(_write(out, len(files), shard, recipe))
     _name(out, files, bits // 8)
-    options = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    options["quantization_config"] = quantization_config(recipe, architecture.tied)
-    (out / "config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
-    for file in folder.iterdir():
-        if file.is_file() and file.name != "config.json" and not file.name.endswith(WEIGHT_FILES):
-            shutil.copyfile(file, out / file.name)
     return bits / count
 
 
 def _tensors(
-    source: Checkpoint, recipe: Recipe, tied: bool
+    source: Stored, recipe: Recipe, tied: bool
 ) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
     """Yield the tensors that each tensor of ``source`` becomes, and how many weights it holds."""
-    names = [name for name in sorted(source.entries) if not (tied and name == HEAD)]
+    shapes = source.shapes()
+    names = [n for n in sorted(shapes) if not (tied and n == HEAD) and not n.endswith(SCALES)]
     for name in tqdm(names, "Quantising weights", disable=None, leave=False):
-        tensor, own = source.raw(name), recipe_of(name, recipe, tied)
-        if own is None:
-            yield {name: tensor}, tensor.numel()
-        else:
-            rows, inputs = tensor.shape
-            yield as_tensors(name, quantized(source, name, (rows, inputs), own)), tensor.numel()
+        own, size = recipe_of(name, recipe, tied), math.prod(shapes[name])
+        match shapes[name]:
+            case (rows, inputs) if own is not None:
+                yield as_tensors(name, quantized(source, name, (rows, inputs), own)), size
+            case (rows, inputs):
+                yield {name: plain(source.matrix(name, (rows, inputs), None), torch.float32)}, size
+            case shape:
+                yield {name: source.get(name, shape)}, size
 
 
 def _write(
@@ -146,21 +174,24 @@ def bits_per_weight(folder: Path, recipe: Recipe | None) -> float:
     Raises:
         ModelError: the checkpoint cannot be read.
     """
-    if is_gguf(folder):
-        tensors = open_gguf(folder).tensors.values()
-        return 8 * sum(t.nbytes for t in tensors) / sum(math.prod(t.shape) for t in tensors)
     config = read_config(folder)
     architecture = read_architecture(config, folder)
     tied = architecture is not None and architecture.tied
     bits, count = 0.0, 0
-    method = find_format(getattr(config, "quantization_config", None), folder)
-    source = Checkpoint(folder, method)
-    for name, entry in sorted(source.entries.items()):
+    source: Checkpoint | GGUFTensors
+    if is_gguf(folder):
+        source = GGUFTensors(folder, 1)
+    else:
+        source = Checkpoint(
+            folder, find_format(getattr(config, "quantization_config", None), folder)
+        )
+    for name, shape in sorted(source.shapes().items()):
         if tied and name == HEAD:
             continue
-        size, own = math.prod(entry.shape), recipe_of(name, recipe, tied)
-        bits += 8 * entry.nbytes if own is None else size * own.bits_per_weight(entry.shape[-1])
-        if name.endswith("_shape"):
+        own = None if stays(source, name) else recipe_of(name, recipe, tied)
+        size = math.prod(shape)
+        bits += 8 * source.nbytes(name) if own is None else size * own.bits_per_weight(shape[-1])
+        if name.endswith("_shape") and isinstance(source, Checkpoint):
             count += math.prod(source.raw(name).tolist())
         elif not name.endswith((*PARTS, "_packed")):
             count += size
@@ -190,7 +221,7 @@ def as_tensors(name: str, matrix: Quantized) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def scheme(recipe: Recipe, targets: str) -> dict[str, Any]:
+def scheme(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
     """Return one group of ``quantization_config``: modules ``targets`` quantised by ``recipe``."""
     weights = {
         "num_bits": recipe.bits,
@@ -200,19 +231,23 @@ def scheme(recipe: Recipe, targets: str) -> dict[str, Any]:
         "group_size": recipe.group,
         "dynamic": False,
     }
-    return {"targets": [targets], "weights": weights, "format": FORMAT}
+    return {"targets": targets, "weights": weights, "format": FORMAT}
 
 
-def quantization_config(recipe: Recipe, tied: bool) -> dict[str, Any]:
-    """Return the ``quantization_config`` of a checkpoint quantised by ``recipe``."""
+def quantization_config(recipe: Recipe, source: Stored, tied: bool) -> dict[str, Any]:
+    """Return the ``quantization_config`` of the copy of ``source`` by ``recipe``."""
     head = "re:.*embed_tokens$" if tied else "re:.*(embed_tokens|lm_head)$"
+    kept: dict[Recipe, list[str]] = {}
+    for name in source.shapes():
+        kind = stays(source, name)
+        if kind is not None:
+            kept.setdefault(KEPT[kind], []).append(name.removesuffix(".weight"))
+    groups = [scheme(recipe, ["Linear"]), scheme(recipe.head, [head])]
+    groups += [scheme(own, names) for own, names in kept.items()]
     return {
         "quant_method": METHOD,
         "format": FORMAT,
         "quantization_status": "compressed",
-        "config_groups": {
-            "group_0": scheme(recipe, "Linear"),
-            "group_1": scheme(recipe.head, head),
-        },
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
         "ignore": ["re:.*mlp\\.gate$"],
     }

@@ -55,9 +55,13 @@ class HeadTensors:
         """See ``Checkpoint.get``."""
         return self._own.get(self._name(name), shape, dtype)
 
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
         """See ``Checkpoint.matrix``."""
         return self._own.matrix(self._name(name), shape, dtype)
+
+    def kept(self, name: str) -> str | None:
+        """Return None: a head's matrices are not quantised."""
+        return None
 
 
 def expected_tensors(head: Head) -> dict[str, tuple[int, ...]]:

@@ -18,6 +18,7 @@ from .families import Architecture, read_architecture, read_config
 from .files import weight_files
 from .native import NativeTransformer, covers
 from .transformer import Transformer
+from .weights import check_left, open_source
 
 logger = logging.getLogger("outrider")
 
@@ -53,7 +54,7 @@ def load_model(
         model_config: of the checkpoint, where it was read already.
 
     Raises:
-        ConfigError: ``quantization`` is no recipe, or the checkpoint is quantised already, or
+        ConfigError: ``quantization`` is no recipe, or see ``check_left``, or
             ``max_length`` needs rotary tables out of proportion.
         MemoryBudgetError: there is no memory for the rotary tables.
         ModelError: the checkpoint cannot be read; or transformers runs the model, which then takes
@@ -64,12 +65,6 @@ def load_model(
         architecture = read_architecture(config, folder, window)
         open_ = (None, *NO_RECIPES, *AUTOMATIC)
         recipe = None if quantization in open_ else Recipe.parse(quantization)
-        quantised = is_gguf(folder) or getattr(config, "quantization_config", None) is not None
-        if recipe and quantised:
-            raise ConfigError(
-                f"quantization is {quantization!r}, but the weights in {folder} are quantised "
-                "already; leave it out, or give the checkpoint they were made from."
-            )
         if architecture is None:
             for option, refused in (
                 (recipe, "quantised; leave quantization out"),
@@ -81,6 +76,9 @@ def load_model(
                         f"transformers, and only native models can be {refused}."
                     )
             return Fallback(folder, config, dtype, device)
+        quantised = is_gguf(folder) or architecture.quantization is not None
+        if recipe and quantised:
+            check_left(open_source(folder, architecture), recipe)
         _check_tables(folder, architecture, max_length)
         step = library() if device.type == "cpu" else None
         if step is not None:

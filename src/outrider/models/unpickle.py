@@ -6,6 +6,8 @@ Pickles can run code, so torch reads tensors and nothing else (``weights_only``)
 nobody depends on. It imports nothing of Outrider. A reason to refuse goes to stderr, with status 1.
 """
 
+import pickle
+import re
 import resource
 import sys
 from typing import Any
@@ -17,20 +19,43 @@ NESTED = ("state_dict", "model", "module")
 """Names under which training code puts the tensors."""
 
 
+class Refused(Exception):
+    """What is wrong, in words that may be shown."""
+
+
+def read(file: str) -> Any:
+    """Return what a file holds, which is tensors and plain containers.
+
+    Raises:
+        Refused: it is damaged, or holds more. torch's own words advise to read it all the same.
+    """
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise Refused(f"{file} cannot be read: {error.strerror or 'it is damaged'}") from None
+    except MemoryError:
+        raise Refused(f"{file} needs more memory than its size allows") from None
+    except Exception as error:
+        other = re.search(r"GLOBAL ([\w.]{1,80})", str(error))
+        if isinstance(error, pickle.UnpicklingError) and other:
+            raise Refused(f"{file} holds more than tensors: {other[1]}") from None
+        raise Refused(f"{file} is damaged, or holds more than tensors; fetch it again") from None
+
+
 def tensors_in(loaded: Any, file: str) -> dict[str, torch.Tensor]:
     """Return the tensors of an unpickled object by name.
 
     Raises:
-        ValueError: it is no table of tensors.
+        Refused: it is no table of tensors.
     """
     for name in NESTED:
         if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
             loaded = loaded[name]
     if not isinstance(loaded, dict) or not loaded:
-        raise ValueError(f"{file} holds no table of tensors")
+        raise Refused(f"{file} holds no table of tensors")
     for name, tensor in loaded.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{file} holds more than tensors by name ({name!r})")
+            raise Refused(f"{file} holds more than tensors by name ({name!r})")
     return {name: tensor.detach().contiguous().clone() for name, tensor in loaded.items()}
 
 
@@ -40,11 +65,11 @@ def main(limit: str, out: str, *files: str) -> int:
     found: dict[str, torch.Tensor] = {}
     try:
         for file in files:
-            found |= tensors_in(torch.load(file, map_location="cpu", weights_only=True), file)
+            found |= tensors_in(read(file), file)
         save_file(found, out, {"format": "pt"})
     except Exception as error:
-        text = str(error) or type(error).__name__
-        print(" ".join(text.split("\n\n")[0].split())[:300], file=sys.stderr)
+        what = error if isinstance(error, Refused) else f"writing failed: {error!r}"
+        print(" ".join(str(what).split())[:300], file=sys.stderr)
         return 1
     return 0
 

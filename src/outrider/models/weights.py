@@ -1,6 +1,9 @@
 """Loads the weights of a checkpoint, fused as the forward needs them."""
 
+import logging
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from ..config import Recipe
-from ..errors import ModelError
+from ..errors import ConfigError, ModelError
 from ..gguf import is_gguf
 from .families import Architecture
 from .formats.gguf_weights import GGUFTensors
@@ -89,10 +92,23 @@ class Source(Protocol):
     def get(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor: ...
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix: ...
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix: ...
+    def kept(self, name: str) -> str | None: ...
 
 
-def open_source(folder: Path, architecture: Architecture) -> Source:
+class Stored(Source, Protocol):
+    """A whole model's."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+
+logger = logging.getLogger("outrider")
+
+STACKS = (("q", "k", "v"), ("gate", "up"))
+"""Projections of one product: quantised alike, or dequantised."""
+
+
+def open_source(folder: Path, architecture: Architecture) -> Stored:
     """Return the weights of the checkpoint in ``folder``.
 
     Raises:
@@ -103,14 +119,53 @@ def open_source(folder: Path, architecture: Architecture) -> Source:
     return Checkpoint(folder, find_format(architecture.quantization, folder))
 
 
+def stays(source: Source, name: str) -> str | None:
+    """Return the kind of the codes that the matrix ``name`` keeps under a recipe, if it does.
+
+    A matrix that is stacked with others keeps its codes where all of them have codes of one kind.
+    """
+    parts = re.fullmatch(r"(.+\.)(q|k|v|gate|up)(_proj\.weight)", name)
+    if parts is None:
+        return source.kept(name)
+    (stack,) = (each for each in STACKS if parts[2] in each)
+    kinds = {source.kept(f"{parts[1]}{part}{parts[3]}") for part in stack}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def check_left(source: Stored, recipe: Recipe) -> None:
+    """Refuse a recipe where every matrix keeps its codes; log which do where only some do.
+
+    Raises:
+        ConfigError: they all do.
+    """
+    names = [name for name, shape in source.shapes().items() if len(shape) == 2]
+    counts = Counter(filter(None, (stays(source, name) for name in names)))
+    what = ", ".join(f"{count} ({kind})" for kind, count in sorted(counts.items()))
+    if counts.total() == len(names):
+        raise ConfigError(
+            f"quantization is {str(recipe)!r}, but the weights in {source.folder} are quantised "
+            "already; leave it out, or give the checkpoint they were made from."
+        )
+    if counts:
+        logger.warning(
+            "%s: %s of %d matrices keep their codes; the others become %s.",
+            source.folder, what, len(names), recipe,
+        )  # fmt: skip
+
+
 def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
-    """Return the matrix ``name`` of ``shape`` (out, in), quantised by ``recipe``.
+    """Return the matrix ``name`` of ``shape`` (out, in): as stored if it ``stays``, else by recipe.
 
     Raises:
         ModelError: a weight is not finite, or see ``Checkpoint``.
     """
+    matrix = source.matrix(name, shape, None)
+    if isinstance(matrix, Quantized):
+        if stays(source, name):
+            return matrix
+        matrix = matrix.dequantized(torch.float32)
     try:
-        return quantize(source.get(name, shape), recipe)
+        return quantize(matrix, recipe)
     except ValueError as error:
         raise ModelError(
             f"{source.folder}: tensor {name!r} cannot be quantised: {error}."

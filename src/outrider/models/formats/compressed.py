@@ -72,6 +72,9 @@ class Compressed:
         blocks = (block_size(scheme, "block_structure") for scheme in weights)
         self._block = next(filter(None, blocks), None)
         self._refuse_unsupported(fields, groups, where)
+        formats = {f.text("format", "") for f in (fields, *groups)} - {""}
+        integers = any(scheme.text("type", "int") != "float" for scheme in weights)
+        self.keeps = integers and formats != {"float-quantized"}
         self.note: str | None = None
         activations = any("input_activations" in group for group in groups)
         if activations or options.get("kv_cache_scheme"):
@@ -167,6 +170,8 @@ class Fp8:
     Raises:
         ModelError: the config is damaged.
     """
+
+    keeps = False
 
     def __init__(self, options: Mapping[str, Any], where: Path) -> None:
         self.note: str | None = (

@@ -39,6 +39,25 @@ IN_LAYER = {
 }
 
 
+def _key(name: str) -> str:
+    """Return the name that the tensor ``name`` has in a file."""
+    module, _, part = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+    key = f"blk.{layer[1]}.{IN_LAYER.get(layer[2])}" if layer else TOP.get(module)
+    return f"{key}.{part}"
+
+
+def _name(key: str) -> str | None:
+    """Return the name of the tensor that a file calls ``key``; None if no model reads it."""
+    module, _, part = key.rpartition(".")
+    layer = re.fullmatch(r"blk\.(\d+)\.(.+)", module)
+    own = layer[2] if layer else module
+    for name, theirs in (IN_LAYER if layer else TOP).items():
+        if theirs == own:
+            return f"model.layers.{layer[1]}.{name}.{part}" if layer else f"{name}.{part}"
+    return None
+
+
 class GGUFTensors:
     """The tensors of a GGUF file, read as ``Checkpoint``'s are.
 
@@ -68,8 +87,11 @@ class GGUFTensors:
         order = self._order(name, shape[0])
         return tensor if order is None else tensor[order]
 
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
-        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``."""
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
+        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``.
+
+        None is fp32.
+        """
         stored = self._find(name, shape)
         if stored.kind not in EXACT:
             return self.get(name, shape, dtype)
@@ -84,19 +106,29 @@ class GGUFTensors:
         order = self._order(name, shape[0])
         return matrix if order is None else matrix.rows(order)
 
+    def kept(self, name: str) -> str | None:
+        """Return the type of the codes that the matrix ``name`` keeps, if it has some."""
+        stored = self._file.tensors.get(_key(name))
+        return stored.kind.name if stored is not None and stored.kind in EXACT else None
+
+    def nbytes(self, name: str) -> int:
+        """Return the stored bytes of the tensor ``name``."""
+        return self._file.tensors[_key(name)].nbytes
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each of the model's tensors by name, layer by layer."""
+        found = {_name(key): tensor.shape for key, tensor in self._file.tensors.items()}
+        return {name: shape for name, shape in found.items() if name is not None}
+
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        module, _, part = name.rpartition(".")
-        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
-        key = f"blk.{layer[1]}.{IN_LAYER.get(layer[2])}" if layer else TOP.get(module)
-        stored = self._file.tensors.get(f"{key}.{part}")
+        key = _key(name)
+        stored = self._file.tensors.get(key)
         if stored is None:
-            raise ModelError(
-                f"{self.folder} has no tensor '{key}.{part}'; its metadata promises one."
-            )
+            raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata promises one.")
         if stored.shape != shape:
             raise ModelError(
-                f"{self.folder}: tensor '{key}.{part}' is {list(stored.shape)}, but its metadata "
-                f"says {list(shape)}."
+                f"{self.folder}: tensor {key!r} is {list(stored.shape)}, but its metadata says "
+                f"{list(shape)}."
             )
         return stored
 

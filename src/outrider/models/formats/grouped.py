@@ -49,6 +49,7 @@ class Gptq:
     """
 
     note: str | None = None
+    keeps = True
 
     def __init__(self, options: Mapping[str, Any], where: Path) -> None:
         layout = str(options.get("checkpoint_format") or options.get("format") or "gptq").lower()

@@ -20,6 +20,9 @@ from ..quantize import Matrix, Quantized
 logger = logging.getLogger("outrider")
 
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+PICKLED = (".bin", ".pt", ".pth", ".bin.index.json")
+NAMED = ("pytorch_model", "medusa_lm_head", "model")
+"""Ends of files with pickles, and beginnings of those that are weights."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 REMEDY = "give the checkpoint in float32, bfloat16 or float16"
 
@@ -29,6 +32,8 @@ class Format(Protocol):
 
     note: str | None
     """A sentence for the log about what is ignored of the checkpoint's config."""
+    keeps: bool
+    """Whether its matrices keep their codes; otherwise they are dequantised at load."""
 
     def matrix(
         self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
@@ -41,6 +46,18 @@ class Format(Protocol):
         Raises:
             ModelError: a tensor is missing, misshapen or of an unsupported type.
         """
+
+
+def _remedy(folder: Path) -> str:
+    """Return what to do about a folder without safetensors."""
+    pickled = [f for f in folder.iterdir() if f.name.endswith(PICKLED)] if folder.is_dir() else []
+    if not pickled:
+        return "fetch it again, or make one of pickled weights by outrider convert"
+    first = min(pickled, key=lambda file: (not file.name.startswith(NAMED), file.name))
+    return (
+        f"{first.name} is pickled, which serving never reads: write a copy once with "
+        f"outrider convert {folder} NEW_FOLDER, and give that"
+    )
 
 
 class Checkpoint:
@@ -62,10 +79,7 @@ class Checkpoint:
             warn_once(format.note)
         self.entries = find_tensors(folder)
         if not self.entries:
-            raise ModelError(
-                f"{folder} has no .safetensors file; convert the checkpoint with "
-                "save_pretrained() (pickled weights are not read)."
-            )
+            raise ModelError(f"{folder} has no .safetensors file; {_remedy(folder)}.")
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries
@@ -97,12 +111,27 @@ class Checkpoint:
             )
         return tensor if dtype is None else tensor.to(dtype)
 
-    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
-        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``."""
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
+        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``.
+
+        None keeps the stored dtype, and is fp32 for what is dequantised.
+        """
         if self._format is None:
             return self.get(name, shape, dtype)
         with readable(f"{self.folder}: tensor {name!r} cannot be read", f"{REMEDY}."):
-            return self._format.matrix(self, name, shape, dtype)
+            return self._format.matrix(self, name, shape, dtype or torch.float32)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor by name."""
+        return {name: entry.shape for name, entry in self.entries.items()}
+
+    def nbytes(self, name: str) -> int:
+        """Return the stored bytes of the tensor ``name``."""
+        return self.entries[name].nbytes
+
+    def kept(self, name: str) -> str | None:
+        """Return the kind of the codes that the matrix ``name`` keeps, if it has some."""
+        return "quantised" if self._format is not None and self._format.keeps else None
 
 
 @lru_cache(maxsize=1024)
