@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, reques
 from products import NUMBERS, OPTIONS, UNBOUND, Product, dealt, prompts, rest
 from skipping import LAYERS, planted_target, useless
 
+from outrider import LLM, pocket
 from outrider.drafters import layerskip, skips
 from outrider.drafters.base import DrafterSpec
 from outrider.drafters.layerskip import LayerskipDrafter, LayerskipSpec, sure_rates
@@ -24,7 +26,7 @@ from outrider.models.native import NativeTransformer
 from outrider.models.native_store import NativeStore
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from outrider.types import Request, SamplingParams
+from outrider.types import Request, SamplingParams, SequenceState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 SEED = 5
@@ -45,9 +47,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every draft be preceded by an evaluation."""
+    """Let every draft be preceded by an evaluation, and every set draft as if it paid."""
+
+    def sublayers(self: LayerskipDrafter, sequence: SequenceState) -> tuple[int, ...]:
+        return self._fixed or self._space.kept(self._search_of(sequence.workload).chosen)
+
+    monkeypatch.setattr(LayerskipDrafter, "_sublayers", sublayers)
     monkeypatch.setattr(layerskip, "EVERY", 1)
     monkeypatch.setattr(layerskip, "SHARE", 1e9)
+    monkeypatch.setattr(layerskip, "UNPAID", 1e9)
 
 
 def engine_of(target: Path, case: str, length: int = 4, **options: Any) -> Engine:
@@ -298,11 +306,53 @@ def searched(agree: Callable[[Skips], float], reused: int = 8) -> Search:
 
 def test_a_search_skips_little_where_every_sublayer_matters() -> None:
     harsh = searched(lambda skips: 0.7 ** len(skips))
-    assert len(harsh.chosen) == 1
     assert harsh.sublayers == ()
+    assert harsh.evaluations < 30
     hopeless = searched(lambda skips: 0.0)
     assert hopeless.sublayers == ()
     assert hopeless.evaluations < 60
+
+
+def test_a_search_asks_for_nothing_where_no_agreement_could_pay() -> None:
+    dear = replace(SPACE, row=0.7)
+    assert dear.needed(dear.cheapest(dear.most)) > 1
+    search = Search(dear)
+    assert search.wants is None
+    assert search.sublayers == ()
+
+
+def test_what_a_set_needs_is_where_its_drafts_break_even() -> None:
+    for row in (0.0, 0.05, 0.3):
+        space = replace(SPACE, row=row)
+        for size in range(1, SPACE.most + 1):
+            skips = space.cheapest(size)
+            needed = space.needed(skips)
+            assert needed == pytest.approx(1 - 0.05 * size + row)
+            if needed < 0.99:
+                assert space.speed(skips, needed + 0.01) > 1 > space.speed(skips, needed - 0.01)
+    alone = dict.fromkeys(SPACE.candidates, 0.4)
+    assert SPACE.hope({}) > 1 > SPACE.hope(alone)
+    assert SPACE.hope({**alone, 3: 1.0}) > SPACE.hope(alone)
+    assert "up to 9 of 24 sublayers" in SPACE.told(None)
+    assert "more than 0.60 of them are accepted" in SPACE.told(None)
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_a_target_that_cannot_pay_is_soon_decoded_plainly(
+    heat: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layerskip, "EVERY", 1)
+    monkeypatch.setattr(layerskip, "UNPAID", 1e9)
+    llm = LLM(pocket.PATH, drafter="layerskip", max_num_seqs=2, max_model_len=256, memory="64MiB")
+    drafter = drafter_of(llm.engine)
+    drafter.measured(0.15)  # of this target, on a machine that does nothing else
+    params = SamplingParams(max_tokens=48, temperature=heat, ignore_eos=True, seed=3)
+    llm.generate(pocket.prompts()[:4], params)
+    (search,) = drafter.searches.values()
+    assert search.wants is None
+    assert search.evaluations < 30
+    assert search.sublayers == ()
+    assert llm.engine.counts.drafted == 0
 
 
 def test_a_search_weighs_what_is_skipped_against_what_agrees() -> None:
@@ -345,7 +395,9 @@ def test_searches_belong_to_workloads_and_take_their_share(target: Path) -> None
     assert (
         drafter.evaluations * layerskip.EVERY <= 2 * drafter._turn
     )  # a window's first counts twice
-    assert drafter.searched <= layerskip.SHARE * drafter._seconds + 0.1
+    pays = any(search.sublayers for search in drafter.searches.values())
+    share = layerskip.SHARE if pays else layerskip.UNPAID
+    assert drafter.searched <= share * drafter._seconds + 0.1
 
 
 def test_nothing_follows_a_token_of_low_confidence(target: Path) -> None:

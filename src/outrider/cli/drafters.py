@@ -34,7 +34,7 @@ class Facts:
 
     ``why`` says why it is not at hand. ``page_bytes`` are those of its own cache for each page of
     the target's, ``fixed_bytes`` come once, and ``weight_bytes`` are those that the target does
-    not hold too. ``auto`` is true if auto chooses among it.
+    not hold too; ``note`` is what else its specification says of this model. ``auto`` is true if auto chooses among it.
     """
 
     name: str
@@ -48,17 +48,19 @@ class Facts:
     page_bytes: int | None = None
     fixed_bytes: int | None = None
     weight_bytes: int | None = None
+    note: str | None = None
     auto: bool | None = None
 
     @property
     def memory(self) -> str:
-        """The memory that it takes, in words."""
+        """The memory that it takes, and its note, in words."""
         if not self.at_hand:
             return f"not at hand: {self.why}"
         from ..drafters.base import Needs, memory_of
 
         bytes_ = self.page_bytes or 0, self.fixed_bytes or 0
-        return memory_of(Needs(*bytes_, weight_bytes=self.weight_bytes or 0))
+        memory = memory_of(Needs(*bytes_, weight_bytes=self.weight_bytes or 0))
+        return f"{memory}; {self.note}" if self.note else memory
 
 
 def known() -> list[Facts]:
@@ -112,6 +114,7 @@ def _with_model(facts: Facts, inputs: InputProcessor, context: DrafterContext, a
         page_bytes=needs.page_bytes,
         fixed_bytes=needs.fixed_bytes,
         weight_bytes=needs.weight_bytes,
+        note=needs.note or None,
         auto=auto,
     )
 

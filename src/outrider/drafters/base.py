@@ -46,6 +46,10 @@ class Drafter(ABC):
         """Take the target's cache, once: for drafters that run the target itself."""
         return
 
+    def measured(self, row: float) -> None:
+        """Take in what one row more adds to a forward of the target, in forwards of one row."""
+        return
+
     @abstractmethod
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise

@@ -11,7 +11,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
 from typing import Any, Self
@@ -30,11 +30,12 @@ from ..types import Draft, DraftBudget, Scheduled, SequenceState
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
 from .heads import native_target
 from .model import NOTHING, draft_limits, draft_of, num_nodes
-from .skips import FEWEST_ROWS, REUSED, ROWS, Search, Space, Window, scratch_pages
+from .skips import FEWEST_ROWS, REUSED, ROWS, Search, Skips, Space, Window, scratch_pages
 
-EVERY, SHARE = 8, 0.08
-"""Drafts of which one is preceded by an evaluation at most, and the share of the time that
-evaluations take at most."""
+EVERY = 8
+"""Drafts of which one is preceded by an evaluation at most."""
+SHARE, UNPAID = 0.08, 0.02
+"""Share of the time that evaluations take at most, and that where no set is known to pay yet."""
 IDLE = 1.0
 """Seconds between two drafts beyond which an engine is taken to have had nothing to do."""
 DEEPEST = 16
@@ -66,8 +67,8 @@ class LayerskipSpec(DrafterSpec):
 
     name = "layerskip"
     wants = "a target of a native family"
-    costs = "about 0.6 of the target a token"
-    suits = "any text, where nothing else is at hand"
+    costs = "0.3 to 0.8 of the target a token"
+    suits = "deep targets, where nothing else is at hand; seldom below 24 layers"
     options = (
         "layerskip:skip_threshold=0.8,min_layers=16,adaptive=true searches; layerskip:N exits "
         "behind N layers"
@@ -130,29 +131,31 @@ class LayerskipSpec(DrafterSpec):
         config, target = context.config, native_target(self.name, context)
         space = self._space(target, config.max_draft_length)
         nodes = num_nodes(config, config.max_draft_length)
-        if not self._searches:
-            return Needs(max_nodes=nodes, loaded=space)
+        skips = self._skips(space)
+        note = space.told(skips)
+        if skips is not None:
+            return Needs(max_nodes=nodes, loaded=space, note=note)
         return Needs(
             fixed_bytes=4 * LOGITS * ROWS * target.shape.vocab_size,
             max_nodes=nodes,
             scratch_pages=scratch_pages(config.page_size),
             loaded=space,
+            note=note,
         )
 
-    @property
-    def _searches(self) -> bool:
-        return self.adaptive and self.exit_layer is None
+    def _skips(self, space: Space) -> Skips | None:
+        """Return the sublayers that are left out; None where they are searched for."""
+        if self.exit_layer is not None:
+            return frozenset(range(2 * self.exit_layer, 2 * space.layers))
+        return None if self.adaptive else space.spread()
 
     def make(self, context: DrafterContext) -> LayerskipDrafter:
         assert isinstance(context.model, NativeTransformer)
         space: Space = context.needs.loaded
-        skips = space.spread()
-        if self.exit_layer is not None:
-            skips = frozenset(range(2 * self.exit_layer, 2 * space.layers))
         return LayerskipDrafter(
             context.model,
             space,
-            None if self._searches else skips,
+            self._skips(space),
             context.num_pages,
             self.skip_threshold,
             context.config.max_draft_length,
@@ -207,6 +210,9 @@ class LayerskipDrafter(Drafter):
 
     def attach(self, store: Store) -> None:
         self._store = store
+
+    def measured(self, row: float) -> None:
+        self._space = replace(self._space, row=row)
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
@@ -263,11 +269,13 @@ class LayerskipDrafter(Drafter):
         self._seconds += min(now - self._last, IDLE)
         self._last = now
         self._turn += 1
-        if self._turn % EVERY or self.searched > SHARE * self._seconds:
+        if self._turn % EVERY:
             return False
         for sequence in sequences:
             search = self._search_of(sequence.workload)
-            if search.wants is not None and sequence.num_output >= FEWEST_ROWS:
+            share = SHARE if search.sublayers else UNPAID
+            due = self.searched <= share * self._seconds
+            if due and search.wants is not None and sequence.num_output >= FEWEST_ROWS:
                 self._score(search, search.wants, sequence, noise)
                 self.searched += time.perf_counter() - now
                 return True

@@ -7,7 +7,7 @@ each alone does, sets are built in that order, and the best is changed by a subl
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from operator import mul
@@ -31,7 +31,7 @@ KNOWN = 64
 WARM = 0.5
 """Temperature at which the chances of greedy rows are compared."""
 ROW = 0.05
-"""What one row more adds to a verifying forward, in forwards of one row."""
+"""What one row more adds to a verifying forward, in forwards of one row, until it is measured."""
 MOST_SKIPPED = 0.45
 """Share of the sublayers between the first and the last layer that are skipped at most."""
 SIZES = 6
@@ -44,6 +44,10 @@ GAIN = 1.005
 """Expected speed over that of the best set from which on a changed one takes its place."""
 NEAR = 3
 """Sublayers of which the one that ranks best is changed."""
+DOUBT = 0.05
+"""What agreement may be above its measurement on one window."""
+FAR = 0.95
+"""Expected speed of the best of all sizes below which no change of a few sublayers will pay."""
 
 Skips = frozenset[int]
 
@@ -53,7 +57,8 @@ class Space:
     """The sets of sublayers that may be skipped, and what drafting without them brings.
 
     ``most`` of the ``candidates`` are skipped at most. A forward's time is one: an attention takes
-    ``attention`` of it, an MLP ``mlp``. Drafts have up to ``longest`` tokens.
+    ``attention`` of it, an MLP ``mlp``, and one row more adds ``row``. Drafts have up to
+    ``longest`` tokens.
     """
 
     layers: int
@@ -62,6 +67,7 @@ class Space:
     attention: float
     mlp: float
     longest: int
+    row: float = ROW
 
     @staticmethod
     def of(shape: Architecture, min_layers: int, longest: int) -> Space:
@@ -78,9 +84,48 @@ class Space:
         """Return the share of a forward's time that one without ``skips`` takes."""
         return 1.0 - sum(self.mlp if sublayer % 2 else self.attention for sublayer in skips)
 
+    def needed(self, skips: Iterable[int]) -> float:
+        """Return the agreement above which drafting without ``skips`` pays; above 1 it never does.
+
+        A draft of one token gains what is accepted of it, and takes a pass and a row more of the
+        target's. Longer drafts are accepted less often a token, so that they pay only where
+        that one does.
+        """
+        return self.cost(skips) + self.row
+
+    def cheapest(self, size: int) -> Skips:
+        """Return as many sublayers as ``size`` whose absence saves most."""
+        dearest = self.mlp > self.attention
+        order = sorted(self.candidates, key=lambda each: (each % 2 == 1) != dearest)
+        return frozenset(order[:size])
+
+    def hope(self, alone: Mapping[int, float]) -> float:
+        """Return the speed that no set is expected to exceed.
+
+        Args:
+            alone: agreement without each sublayer alone, of those that were measured. A set does
+                not agree more often than its worst sublayer alone.
+        """
+        agreement = (min(1.0, alone.get(each, 1.0) + DOUBT) for each in self.candidates)
+        falling = sorted(agreement, reverse=True)
+        sizes = range(1, self.most + 1)
+        return max(self.speed(self.cheapest(size), falling[size - 1]) for size in sizes)
+
+    def told(self, skips: Skips | None) -> str:
+        """Return from what acceptance on a set may pay, or any set at best, in words."""
+        if skips is None:
+            least, sublayers = self.needed(self.cheapest(self.most)), f"up to {self.most}"
+        else:
+            least, sublayers = self.needed(skips), str(len(skips))
+        return (
+            f"without {sublayers} of {2 * self.layers} sublayers a drafted token takes "
+            f"{least - self.row:.2f} of a plain one at best, and pays where more than {least:.2f} "
+            "of them are accepted"
+        )
+
     def speed(self, skips: Iterable[int], agreement: float) -> float:
         """Return how many times as fast as plain decoding drafts of the best length would be."""
-        cost = self.cost(skips) + ROW
+        cost = self.needed(skips)
         accepted: Iterable[float] = accumulate(
             accumulate(repeat(min(agreement, 1.0), self.longest), mul)
         )
@@ -111,8 +156,8 @@ class Search:
     """The best set so far."""
     agreement: float | None = field(init=False, default=None)
     """Its own over all windows, newer ones weighing more; None while nothing is known."""
-    sublayers: tuple[int, ...] = field(init=False)
-    """Those that run then; none where such drafts are known to take more time than they save."""
+    sublayers: tuple[int, ...] = field(init=False, default=())
+    """Those that run then; none unless such drafts are known to save more time than they take."""
     wants: Skips | None = field(init=False)
     evaluations: int = field(init=False, default=0)
     rank: dict[int, int] = field(init=False, default_factory=dict)
@@ -124,10 +169,10 @@ class Search:
         self.chosen = self.space.spread()
         if self.like is not None:
             self.chosen, self.rank = self.like.chosen, self.like.rank
+            self.sublayers = self.like.sublayers
             self.like = None
-        self.sublayers = self.space.kept(self.chosen)
         self._steps = self._run()
-        self.wants = next(self._steps)
+        self.wants = next(self._steps, None)
 
     def scored(self, agreement: float, renewed: bool) -> None:
         """Take in what was wanted; ``renewed`` is True for the first score of a window."""
@@ -141,17 +186,25 @@ class Search:
         self.sublayers = self.space.kept(self.chosen) if pays else ()
 
     def _run(self) -> Generator[Skips, float, None]:
+        """Yield the sets to score. It ends where no set can pay by what is known of all."""
+        alone: dict[int, float] = {}
+        if self.space.hope(alone) <= 1:
+            return
         yield from self._again()
         if not self.rank:
-            harm = {}
             for each in self.space.candidates:
-                harm[each] = (1 - (yield frozenset({each}))) / (1 - self.space.cost({each}))
+                alone[each] = yield frozenset({each})
+                if self.space.hope(alone) <= 1:
+                    return
+            harm = {each: (1 - a) / (1 - self.space.cost({each})) for each, a in alone.items()}
             order = sorted(harm, key=harm.__getitem__)
             self.rank = {sublayer: place for place, sublayer in enumerate(order)}
         order = sorted(self.rank, key=self.rank.__getitem__)
         yield from self._again()
         for size in sorted({-(-self.space.most * n // SIZES) for n in range(1, SIZES + 1)}):
             yield from self._against(frozenset(order[:size]))
+        if self.space.speed(self.chosen, self.agreement or 0.0) < FAR:
+            return
         idle = 0
         while idle < PATIENCE and self.evaluations < MOST and not self._done():
             if self._renewed:

@@ -169,6 +169,9 @@ def _controller(
     rows = config.max_num_seqs * (1 + longest)
     merging = [*map(TOGETHER.join, together)]
     costs = find_costs(model, drafting, merging, config.page_size, rows, key, thorough)
+    one, depth = costs.target.at(1), config.max_draft_length
+    for drafter in drafting.values():
+        drafter.measured((costs.target.at(1 + depth) / one - 1) / depth)
     priors = dict(PRIORS)
     if config.preset is not None:
         priors = dict.fromkeys(methods, PRESETS[config.preset].accepted)
