@@ -34,7 +34,8 @@ class Facts:
 
     ``why`` says why it is not at hand. ``page_bytes`` are those of its own cache for each page of
     the target's, ``fixed_bytes`` come once, and ``weight_bytes`` are those that the target does
-    not hold too; ``note`` is what else its specification says of this model. ``auto`` is true if auto chooses among it.
+    not hold too; ``note`` is what else its specification says of this model. ``auto`` is true if
+    auto chooses among it.
     """
 
     name: str
