@@ -29,7 +29,6 @@ from outrider.planning.diagnose import compare, derive, judge
 from outrider.planning.endpoint import Endpoint
 from outrider.planning.facts import Value, check_thresholds
 from outrider.planning.observation import Observation, ask
-from outrider.scraping import parse
 
 from .common import POCKET, PROMPTS, read_prompts
 from .served import Served
@@ -141,7 +140,7 @@ def under_load(server: Served, recipe: Recipe, prompts: list[str]) -> Observatio
         endpoint = Endpoint(server.url)
         with ThreadPoolExecutor(recipe.at_once) as pool:
             list(pool.map(complete, prompts[:WARM_UP]))
-            warm = parse(endpoint.metrics() or "")
+            warm = endpoint.metrics()
             calls = [pool.submit(complete, prompt) for prompt in many]
             for number, call in enumerate(as_completed(calls)):
                 call.result()

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from guarding import http
+from peering import drips, peer, says
 from typer.testing import CliRunner, Result
 
 from benchmarks.served import Served
 from outrider.cli import app
+from outrider.planning import endpoint
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
@@ -69,6 +72,47 @@ def test_bad_input_gets_one_sentence(args: tuple[object, ...], words: str) -> No
     assert done.exit_code in (1, 2)
     assert words in done.output.replace("\n", " ")
     assert "Traceback" not in done.output
+
+
+HOSTILE_MODELS = [
+    "[" * 10**5, '{"data": [{"id": 1e999}]}', '{"data": {}}', "null", '{"data": [[]]}', "\\ud800",
+    '{"data": [{}]}', "9" * 5000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", HOSTILE_MODELS, ids=range(len(HOSTILE_MODELS)))
+def test_a_server_that_says_nonsense_gets_one_sentence(said: str) -> None:
+    with http(lambda *_: (200, said)) as url:
+        done = outrider("diagnose", url)
+    assert done.exit_code == 1
+    assert "not OpenAI's" in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+def test_diagnose_takes_no_key_to_another_server() -> None:
+    stolen: list[object] = []
+
+    def steal(*asked: object) -> tuple[int, object]:
+        stolen.append(asked)
+        return 200, {"data": [{"id": "x"}]}
+
+    with http(steal) as other:
+        head = f"HTTP/1.1 302 x\r\nLocation: {other}\r\nContent-Length: 0\r\n\r\n".encode()
+        with peer(says(head)) as (url, asked):
+            done = outrider("diagnose", url, "--api-key", "secret")
+    assert done.exit_code == 1
+    assert "sends elsewhere" in " ".join(done.output.split())
+    assert b"Bearer secret" in asked[0]
+    assert not stolen
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_diagnose_waits_for_no_trickle(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "SECONDS", 0.3)
+    with peer(drips(start, b"H")) as (url, _):
+        done = outrider("diagnose", url)
+    assert done.exit_code == 1
+    assert "does not answer" in " ".join(done.output.split())
 
 
 def test_doctor_reports_and_fails(tiny_llama: Path, tmp_path: Path) -> None:

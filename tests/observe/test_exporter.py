@@ -314,6 +314,28 @@ def test_an_engine_that_is_down_is_told_and_awaited(engine: str) -> None:
     assert exported(Exporter(down)) == {f"{P}up": 0.0}
 
 
+def test_a_models_name_from_a_hostile_server_is_exported_and_told() -> None:
+    from guarding import http
+
+    from outrider.observe.watcher import Watcher
+    from outrider.planning.endpoint import Endpoint
+
+    said: list[str] = []
+    name = "po\ud800cket\x1b[2J\nforged: line\u2028"
+    metrics = page("vllm").replace('model_name="', 'nobody="')
+
+    def answer(method: str, path: str, *_: Any) -> tuple[int, Any]:
+        return 200, metrics if path == "/metrics" else {"data": [{"id": name}]}
+
+    with http(answer) as url:
+        seen = Watcher(Endpoint(url), 1.0, said.append)
+        seen.look()
+    assert seen.model.startswith("po\ufffdcket")
+    assert generate_latest(Exporter(seen)).decode().count("\n") > 10
+    assert len(said) == 1
+    assert said[0].isprintable()
+
+
 def test_baselines_are_recordings_of_one_run(tmp_path: Path) -> None:
     file = tmp_path / "plain.json"
     file.write_text(json.dumps({"mean_tpot_ms": 40.0, "completed": 100}))

@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from peering import Answer, drips, peer, says
 
 from benchmarks.stub import port_of
 from outrider.errors import ConfigError, EndpointError
+from outrider.scraping import client as clients
 from outrider.scraping.client import Client
 
 
@@ -77,3 +79,42 @@ def test_no_address_is_refused(url: str) -> None:
 
 def test_an_address_may_end_in_v1() -> None:
     assert Client("https://host/api/v1/").url == "https://host/api"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        drips(b"HTTP/1.1 200 OK\r\nX: ", b"x"),
+        drips(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        drips(b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
+        drips(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    ],
+    ids=range(4),
+)
+def test_a_question_ends_however_the_answer_trickles(answer: Answer) -> None:
+    with peer(answer) as (url, _), pytest.raises(EndpointError, match="does not answer within"):
+        asyncio.run(Client(url).ask("/", seconds=0.3))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        drips(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536, 0.0),
+        drips(b"HTTP/1.1 200 OK\r\n", b"X: " + b"x" * 1000 + b"\r\n", 0.0),
+        drips(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, 0.0),
+    ],
+    ids=range(3),
+)
+def test_an_answer_without_end_is_cut_off(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MOST_BYTES", 1 << 20)
+    with peer(answer) as (url, _), pytest.raises(EndpointError, match="the answer"):
+        asyncio.run(Client(url).ask("/", seconds=30))
+
+
+def test_a_redirect_is_an_answer_and_the_key_stays_here() -> None:
+    with peer(says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")) as (other, stolen):
+        head = f"HTTP/1.1 307 x\r\nLocation: {other}\r\nContent-Length: 0\r\n\r\n".encode()
+        with peer(says(head)) as (url, asked):
+            assert asyncio.run(Client(url, "secret").ask("/")).status == 307
+    assert b"Bearer secret" in asked[0]
+    assert not stolen

@@ -80,8 +80,8 @@ def exporter(
     from ..observe.exporter import Exporter, read_baseline
     from ..observe.gpus import Gpus
     from ..observe.watcher import Watcher
+    from ..outside.sockets import is_local
     from ..planning.endpoint import Endpoint
-    from ..planning.host import is_local
 
     def say(line: str) -> None:
         typer.echo(line, err=True)

@@ -8,12 +8,15 @@ from collections import deque
 from collections.abc import Callable
 
 from ..errors import EndpointError
+from ..outside.text import printable
 from ..planning.endpoint import SECONDS, Endpoint
-from ..scraping import Page, parse
+from ..scraping import Page
 from .figures import Figures, figures_of, model_of
 
 WINDOW = 60.0
 """Seconds that rates and percentiles look back, or one interval where that is longer."""
+LONGEST = 500
+"""Letters of a line on the engine's state."""
 Say = Callable[[str], None]
 
 
@@ -94,14 +97,13 @@ class Watcher(threading.Thread):
     def look(self) -> None:
         """Scrape once."""
         try:
-            text = self.endpoint.metrics()
+            page = self.endpoint.metrics()
         except EndpointError as error:
             self._lose(str(error))
             return
-        if text is None:
+        if page is None:
             self._lose(f"{self.endpoint.url}/metrics is refused; check address, switch and key.")
             return
-        page = parse(text)
         self.model = model_of(page) or self.model or self._asked()
         self.take(page, time.monotonic())
 
@@ -127,6 +129,7 @@ class Watcher(threading.Thread):
         self._tell(why)
 
     def _tell(self, state: str) -> None:
+        state = printable(state, LONGEST)
         if state != self._state:
             self._state = state
             self._say(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import ipaddress
 import queue
 import socket
 import threading
@@ -97,6 +98,15 @@ class Incoming(io.RawIOBase):
     def makefile(self, *_: Any) -> io.BufferedReader:
         """Return a buffered reader, as ``socket.makefile`` does; http.client asks for it."""
         return io.BufferedReader(self)
+
+
+def is_local(host: str, seconds: float = 2.0) -> bool:
+    """Return whether a name means this machine's loopback; no, where nobody says so in time."""
+    try:
+        places = _resolve(host, 0, Deadline(seconds))
+        return any(ipaddress.ip_address(place[4][0]).is_loopback for place in places)
+    except (OSError, ValueError):
+        return False
 
 
 def _resolve(host: str, port: int, deadline: Deadline) -> list[Any]:

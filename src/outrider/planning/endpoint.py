@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
-from ..errors import ConfigError, EndpointError
+from ..errors import EndpointError
+from ..outside.documents import MIB
+from ..outside.http import Answer, address, call, check_key
+from ..scraping import Page, Reader
 
 SECONDS = 30.0
-MOST_BYTES = 1 << 25
+"""In which a whole answer must be there."""
+LARGEST_PAGE = 16 * MIB
 PROMPTS = (
     "The quick brown fox", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,",
     '{"name": "Alice", "age":', "The capital of France is", "SELECT name FROM", "Dear Sir or Madam",
@@ -24,48 +23,27 @@ class Endpoint:
     """A server, by its address with or without ``/v1``.
 
     Args:
-        key: sent as a bearer token; None sends none.
+        key: sent as a bearer token, to this server alone; None sends none.
 
     Raises:
         ConfigError: the address or the key is none.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            host, _ = parts.hostname, parts.port
-        except ValueError:
-            host = None
-        if not host or parts.scheme not in ("http", "https"):
-            raise ConfigError(f"endpoint {url!r} is no address; give one like http://host:8000.")
-        if key is not None and not (key.isascii() and key.isprintable()):
-            raise ConfigError("the API key has letters that no header can carry; correct it.")
-        self.host = host
-        base = parts.path.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{base}"
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        parts = address(url)
+        check_key(key)
+        self.host = parts.host
+        self.url = parts.place + parts.path.removesuffix("/metrics").removesuffix("/v1")
+        self._key = key
 
-    def ask(self, path: str, body: Any = None) -> tuple[int, bytes]:
-        """Return status and body of an answer: POST of JSON, GET where there is no body.
+    def ask(self, path: str, body: Any = None) -> Answer:
+        """Return the answer: to a POST of JSON, to a GET where there is no body.
 
         Raises:
-            EndpointError: nobody answers, or the answer is not HTTP.
+            EndpointError: nobody answers in time, or the answer is not HTTP, too long or a
+                redirect.
         """
-        data = None if body is None else json.dumps(body).encode()
-        headers = self._headers | ({"Content-Type": "application/json"} if data else {})
-        request = Request(self.url + path, data, headers)
-        try:
-            with urlopen(request, timeout=SECONDS) as answer:
-                return answer.status, answer.read(MOST_BYTES)
-        except HTTPError as error:
-            with error:
-                return error.code, b""
-        except (URLError, OSError, http.client.HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-            raise EndpointError(
-                f"{self.url} cannot be reached ({why}); start the server or correct the address."
-            ) from None
+        return call(self.url + path, body, key=self._key, seconds=SECONDS)
 
     def model(self) -> str:
         """Return the name of the first model.
@@ -73,23 +51,31 @@ class Endpoint:
         Raises:
             EndpointError: the server is down, refuses the key, or does not speak OpenAI's API.
         """
-        status, body = self.ask("/v1/models")
-        if status in (401, 403):
-            raise EndpointError(f"{self.url} wants an API key (HTTP {status}); give --api-key.")
+        answer = self.ask("/v1/models")
+        if answer.status in (401, 403):
+            raise EndpointError(
+                f"{self.url} wants an API key (HTTP {answer.status}); give --api-key."
+            )
         try:
-            if status != 200:
-                raise ValueError(f"HTTP {status}")
-            return str(json.loads(body)["data"][0]["id"])
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}")
+            return str(answer.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError) as error:
             why = str(error) if str(error).startswith("HTTP") else "its answer lists no model"
             raise EndpointError(
                 f"{self.url}/v1/models is not OpenAI's ({why}); correct the address."
             ) from None
 
-    def metrics(self) -> str | None:
-        """Return the text of ``/metrics``; None where the server has none."""
-        status, body = self.ask("/metrics")
-        return body.decode("utf-8", "replace") if status == 200 else None
+    def metrics(self) -> Page | None:
+        """Return the page of ``/metrics``; None where the server has none.
+
+        Raises:
+            EndpointError: as ``ask``.
+        """
+        reader = Reader()
+        url = f"{self.url}/metrics"
+        answer = call(url, key=self._key, seconds=SECONDS, limit=LARGEST_PAGE, take=reader.feed)
+        return reader.page() if answer.status == 200 else None
 
     def answers(self) -> list[str]:
         """Return the greedy answers to a few short prompts.
@@ -100,15 +86,15 @@ class Endpoint:
         model, found = self.model(), []
         for prompt in PROMPTS:
             body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-            status, answer = self.ask("/v1/completions", body)
+            answer = self.ask("/v1/completions", body)
             try:
-                if status != 200:
-                    raise ValueError(f"HTTP {status}")
-                found.append(str(json.loads(answer)["choices"][0]["text"]))
+                if answer.status != 200:
+                    raise ValueError(f"HTTP {answer.status}")
+                found.append(str(answer.json()["choices"][0]["text"]))
             except (ValueError, LookupError, TypeError):
                 raise EndpointError(
-                    f"{self.url}/v1/completions answers no prompt (HTTP {status}); outputs cannot "
-                    "be compared there."
+                    f"{self.url}/v1/completions answers no prompt (HTTP {answer.status}); outputs "
+                    "cannot be compared there."
                 ) from None
         return found
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
-import socket
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -54,14 +52,6 @@ def memory(file: Path = MEMINFO) -> tuple[int, int] | None:
         return 1024 * int(kilobytes["MemAvailable"]), 1024 * int(kilobytes["MemTotal"])
     except (OSError, KeyError, ValueError):
         return None
-
-
-def is_local(host: str) -> bool:
-    """True if a name means this machine's loopback."""
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError, UnicodeError):
-        return host == "::1"
 
 
 def load_facts(busy: bool) -> dict[str, float | str]:

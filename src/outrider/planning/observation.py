@@ -13,11 +13,12 @@ from typing import Any
 from ..errors import ConfigError, shown
 from ..fields import is_number
 from ..outside.documents import parse_json, read
+from ..outside.sockets import is_local
 from ..outside.text import printable
 from ..scraping import Page, of_mapping, parse
 from .endpoint import Endpoint
 from .facts import Value, check_facts, named, names, near, plain_name
-from .host import is_local, load_facts
+from .host import load_facts
 from .metrics import add_survival, facts_of
 from .tables import table
 
@@ -101,14 +102,12 @@ def ask(endpoint: Endpoint, seconds: float = 0.0, since: Page | None = None) -> 
     """
     endpoint.model()
     if seconds > 0:
-        text = endpoint.metrics()
-        since = None if text is None else parse(text)
+        since = endpoint.metrics()
         time.sleep(seconds)
-    text = endpoint.metrics()
-    if text is None:
+    page = endpoint.metrics()
+    if page is None:
         facts: dict[str, Value] = {"metrics": "no", "speculation_counters": "no"}
         return Observation(endpoint.url, facts, endpoint=endpoint)
-    page = parse(text)
     found = of_page(page if since is None else page.since(since), endpoint.url)
     found.endpoint = endpoint
     if is_local(endpoint.host):

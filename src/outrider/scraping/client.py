@@ -14,13 +14,18 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httptools
 
-from ..errors import ConfigError, EndpointError
+from ..errors import EndpointError
+from ..outside.documents import MIB
+from ..outside.http import address, check_key
+from ..outside.text import printable
 
 BROKEN = "the connection ended before the answer did"
+MOST_BYTES = 16 * MIB
+"""Of an answer, with its head and what a server sends before it."""
+TOO_LONG = f"the answer has more than {MOST_BYTES // MIB} MiB"
 GONE = "the connection ended before an answer began"
 Piece = tuple[float, bytes]
 """A part of a body, and when it arrived: seconds on ``time.perf_counter``."""
@@ -57,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[Answer] | None = None
         self._now = 0.0
         self._heard = False
+        self._size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -65,6 +71,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
         self._heard = True
+        self._size += len(data)
+        if self._size > MOST_BYTES:
+            self._fail(EndpointError(TOO_LONG))
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -104,7 +115,7 @@ class Connection(asyncio.Protocol):
         """
         assert self.transport is not None
         self._answer, self._done = Answer(), asyncio.get_running_loop().create_future()
-        self._heard = False
+        self._heard, self._size = False, 0
         self.transport.write(request)
         try:
             return await self._done
@@ -131,22 +142,14 @@ class Client:
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            self.host, port = parts.hostname or "", parts.port
-        except ValueError:
-            self.host, port = "", None
-        if not self.host or parts.scheme not in ("http", "https"):
-            raise ConfigError(f"endpoint {url!r} is no address; give one like http://host:8000.")
-        secure = parts.scheme == "https"
-        self.tls = ssl.create_default_context() if secure else None
-        self.port = port or (443 if secure else 80)
-        self.base = parts.path.rstrip("/").removesuffix("/v1")
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self.base}"
-        if key is not None and not (key.isascii() and key.isprintable()):
-            raise ConfigError("the API key has letters that no header can carry; correct it.")
+        there = address(url)
+        check_key(key)
+        self.host, self.port = there.host, there.port
+        self.tls = ssl.create_default_context() if there.secure else None
+        self.base = there.path.removesuffix("/v1")
+        self.url = there.place + self.base
         self._head = (
-            f"Host: {parts.netloc.rpartition('@')[2]}\r\nUser-Agent: outrider-bench\r\n"
+            f"Host: {there.place.partition('://')[2]}\r\nUser-Agent: outrider-bench\r\n"
             "Accept: */*\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
         )
         self._idle: deque[Connection] = deque()
@@ -211,9 +214,13 @@ class Client:
                 Connection, self.host, self.port, ssl=self.tls
             )
         except OSError as error:
-            why = error.strerror or str(error)
+            why = printable(error.strerror or error)
             raise EndpointError(
                 f"{self.url} cannot be reached ({why}); start the server or correct the address."
+            ) from None
+        except UnicodeError:
+            raise EndpointError(
+                f"{self.url} cannot be reached (no host has such a name); correct the address."
             ) from None
         return connection
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import EndpointError, shown
+from ...outside.text import well_formed
 
 NAMED = 5
 """Tokens whose log probability is asked for, the most that OpenAI's completions name."""
@@ -108,7 +109,7 @@ def parsed(body: bytes) -> Any:
     """
     try:
         return json.loads(body, strict=False)  # errors quote lines as they are
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, MemoryError):
         raise ValueError(f"{shown(body[:80])} is not JSON") from None
 
 
@@ -129,7 +130,7 @@ def completions(body: bytes, where: str) -> list[Completion]:
         if len(found) > 1:
             found.sort(key=lambda choice: _index(choice.get("index")))
         return [_choice(choice, usage) for choice in found]
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:  # also a number beyond float64
         raise EndpointError(NOT_OPENAI.format(where, error)) from None
 
 
@@ -152,7 +153,7 @@ def _choice(choice: dict[str, Any], usage: dict[str, Any]) -> Completion:
     tokens, law, values = _logprobs(choice.get("logprobs"), ids)
     prompt, output = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
     return Completion(
-        text, reason if isinstance(reason, str) else None, tokens, law,
+        well_formed(text), reason if isinstance(reason, str) else None, tokens, law,
         prompt if type(prompt) is int else None, output if type(output) is int else None,
         _ids(choice.get("prompt_token_ids")), values,
     )  # fmt: skip
@@ -169,10 +170,10 @@ def message(body: bytes, where: str) -> tuple[str, str | None]:
         text, reason = choice["message"]["content"], choice.get("finish_reason")
         if not isinstance(text, str):
             raise ValueError(f"a message's content is {shown(text)}")
-        return text, reason if isinstance(reason, str) else None
+        return well_formed(text), reason if isinstance(reason, str) else None
     except (LookupError, TypeError, AttributeError):
         raise EndpointError(NOT_OPENAI.format(where, "it has no message")) from None
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:  # also a number beyond float64
         raise EndpointError(NOT_OPENAI.format(where, error)) from None
 
 
@@ -226,4 +227,4 @@ def _logprobs(
 def _token(text: Any, id: Any) -> Token:
     if not isinstance(text, str):
         raise ValueError(f"a token is {shown(text)}")
-    return Token(text, id if type(id) is int else None)
+    return Token(well_formed(text), id if type(id) is int else None)

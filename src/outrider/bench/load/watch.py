@@ -7,10 +7,8 @@ one. Of a server elsewhere nothing is known, and nothing is said.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 import os
-import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,6 +17,7 @@ from statistics import mean, pstdev
 from types import TracebackType
 from typing import Any, Self
 
+from ...outside.sockets import is_local
 from ...scraping.client import Client
 
 EVERY = 0.5
@@ -127,14 +126,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         "mean": middle, "std": deviation, "variation": deviation / middle if middle else 0.0,
         "peak": max(values),
     }  # fmt: skip
-
-
-def is_local(host: str) -> bool:
-    """True if the name means this machine's loopback."""
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError, UnicodeError):
-        return host == "::1"
 
 
 def listeners(port: int) -> list[int]:
