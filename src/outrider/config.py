@@ -269,6 +269,12 @@ class EngineConfig:
         "temperature and truncation).",
         choices=("raw_logprobs", "processed_logprobs"),
     )
+    special_tokens_in_text: bool = option(
+        True,
+        "Control tokens, such as the end of a turn, that are spelled in a prompt, a message or a "
+        "tool count as such. false makes them plain text; then only chat templates and prompts "
+        "of token ids have them.",
+    )
     page_size: int = option(16, "", Number(1, 2**14, "give 1 to {most}"))
 
     def __post_init__(self) -> None:
@@ -381,3 +387,4 @@ class EngineOptions(TypedDict, total=False):
     memory: int | float | str | None
     seed: int | None
     logprobs_mode: str
+    special_tokens_in_text: bool

@@ -52,7 +52,7 @@ class InputProcessor:
         self.config = EngineConfig(**values)
         self.model_config = read_config(self.folder)
         shape = read_shape(self.model_config, self.folder)
-        self.eos_token_ids, self.vocab_size = shape.eos_token_ids, shape.vocab_size
+        self.vocab_size = shape.vocab_size
         self.max_model_len = self.config.model_length(shape.context)
         self.spec = find_drafter(drafter, self.folder)
         if head is not None:
@@ -64,9 +64,16 @@ class InputProcessor:
             members = (lookup if isinstance(m, NgramSpec) else m for m in self.spec.members)
             self.spec = replace(self.spec, members=tuple(members))
         self.tokenizer = self.folder if tokenizer is None else find_folder(tokenizer)
-        self.codec = TextCodec(self.tokenizer) if has_tokenizer(self.tokenizer) else None
+        self.codec = (
+            TextCodec(self.tokenizer, self.config.special_tokens_in_text)
+            if has_tokenizer(self.tokenizer)
+            else None
+        )
         if self.codec is None and tokenizer is not None:
             raise ModelError(f"{tokenizer} has no tokenizer; give a folder with tokenizer.json.")
+        ends = shape.eos_token_ids | (self.codec.end_token_ids if self.codec else frozenset())
+        self.eos_token_ids = ends
+        self.model_config.eos_token_id = sorted(ends) or None  # the engine reads it there
         for each in (self.spec, *self.spec.members):
             _check_tokenizers(self.codec, each)
         self.outputs = OutputProcessor(self.codec)
@@ -170,8 +177,8 @@ class InputProcessor:
                 "scheduling_policy to 'priority'.", "priority",
             )  # fmt: skip
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """Return the token ids of a text, with the tokenizer's ``special`` tokens.
+    def encode(self, text: str, special: bool = True, rendered: bool = False) -> list[int]:
+        """Return the token ids of a text, see ``TextCodec.encode``.
 
         Raises:
             RequestError: the model has no tokenizer, or the text is no valid Unicode.
@@ -180,7 +187,7 @@ class InputProcessor:
             raise RequestError("this model has no tokenizer; give prompts as token ids.", "prompt")
         if has_lone_surrogates(text):
             raise RequestError("the prompt has lone surrogates; give valid UTF-8.", "prompt")
-        return self.codec.encode(text, special)
+        return self.codec.encode(text, special, rendered)
 
     def render(self, messages: list[Message], *options: Any, **values: Any) -> str:
         """Return the text of a conversation, see ``TextCodec.render``.

@@ -159,7 +159,9 @@ class LLM:
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if one else list(messages)
         texts = (self.inputs.render(list(each)) for each in conversations)
-        return self.generate([self.inputs.encode(t, special=False) for t in texts], sampling_params)
+        return self.generate(
+            [self.inputs.encode(t, special=False, rendered=True) for t in texts], sampling_params
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included; empty for a model without text."""

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from outrider.pocket import PATH
 from outrider.server.protocol import ChatRequest
-from outrider.server.tools import Form, choice_of, constraint, form_of, read
+from outrider.server.tools import Form, choice_of, constraint, read
+from outrider.text.calls import form_of
 
 CITY = {
     "type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "required": ["city"],

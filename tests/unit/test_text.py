@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -319,10 +320,15 @@ def test_chats_go_through_the_template(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "messages", [[{"role": "critic", "content": "no"}], [{"role": "user"}], [{}], [3]]
+    ("messages", "reason"),
+    [
+        ([{"role": "critic", "content": "no"}], "the chat template refused the messages"),
+        ([{}], r"messages\[0\] has no role"),
+        ([{"role": "user", "content": "a"}, 3], r"messages\[1\] is no object"),
+    ],
 )
-def test_a_template_may_refuse(messages: list[dict[str, str]], folder: Path) -> None:
-    with pytest.raises(RequestError, match="the chat template refused the messages"):
+def test_messages_may_be_refused(messages: list[Any], reason: str, folder: Path) -> None:
+    with pytest.raises(RequestError, match=reason):
         TextCodec(folder).chat(messages)
 
 

@@ -16,7 +16,7 @@ from .hosts import bare
 from .options import Chosen
 from .settings import Settings
 from .shown import short
-from .tools import Form, form_of
+from .tools import Form
 
 PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
 SAMPLING = (
@@ -43,18 +43,19 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
     options = {o.name: values[o.name] for o in ENGINE_OPTIONS if chosen[o.name].source != "default"}
     llm = AsyncLLM(model, **options)
     codec = llm.inputs.codec
-    template = codec.tokenizer.chat_template if codec else None
     if values["chat_template"] is not None:
         template = read_text(Path(values["chat_template"]), "chat_template")
         if codec is None:
             raise ConfigError("chat_template is given, but the model has no tokenizer; drop it.")
         codec.tokenizer.chat_template = template
     parser = choice(values, "tool_call_parser", ("auto", *PARSERS))
+    if codec is not None:
+        codec.call_form = PARSERS.get(parser)
     return llm, Settings(
         names=tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),
         longest=llm.config.max_draft_length,
         detail=choice(values, "per_request_spec_decode_metrics", ("none", "summary", "detailed")),
-        tool_form=form_of(template) if parser == "auto" else PARSERS[parser],
+        tool_form=codec.call_form if codec else "hermes",
         defaults=read_defaults(values["generation_config"], llm.inputs.folder),
         fingerprint=fingerprint(llm),
         api_keys=read_keys(values["api_key"], values["api_key_file"]),

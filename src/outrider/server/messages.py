@@ -1,4 +1,4 @@
-"""Turns clients' messages into the form that chat templates read."""
+"""Options of chat templates, as clients send them."""
 
 import inspect
 import re
@@ -6,14 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import shown
-from .bodies import parse
 from .errors import Refusal
 from .protocol import Templated
 
-MESSAGE_PARTS = ("text", "input_text")
-OTHER_FIELDS = {"audio": "send text", "function_call": "send tool_calls"}
-"""Fields of a message that no template reads here, and what to do instead."""
 TEMPLATE_OWN = frozenset(
     {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 )
@@ -70,56 +65,3 @@ def wants_generation_prompt(body: Templated) -> bool:
 
 def _reads(template: str, name: str) -> bool:
     return re.search(rf"\b{name}\b", template) is not None
-
-
-def readable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages for chat templates: parts of text joined, arguments of calls as objects.
-
-    Raises:
-        Refusal: a message has no role, or a part that is no text.
-    """
-    templated = []
-    for i, message in enumerate(messages):
-        role, content = message.get("role"), message.get("content")
-        if not isinstance(role, str) or not role:
-            raise Refusal(f"messages.{i} has no role; give system, user or assistant.", "messages")
-        for name, remedy in OTHER_FIELDS.items():
-            if message.get(name) is not None:
-                raise Refusal(f"messages.{i}.{name} is not supported; {remedy}.", "messages")
-        fields = {**message, "content": _text(content, i)}
-        calls = message.get("tool_calls")
-        if isinstance(calls, list):
-            fields["tool_calls"] = [_call(call) for call in calls]
-        templated.append({k: v for k, v in fields.items() if v is not None or k == "content"})
-    return templated
-
-
-def _text(content: Any, i: int) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise Refusal(f"messages.{i}.content is neither text nor a list of parts.", "messages")
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in MESSAGE_PARTS or not isinstance(part.get("text"), str):
-            raise Refusal(
-                f"messages.{i}.content has a part of type {shown(kind)}; only text is served.",
-                "messages",
-            )
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-def _call(call: Any) -> Any:
-    """Return a call with its arguments as an object, the form that templates print."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        return {
-            **call,
-            "function": {**function, "arguments": parse(function["arguments"].encode())},
-        }
-    except (Refusal, UnicodeEncodeError):
-        return call

@@ -1,10 +1,12 @@
 """Bodies of requests in OpenAI's and vLLM's names, and their translation for the engine."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import from_json
 
 from ..errors import ConfigError, shown
 from ..limits import LARGEST_INT, REQUEST, SAMPLING
@@ -127,6 +129,8 @@ class ResponseFormat(Wire):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """Where llama.cpp's clients put the schema."""
 
 
 class Prediction(Wire):
@@ -193,6 +197,8 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: str | dict[str, Any] | None = None
     speculation: SpeculationOptions | None = None
     prediction: Prediction | None = None
     priority: Whole = Field(0, ge=REQUEST["priority"].least, le=REQUEST["priority"].most)
@@ -216,22 +222,28 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
             forms[FORM] = {name: value for name, value in parts if value is not None}
         named = {name: getattr(self, f"guided_{name}") for name in FORMS}
         forms |= {f"guided_{n}": {n: value} for n, value in named.items() if value is not None}
+        if self.grammar:  # llama.cpp's two fields, of which an empty one asks for nothing special
+            forms["grammar"] = {"grammar": self.grammar}
+        if self.json_schema is not None:
+            forms["json_schema"] = {"json": self.json_schema or {"type": "object"}}
         shape = self.response_format
         if shape is not None and shape.type == "json_object":
-            forms["response_format"] = {"json": {"type": "object"}}
+            forms["response_format"] = {"json": shape.schema_ or {"type": "object"}}
         elif shape is not None and shape.type == "json_schema":
-            schema = shape.json_schema.schema_ if shape.json_schema else None
+            schema = shape.json_schema.schema_ if shape.json_schema else shape.schema_
             if schema is None:
                 raise Refusal(
                     "json_schema.schema is missing; give a JSON schema.", "response_format"
                 )
             forms["response_format"] = {"json": schema}
-        if len(forms) > 1:
-            raise Refusal(f"{' and '.join(forms)} both ask for a form; give one of them.")
         for name, form in forms.items():
             check_schema(form.get("json"), name)
-            return form
-        return None
+        read = [_read(form) for form in forms.values()]
+        if any(form != read[0] for form in read):
+            raise Refusal(
+                f"{' and '.join(forms)} ask for forms that differ; give one of them.", [*forms][-1]
+            )
+        return next(iter(forms.values()), None)
 
     def sampling(
         self, context_left: int, defaults: Mapping[str, Any], **more: Any
@@ -271,6 +283,15 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
     def limit(self) -> int | None:
         """Tokens to generate at most, None for all that the context holds."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+def _read(form: dict[str, Any]) -> dict[str, Any]:
+    """Return a form whose schema is an object, where it was the text of one."""
+    if not isinstance(form.get("json"), str):
+        return form
+    with suppress(ValueError):
+        return {**form, "json": from_json(form["json"])}
+    return form
 
 
 def read_seed(seed: int | str | None) -> int | None:

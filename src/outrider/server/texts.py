@@ -10,7 +10,7 @@ from ..input_processor import InputProcessor
 from ..text.codec import has_lone_surrogates
 from ..types import check_vocabulary
 from .errors import Refusal
-from .messages import readable, template_options, wants_generation_prompt
+from .messages import template_options, wants_generation_prompt
 from .protocol import Templated, Tool
 
 T = TypeVar("T")
@@ -46,8 +46,8 @@ class Texts:
             return self._inputs.encode(prompt, special)
         return await self.slow(partial(self._encode, prompt, special))
 
-    def _encode(self, text: str, special: bool) -> list[int]:
-        """Return the ids of a text that may be long.
+    def _encode(self, text: str, special: bool, rendered: bool = False) -> list[int]:
+        """Return the ids of a text that may be long, see ``TextCodec.encode``.
 
         Raises:
             Refusal: it has more than the context holds.
@@ -59,7 +59,7 @@ class Texts:
                 f"the text has {len(text)} characters, more than a context of {most} tokens holds; "
                 "shorten it.", "prompt",
             )  # fmt: skip
-        return self._inputs.encode(text, special)
+        return self._inputs.encode(text, special, rendered)
 
     async def chat_ids(
         self, messages: list[dict[str, Any]], tools: list[Tool], body: Templated, long: bool
@@ -70,14 +70,14 @@ class Texts:
             RequestError: there is no template, or it refuses the messages.
         """
         codec = self._inputs.codec
-        options = template_options(body, str(codec.tokenizer.chat_template if codec else None))
+        templates = "".join(codec.templates.values()) if codec else ""
+        options = template_options(body, templates)
         prompted = wants_generation_prompt(body)
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
 
         def work() -> list[int]:
-            return self._encode(
-                self._inputs.render(readable(messages), prompted, listed, **options), False
-            )
+            text = self._inputs.render(messages, prompted, listed, **options)
+            return self._encode(text, False, rendered=True)
 
         return await self.slow(work) if long else work()
 

@@ -11,18 +11,16 @@ import re
 import uuid
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import shown
 from ..params import LARGEST_GRAMMAR
+from ..text.calls import CLOSING, OPENING, PYTHON_TAG, Form
 from ..text.stop import longest_start
 from .errors import Refusal
 from .protocol import ChatRequest, NamedTool, Tool
 from .shapes import check_schema
 
-Form = Literal["hermes", "llama3"]
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
-PYTHON_TAG = "<|python_tag|>"
 HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 """The text before the arguments of a call."""
 PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
@@ -46,11 +44,6 @@ class ToolCall:
             "id": self.id, "type": "function",
             "function": {"name": self.name, "arguments": self.arguments},
         }  # fmt: skip
-
-
-def form_of(template: str | None) -> Form:
-    """Return the form of a model's calls, by its chat template."""
-    return "llama3" if template and PYTHON_TAG in template else "hermes"
 
 
 def check_tools(tools: Sequence[Tool]) -> None:

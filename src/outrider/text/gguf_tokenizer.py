@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from ..errors import ModelError, shown
 from ..fields import Fields, readable
 from ..gguf import GGUF
+from .gguf_ends import end_token_ids
 
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are matched in a text before anything else."""
@@ -30,6 +31,8 @@ SPECIALS = {
 }
 LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
 """The lists of a tokenizer, and the types of their items."""
+TEMPLATE = "tokenizer.chat_template"
+"""The key of the chat template; others have names behind it."""
 LONGEST_PIECE = 256
 """Most characters of a piece that is merged from others; only added tokens are longer."""
 
@@ -81,14 +84,29 @@ def gguf_tokenizer(file: GGUF) -> PreTrainedTokenizerFast | None:
     _check(file.path, options, fields)
     with readable(f"{file.path}: its tokenizer is damaged", f"{remedy}."):
         backend = _byte_level(options) if kind == "gpt2" else _pieces(options)
-        _add_specials(backend, options, kind)
+        _add_specials(backend, options, kind, end_token_ids(file))
         names = {n: options["tokens"][options[i]] for n, i in SPECIALS.items() if i in options}
         return PreTrainedTokenizerFast(
             tokenizer_object=backend,
-            chat_template=file.fields.text("tokenizer.chat_template", "") or None,
+            chat_template=chat_templates(file),
             clean_up_tokenization_spaces=False,
             **{**dict.fromkeys(SPECIALS), **names},
         )
+
+
+def chat_templates(file: GGUF) -> str | dict[str, str] | None:
+    """Return the chat templates in ``file``: the only one, or all by name as transformers has them.
+
+    Raises:
+        ModelError: one of them is no text.
+    """
+    templates = {
+        key.removeprefix(TEMPLATE).removeprefix(".") or "default": file.fields.text(key)
+        for key in file.metadata
+        if key == TEMPLATE or key.startswith(f"{TEMPLATE}.")
+    }
+    templates = {name: template for name, template in templates.items() if template}
+    return templates["default"] if list(templates) == ["default"] else templates or None
 
 
 def _check(path: Path, options: dict[str, Any], fields: Fields) -> None:
@@ -159,14 +177,20 @@ def _pieces(options: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _add_specials(tokenizer: Tokenizer, options: dict[str, Any], kind: str) -> None:
-    """Add the tokens that stay whole, and those that begin and end a text."""
+def _add_specials(
+    tokenizer: Tokenizer, options: dict[str, Any], kind: str, ends: frozenset[int]
+) -> None:
+    """Add the tokens that stay whole, and those that begin and end a text.
+
+    Tokens that end a turn are control tokens, whatever the file says.
+    """
     tokens = options["tokens"]
+    kinds = dict(enumerate(options.get("token_type") or [])) | dict.fromkeys(ends, CONTROL)
     tokenizer.add_tokens(
         [
-            AddedToken(tokens[i], normalized=False, special=kind_of == CONTROL)
-            for i, kind_of in enumerate(options.get("token_type") or [])
-            if kind_of in (CONTROL, USER_DEFINED)
+            AddedToken(tokens[i], normalized=False, special=kinds[i] == CONTROL)
+            for i in sorted(kinds)
+            if kinds[i] in (CONTROL, USER_DEFINED) and i < len(tokens)
         ]
     )
     begins = kind == "llama" or options.get("pre") in WHOLE

@@ -13,6 +13,7 @@ from ...errors import ModelError, shown
 from ...fields import Fields, one_line
 from ...gguf import GGUF, open_gguf
 from ...limits import LARGEST_INT
+from ...text.gguf_ends import end_token_ids
 
 FAMILIES = ("llama", "qwen2", "qwen3", "granite")
 """Supported architectures of GGUF, which are model types as well; Mistral's is "llama"."""
@@ -20,7 +21,6 @@ INTERLEAVED = ("llama", "granite")
 SCALINGS = ("none", "linear", "yarn")
 TRAINED = [1 << power for power in range(4, 21)]
 """Original contexts that Llama 3's scaling is tried with; Meta's models have 8192."""
-ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 GRANITE = (
     ("attention_multiplier", "attention.scale", None),
     ("embedding_multiplier", "embedding_scale", 1.0),
@@ -76,7 +76,6 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
             f"{file.path}: heads of which {turning} of {head_dim} elements turn and values have "
             f"{values} are not read; give the model as a Hugging Face checkpoint."
         )
-    ends = {fields.whole(f"tokenizer.ggml.{n}") for n in ENDS if f"tokenizer.ggml.{n}" in fields}
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     begins = "tokenizer.ggml.bos_token_id"
     options: dict[str, Any] = {
@@ -92,7 +91,7 @@ def _options(file: GGUF, family: str) -> dict[str, Any]:
         "rope_parameters": _rope(file, fields, family, head_dim),
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": fields.whole(begins) if begins in fields else None,
-        "eos_token_id": sorted(ends) or None,
+        "eos_token_id": sorted(end_token_ids(file)) or None,
         "pad_token_id": None,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,

@@ -1,0 +1,67 @@
+"""How calls of tools are written, for models whose chat template has no words for them.
+
+There are two forms: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
+as well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons).
+``server/tools.py`` reads both.
+"""
+
+import json
+from typing import Any, Literal
+
+Form = Literal["hermes", "llama3"]
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+RESULT, END_OF_RESULT = "<tool_response>", "</tool_response>"
+TOOLS, END_OF_TOOLS = "<tools>", "</tools>"
+HOW: dict[Form, str] = {
+    "hermes": (
+        "To call a function, write its name and its arguments as a JSON object between tags:\n"
+        f'{OPENING}\n{{"name": "NAME", "arguments": {{"PARAMETER": "VALUE"}}}}\n{CLOSING}\n'
+        "Write such a block for each call."
+    ),
+    "llama3": (
+        "To call a function, answer with its name and its arguments as a JSON object and with "
+        'nothing else:\n{"name": "NAME", "parameters": {"PARAMETER": "VALUE"}}\n'
+        "Write a semicolon between several calls."
+    ),
+}
+
+
+def form_of(template: str | None) -> Form:
+    """Return the form of a model's calls, by its chat template."""
+    return "llama3" if template and PYTHON_TAG in template else "hermes"
+
+
+def tool_prompt(tools: list[Any], form: Form) -> str:
+    """Return a text that tells a model of ``tools``, and how to call them."""
+    listed = "\n".join(_json(tool) for tool in tools)
+    return (
+        f"You can call functions to help the user. They are described as JSON:\n{TOOLS}\n{listed}\n"
+        f"{END_OF_TOOLS}\n\n{HOW[form]} Results come between {RESULT} and {END_OF_RESULT}. Answer "
+        "in plain text where no function is needed."
+    )
+
+
+def written_calls(calls: list[Any], form: Form) -> str:
+    """Return calls as the model would have written them."""
+    if form == "llama3":
+        return "; ".join(_written(call, "parameters") for call in calls)
+    return "\n".join(f"{OPENING}\n{_written(call, 'arguments')}\n{CLOSING}" for call in calls)
+
+
+def _written(call: Any, key: str) -> str:
+    function = call["function"]
+    return f'{{"name": {_json(function["name"])}, "{key}": {_arguments(function["arguments"])}}}'
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def written_result(content: str) -> str:
+    """Return the result of a call as a text."""
+    return f"{RESULT}\n{content}\n{END_OF_RESULT}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

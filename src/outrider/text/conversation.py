@@ -1,0 +1,177 @@
+"""Conversations as texts: what is sent comes out of the chat template, or is refused.
+
+A template is a program that may pass over a role, a call or a tool. So it is first run with marks
+in place of the words, which shows what it leaves out. Tools, calls and results that it has no
+words for are written as text (``calls.py``); anything else that is left out is refused.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from ..errors import RequestError, shown
+from .calls import Form, tool_prompt, written_calls, written_result
+from .template import render
+
+Messages = list[dict[str, Any]]
+MARK = "zqx{}xqz"
+MARKS = re.compile(r"zqx(\d+)xqz")
+DEVELOPER = re.compile(r"""["']developer["']""")
+
+
+def write(
+    templates: Sequence[str],
+    messages: Messages,
+    tools: list[Any],
+    form: Form,
+    variables: dict[str, Any],
+) -> str:
+    """Return the text of a conversation.
+
+    Args:
+        templates: in Jinja; the first is taken unless it leaves something out.
+        messages: as ``messages.readable`` returns them.
+        tools: what the model may call.
+        form: how calls are written where no template prints them.
+        variables: further ones of the templates, see ``template.render``.
+
+    Raises:
+        RequestError: the templates refuse the messages, or leave out some of what was sent.
+    """
+    messages = [_known(message, templates) for message in messages]
+    marked, marked_tools, places = _marked(messages, tools)
+    trial = {name: v for name, v in variables.items() if name != "continue_final_message"}
+    failures = []
+    try:
+        for i, (said, listed) in enumerate(_ways(marked, marked_tools, form)):
+            for template in templates:
+                try:
+                    _check(render(template, said, tools=listed or None, **trial), places, messages)
+                except RequestError as error:
+                    failures.append(error)
+                    continue
+                said, listed = next(islice(_ways(messages, tools, form), i, None))
+                return render(template, said, tools=listed or None, **variables)
+    except RecursionError:
+        raise RequestError("the messages nest too deeply; flatten them.", "messages") from None
+    raise failures[0]
+
+
+def _check(text: str, places: list[str], messages: Messages) -> None:
+    """Refuse a text that lacks a mark.
+
+    Raises:
+        RequestError: it lacks one; the error names its place.
+    """
+    found = {int(number) for number in MARKS.findall(text)}
+    lost = next((place for number, place in enumerate(places) if number not in found), None)
+    if lost is None:
+        return
+    owner, _, rest = lost.partition("[")
+    what, remedy = lost, "leave it out"
+    if owner == "messages" and rest.removesuffix("]").isdecimal():
+        what += f" (role {shown(messages[int(rest[:-1])]['role'])})"
+        remedy = "give system, user or assistant, or leave it out"
+    raise RequestError(f"{what} does not come out of this model's chat template; {remedy}.", owner)
+
+
+def _known(message: dict[str, Any], templates: Sequence[str]) -> dict[str, Any]:
+    """Return the message; a developer's as the system's where no template knows developers."""
+    known = message["role"] != "developer" or any(map(DEVELOPER.search, templates))
+    return message if known else {**message, "role": "system"}
+
+
+def _marked(messages: Messages, tools: list[Any]) -> tuple[Messages, list[Any], list[str]]:
+    """Return messages and tools with marks in place of their words, and where each mark is."""
+    places: list[str] = []
+
+    def mark(place: str) -> str:
+        places.append(place)
+        return MARK.format(len(places) - 1)
+
+    said = []
+    for i, message in enumerate(messages):
+        other = dict(message)
+        if message["content"].strip():
+            other["content"] = mark(f"messages[{i}]")
+        if "tool_calls" in message:
+            other["tool_calls"] = [
+                _with_function(call, arguments=_like(call["function"]["arguments"], mark(place)))
+                for j, call in enumerate(message["tool_calls"])
+                for place in [f"messages[{i}].tool_calls[{j}]"]
+            ]
+        said.append(other)
+    listed = [_with_function(tool, name=mark(f"tools[{i}]")) for i, tool in enumerate(tools)]
+    return said, listed, places
+
+
+def _with_function(owner: dict[str, Any], **values: Any) -> dict[str, Any]:
+    return {**owner, "function": {**owner["function"], **values}}
+
+
+def _like(arguments: Any, mark: str) -> Any:
+    """Return arguments of the same kind, made of a mark."""
+    if isinstance(arguments, dict):
+        return {mark: mark}
+    return mark if isinstance(arguments, str) else [mark]
+
+
+def _ways(messages: Messages, tools: list[Any], form: Form) -> Iterator[tuple[Messages, list[Any]]]:
+    """Yield what a template may be given: the conversation as it is, then more of it as text."""
+    yield messages, tools
+    if any("tool_calls" in message for message in messages):
+        messages = [_with_calls_written(message, form) for message in messages]
+        yield messages, tools
+    if any(message["role"] == "tool" for message in messages):
+        messages = _with_results_said(messages)
+        yield messages, tools
+    if tools:
+        prompt = tool_prompt(tools, form)
+        yield _with_prompt(messages, prompt), []
+        yield _with_first_said(messages, prompt), []
+
+
+def _with_calls_written(message: dict[str, Any], form: Form) -> dict[str, Any]:
+    other = dict(message)
+    calls = other.pop("tool_calls", None)
+    if calls:
+        other["content"] = "\n".join(filter(None, [message["content"], written_calls(calls, form)]))
+    return other
+
+
+def _with_results_said(messages: Messages) -> Messages:
+    """Return messages with results of calls as the user's words, those in a row in one message."""
+    said: Messages = []
+    open_ = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        content = written_result(message["content"]) if is_result else message["content"]
+        if open_ and (is_result or message["role"] == "user"):
+            said[-1]["content"] += f"\n{content}"
+        else:
+            said.append({"role": "user", "content": content} if is_result else message)
+        open_ = is_result
+    return said
+
+
+def _with_prompt(messages: Messages, prompt: str) -> Messages:
+    """Return messages of which the first one is the system's and ends with ``prompt``."""
+    first, rest = messages[0], messages[1:]
+    if first["role"] != "system":
+        return [{"role": "system", "content": prompt}, *messages]
+    return [{**first, "content": _joined(first["content"], prompt)}, *rest]
+
+
+def _with_first_said(messages: Messages, prompt: str) -> Messages:
+    """Return messages of which the user's first one begins with ``prompt``."""
+    said = list(messages)
+    for i, message in enumerate(said):
+        if message["role"] == "user":
+            said[i] = {**message, "content": _joined(prompt, message["content"])}
+            break
+    return said
+
+
+def _joined(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))

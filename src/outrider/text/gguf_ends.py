@@ -1,0 +1,47 @@
+"""The tokens that end a turn, by the metadata of a GGUF file.
+
+Many files name the base model's end alone, or no end of a turn at all. So llama.cpp also knows
+such tokens by their texts (``llama-vocab.cpp``, "end of generation"), and this is its list.
+"""
+
+from ..fields import Fields
+from ..gguf import GGUF
+
+KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+"""Ids that a file may name; padding and other files follow where a hole was filled in."""
+TEXTS = frozenset(
+    {
+        "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
+        "<end_of_turn>", "<end_of_utterance>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>",
+        "<eos>", "</s>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "<|tool_response>", "[e~[",
+        "<｜end▁of▁sentence｜>",
+        "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
+        "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+    }
+)  # fmt: skip
+HARMONY = {"<|return|>", "<|call|>"}
+"""Where a vocabulary has these, "<|end|>" ends a message, but no turn."""
+NORMAL = 1
+
+
+def end_token_ids(file: GGUF) -> frozenset[int]:
+    """Return the ids that end a turn: those that the file names, and those known by their text.
+
+    A normal token that merges make is a word, whatever its text: Qwen's vocabulary has "</s>".
+
+    Raises:
+        ModelError: an id or a list of the tokenizer is damaged.
+    """
+    fields = Fields(file.metadata, str(file.path))
+    names = [name for key in KEYS if (name := f"tokenizer.ggml.{key}_token_id") in fields]
+    tokens = fields.listed("tokenizer.ggml.tokens", str)
+    kinds = fields.listed("tokenizer.ggml.token_type", int)
+    known = {token: i for i, token in enumerate(tokens) if token in TEXTS}
+    if known.keys() >= HARMONY:
+        known.pop("<|end|>", None)
+    normal = {token for token, i in known.items() if i < len(kinds) and kinds[i] == NORMAL}
+    if normal:
+        merges = fields.listed("tokenizer.ggml.merges", str)
+        normal &= {merge.replace(" ", "", 1) for merge in merges}
+    found = {i for token, i in known.items() if token not in normal}
+    return frozenset({fields.whole(name) for name in names} | found)
