@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import save_tokenizer
 
 from outrider.errors import RequestError
+from outrider.server.tools import read
 from outrider.text.codec import TextCodec
 from outrider.text.template import LONGEST_TEXT, STEPS, render
 
@@ -178,3 +183,198 @@ def test_a_template_that_is_none_is_refused(template: Any, codec: TextCodec) -> 
     codec.tokenizer.chat_template = template
     with pytest.raises(RequestError):
         codec.chat([{"role": "user", "content": "hi"}])
+
+
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+# Prints the roles it knows and passes over others, as Qwen2.5's.
+CHOOSY = CHATML.replace(" in messages %}", " in messages if m.role in ['system', 'user'] %}")
+STRICT = (
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] or "
+    "(m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
+    "{% endif %}<|{{ m.role }}|>{{ m.content | trim }}{% endfor %}"
+)
+# Prints tools, one call a turn, no text beside it, and results as JSON, as Llama 3.1's.
+ONE_CALL = (
+    "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}"
+    "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    "{{ m.tool_calls[0].function | tojson }}{% elif m.role == 'tool' %}{{ m.content | tojson }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+CALL = {"type": "function", "id": "1", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Add."},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "it is 2", "tool_call_id": "1"},
+]
+
+
+def said(codec: TextCodec, template: Any, messages: list[Any], **more: Any) -> str:
+    codec.tokenizer.chat_template = template
+    return codec.render(messages, **more)
+
+
+@pytest.mark.parametrize("content", ["Be brief.", "a", "user"])
+def test_a_developer_is_the_system_where_the_template_knows_none(
+    content: str, codec: TextCodec
+) -> None:
+    asked = [{"role": "developer", "content": content}, {"role": "user", "content": "Hi"}]
+    knows = CHOOSY.replace("'system'", "'developer'")
+    refuses = CHOOSY.replace("{% for", "{{ raise_exception('no') if messages[0].role not in "
+                             "['system', 'user'] }}{% for")  # fmt: skip
+    for template in (CHATML, CHOOSY, refuses):
+        assert said(codec, template, asked).startswith(f"<|system|>{content}<|end|><|user|>Hi")
+    assert said(codec, knows, asked).startswith(f"<|developer|>{content}<|end|><|user|>Hi")
+
+
+@pytest.mark.parametrize("role", ["function", "critic", "assistant", "tool_result", "User"])
+@pytest.mark.parametrize("content", ["42", "Hi", "a", "user", [{"type": "text", "text": "Hi"}]])
+def test_a_message_that_does_not_come_out_is_named(
+    role: str, content: Any, codec: TextCodec
+) -> None:
+    asked = [{"role": "user", "content": "Hi"}, {"role": role, "content": content}]
+    with pytest.raises(RequestError, match=rf"^messages\[1\] \(role '{role}'\) does not") as error:
+        said(codec, CHOOSY, asked)
+    assert error.value.param == "messages"
+    assert f"<|{role}|>" in said(codec, CHATML, asked)
+    asked[1]["content"] = " \n"  # nothing to lose
+    assert said(codec, CHOOSY, asked) == "<|user|>Hi<|end|><|assistant|>"
+
+
+def test_what_a_template_changes_is_not_lost(codec: TextCodec) -> None:
+    thoughts = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1].strip() | upper "
+        "if m.role == 'assistant' else m.content | trim | tojson }}{% endfor %}"
+    )
+    talk = [
+        {"role": "user", "content": '  "Why"?\n'},
+        {"role": "assistant", "content": "<think>Because.</think>"},
+        {"role": "user", "content": "zqx1xqz"},
+    ]
+    text = '<|user|>"\\"Why\\"?"<|assistant|><|user|>"zqx1xqz"'
+    assert said(codec, thoughts.replace(" | upper", ""), talk) == text
+
+
+def test_tools_reach_a_model_whose_template_reads_none(codec: TextCodec) -> None:
+    system = [{"role": "system", "content": "Be brief."}]
+    for asked in (CALLED, system + CALLED):
+        text = said(codec, CHATML, asked, tools=TOOLS)
+        start, _, rest = text.partition("<|end|><|user|>Add.")
+        assert start.startswith(
+            "<|system|>Be brief.\n\nYou can" if asked != CALLED else "<|system|>You"
+        )
+        assert json.dumps(TOOLS[0]) in start
+        call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+        result = "<tool_response>\nit is 2\n</tool_response>"
+        assert rest == f"<|end|><|assistant|>{call}<|end|><|user|>{result}<|end|><|assistant|>"
+        example = start[start.index("<tool_call>") :]
+        for written in (example, rest):
+            ((name, arguments),) = [
+                (c.name, json.loads(c.arguments)) for c in read(written, "auto", "hermes", True)[1]
+            ]
+            assert (name, arguments) in (("NAME", {"PARAMETER": "VALUE"}), ("add", {"a": 1}))
+
+
+def test_tools_reach_a_model_without_a_system(codec: TextCodec) -> None:
+    more = [*CALLED, CALLED[2], {"role": "user", "content": "And?"}]
+    text = said(codec, STRICT, more, tools=TOOLS)
+    assert text.startswith("<|user|>You can call functions")
+    assert json.dumps(TOOLS[0]) in text.partition("\n\nAdd.<|assistant|>")[0]
+    result = "<tool_response>\nit is 2\n</tool_response>"
+    assert text.endswith(f"<|user|>{result}\n{result}\nAnd?")
+    assert said(codec, STRICT, more).startswith("<|user|>Add.<|assistant|><tool_call>\n")
+    with pytest.raises(RequestError, match="roles must alternate"):
+        said(codec, STRICT, [{"role": "system", "content": "x"}, *more], tools=TOOLS)
+
+
+def test_calls_alone_are_written_where_only_they_are_lost(codec: TextCodec) -> None:
+    assert '{"name": "add", "arguments": {"a": 1}}' in said(codec, ONE_CALL, CALLED, tools=TOOLS)
+    talk = [dict(message) for message in CALLED]
+    for change in ({"tool_calls": [CALL, CALL]}, {"content": "I add."}):
+        talk[1] = CALLED[1] | change
+        text = said(codec, ONE_CALL, talk, tools=TOOLS)
+        assert text.startswith(json.dumps(TOOLS))
+        assert text.count("<tool_call>") == len(talk[1]["tool_calls"])
+        assert ("I add.\n<tool_call>" in text) == ("content" in change)
+        assert text.endswith('<|tool|>"it is 2"')
+
+
+def test_calls_take_the_form_that_the_server_reads(codec: TextCodec) -> None:
+    codec.call_form = "llama3"
+    try:
+        text = said(codec, CHATML, CALLED, tools=TOOLS)
+    finally:
+        codec.call_form = None
+    written = '{"name": "add", "parameters": {"a": 1}}'
+    assert f"<|assistant|>{written}<|end|>" in text
+    assert "<tool_call>" not in text
+    assert [c.name for c in read(written, "auto", "llama3", True)[1]] == ["add"]
+
+
+@pytest.mark.parametrize("arguments", ["", " \n", None, "null", " null ", {}, "{}", "missing"])
+def test_arguments_that_are_none_are_an_empty_object(arguments: Any, codec: TextCodec) -> None:
+    function: dict[str, Any] = {"name": "now", "arguments": arguments}
+    if arguments == "missing":
+        del function["arguments"]
+    talk = [CALLED[0], {"role": "assistant", "tool_calls": [{"function": function}]}]
+    assert '{"name": "now", "arguments": {}}' in said(codec, ONE_CALL, talk)
+    assert '{"name": "now", "arguments": {}}' in said(codec, CHATML, talk)
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ("x", r"messages\[0\].tool_calls is 'x'; give a list"),
+        ([{"type": "custom", "custom": {"name": "f"}}], r"messages\[0\].tool_calls\[0\] has no"),
+        ([CALL, {"function": {"arguments": "{}"}}], r"messages\[0\].tool_calls\[1\] has no"),
+        ([3], r"messages\[0\].tool_calls\[0\] has no"),
+    ],
+)
+def test_calls_that_are_none_are_refused(calls: Any, reason: str, codec: TextCodec) -> None:
+    with pytest.raises(RequestError, match=reason):
+        said(codec, CHATML, [{"role": "assistant", "tool_calls": calls}])
+
+
+def test_deep_arguments_are_refused_or_text(codec: TextCodec) -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    for arguments in ({"a": deep}, "[" * 200_000, '{"a": ' * 30_000, "[1e999]", "9" * 5000):
+        function = {"name": "f", "arguments": arguments}
+        with suppress(RequestError):
+            said(codec, CHATML, [{"role": "assistant", "tool_calls": [{"function": function}]}])
+
+
+def test_named_templates_are_used(tmp_path: Path) -> None:
+    """Of a list in the config, and of a folder beside the template."""
+    tool_use = "TOOLS " + ONE_CALL
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    save_tokenizer(tmp_path, CHATML)
+    names = {"default": CHATML, "tool_use": tool_use, "rag": "RAG"}
+    saved = tmp_path / "chat_template.jinja"
+    for form in ("folder", "list"):
+        if form == "folder":
+            (tmp_path / "additional_chat_templates").mkdir()
+            for name in ("tool_use", "rag"):
+                file = tmp_path / "additional_chat_templates" / f"{name}.jinja"
+                file.write_text(names[name])
+        else:
+            saved.unlink()
+            shutil.rmtree(tmp_path / "additional_chat_templates")
+            config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+            config["chat_template"] = [{"name": n, "template": t} for n, t in names.items()]
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        codec = TextCodec(tmp_path)
+        assert codec.render(CALLED[:1]) == "<|user|>Add.<|end|><|assistant|>"
+        assert codec.render(CALLED[:1], tools=TOOLS).startswith("TOOLS ")
+        assert codec.render(CALLED).startswith("TOOLS ")  # the default one prints no calls
+        assert "You can call functions" not in codec.render(CALLED, tools=TOOLS)
+
+
+def test_a_last_message_with_a_call_goes_on(codec: TextCodec) -> None:
+    talk = [CALLED[0], {"role": "assistant", "content": "I ad"}]
+    text = said(codec, CHATML, talk, tools=TOOLS, add_generation_prompt=False,
+                continue_final_message=True)  # fmt: skip
+    assert text.endswith("<|user|>Add.<|end|><|assistant|>I ad")

@@ -32,6 +32,7 @@ from outrider.models.native import NativeTransformer
 from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
 from outrider.text.codec import TextCodec, has_tokenizer
+from outrider.text.gguf_ends import end_token_ids
 
 MakeCheckpoint = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -298,9 +299,8 @@ def byte_level(cut: str = "gpt-2", **more: Any) -> Callable[[gguf.GGUFWriter], N
         writer.add_token_list(tokens)
         writer.add_token_types([3 if t in SPECIALS else 1 for t in tokens])
         writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
-        writer.add_eos_token_id(0)
-        writer.add_chat_template(TEMPLATE)
-        for name, value in more.items():
+        values = {"eos_token_id": 0, "chat_template": TEMPLATE} | more
+        for name, value in values.items():
             getattr(writer, f"add_{name}")(value)
 
     return fill
@@ -444,6 +444,84 @@ def test_sentencepiece_tokens_are_the_sources(tmp_path: Path) -> None:
         ids = source.encode(text).ids
         assert codec.encode(text) == [1, *ids]
         assert codec.backend.decode(ids) == source.decode(ids)
+
+
+def test_sentencepiece_tokens_are_forged_by_no_text(tmp_path: Path) -> None:
+    source, tokens = pieces()
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0 if i < 259 else 259.0 - i for i in range(len(tokens))])
+        writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
+
+    codec = TextCodec(empty(tmp_path / "a.gguf", fill), specials=False)
+    assert codec.encode("the quick fox") == [1, *source.encode("the quick fox").ids]
+    for text in ("hi</s>the fox", "</s></s>", "<s>a </s> b"):
+        ids = codec.encode(text)
+        assert ids[0] == 1
+        assert not {1, 2} & set(ids[1:])
+        assert codec.backend.decode(ids[1:], skip_special_tokens=False) == text
+
+
+ENDS = {
+    "base": (["<|endoftext|>", "<|im_end|>", "<|im_start|>"], {"eos": 0}, {0, 1}),
+    "infill": (["<|endoftext|>", "<|fim_pad|>", "<|fim_prefix|>", "<|file_sep|>"], {}, {0, 1, 3}),
+    "named": (["a", "b", "c", "d", "e", "f"], {"eos": 0, "eot": 1, "eom": 2, "fim_sep": 4},
+              {0, 1, 2, 4}),
+    "harmony": (["<|end|>", "<|call|>", "<|return|>", "<|start|>"], {"eos": 2}, {1, 2}),
+    "phi": (["<|end|>", "<|user|>", "<｜end▁of▁sentence｜>", "_<EOT>"], {}, {0, 2, 3}),
+    "none": (["<|user|>", "<|tool|>"], {}, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_turn_ends_where_llama_cpp_ends_it(name: str, tmp_path: Path) -> None:
+    tokens, named, ends = ENDS[name]
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        words = ["<", "/", "s", ">", "/s", "</s", "</s>"]  # a word here, no token of control
+        writer.add_token_list([*tokens, *words])
+        writer.add_token_types([1 if name == "phi" else 3] * len(tokens) + [1] * len(words))
+        writer.add_token_merges(["/ s", "< /s", "</s >"])
+        for key, id in named.items():
+            writer.add_uint32(f"tokenizer.ggml.{key}_token_id", id)
+
+    path = empty(tmp_path / "a.gguf", fill)
+    assert end_token_ids(open_gguf(path)) == ends
+    specials = TextCodec(path).backend.get_added_tokens_decoder()
+    assert all(specials[id].special for id in ends)  # so that texts do not show them
+    assert len(tokens) + 6 not in specials
+
+
+def test_the_ends_of_a_file_end_its_outputs(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", tokenizer=True, **SIZES)
+    path, _ = convert(source, tmp_path / "a.gguf", Kind.F32, byte_level(eos_token_id=1))
+    llm = LLM(path, None, dtype="float32", memory="16MiB")
+    for end in (0, 1):  # <|end|> is known by its text
+        params = SamplingParams(max_tokens=9, logit_bias={end: 100.0})
+        (output,) = llm.generate("def greet", params)[0].outputs
+        assert (output.token_ids, output.finish_reason, output.text) == ([end], "stop", "")
+
+
+def test_named_templates_of_a_file_are_used(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    talk = [{"role": "user", "content": "hi"}]
+    named = {"default": TEMPLATE, "tool_use": "{{ tools | tojson }}" + TEMPLATE, "rag": "x"}
+    listed = [{"name": name, "template": template} for name, template in named.items()]
+    for templates in (listed, listed[1:]):
+        path = empty(tmp_path / "a.gguf", byte_level(chat_template=templates))
+        codec = TextCodec(path)
+        assert codec.render(talk, tools=tools) == json.dumps(tools) + "<|user|>hi<|model|>"
+        plain = codec.render(talk)
+        assert plain == ("<|user|>hi<|model|>" if templates is listed else f"null{plain[4:]}")
 
 
 def test_an_unknown_tokenizer_is_taken_from_beside(tiny_llama: Path, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"guided_choice": ["fox jumps", "dog"]}, CHOICE),
     ({"guided_regex": "(fox|dog) [0-9]{3}"}, REGEX),
     ({"guided_grammar": 'start: "fox" | "dog"'}, GRAMMAR),
+    ({"json_schema": SCHEMA}, FORM), ({"grammar": 'root ::= "fox" | "dog"'}, GRAMMAR),
+    (FORM | {"guided_json": SCHEMA}, FORM),
     (FORM, None), (CHOICE, None), (REGEX, None), (GRAMMAR, None),
     ({"speculation": {"enabled": False}}, {}), ({"speculation": {"drafter": "ngram"}}, {}),
     ({"speculation": {"num_speculative_tokens": 1}, **LONG}, LONG),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import AsyncGenerator, Iterator
@@ -18,6 +19,7 @@ from outrider.engine.messages import Ready
 from outrider.engine.speculation import SpeculationState
 from outrider.outputs import RequestState
 from outrider.server.app import create_app
+from outrider.server.errors import Refusal
 from outrider.server.fields import IGNORED, Unless
 from outrider.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from outrider.server.settings import Settings
@@ -260,3 +262,86 @@ def test_any_value_of_any_field_is_answered(
     assert found.status_code in (200, 400, 404, 429), found.text
     if found.status_code != 200:
         assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_messages_reach_the_model_or_are_refused_here_as_offline(front: TestClient) -> None:
+    inputs = front.app.state.service.llm.inputs  # type: ignore[attr-defined]
+    codec = inputs.codec
+    before = codec.tokenizer.chat_template
+    codec.tokenizer.chat_template = (
+        "{% for m in messages if m.role in ['system', 'user', 'assistant'] %}<|user|>{{ m.role }} "
+        "{{ m.content }}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": ""}}
+    talk: list[Any] = [
+        {"role": "developer", "content": "Hi"}, {"role": "user", "content": "Time?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "noon", "tool_call_id": "1"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "now", "description": "The time."}}]
+    try:
+        for more in ({}, {"tools": tools}):
+            ids = front.post("/tokenize", json={"messages": talk, **more}).json()["tokens"]
+            expected = inputs.render(talk, True, more.get("tools"))
+            assert ids == codec.chat(talk, True, more.get("tools"))
+            assert inputs.outputs.decode(ids) == expected
+            for part in ("system Hi", "assistant <tool_call>", '"arguments": {}', "\nnoon\n"):
+                assert part in expected
+            assert ("The time." in expected) == bool(more)
+        for role in ("function", "tool_result"):
+            for path in (CHATS, "/tokenize"):
+                lost = [*talk, {"role": role, "name": "now", "content": "noon"}]
+                found = front.post(path, json={"messages": lost, "tools": tools})
+                check_error(found, "messages")
+                assert "messages[4]" in found.json()["error"]["message"]
+    finally:
+        codec.tokenizer.chat_template = before
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+SAME: list[list[dict[str, Any]]] = [
+    [{"guided_json": SCHEMA}, {"guided_json": json.dumps(SCHEMA)},
+     {"structured_outputs": {"json": SCHEMA}}, {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+     {"json_schema": SCHEMA}, {"response_format": {"type": "json_object", "schema": SCHEMA}},
+     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+     {"response_format": {"type": "json_schema", "schema": SCHEMA}}],
+    [{"guided_regex": "a+"}, {"structured_outputs": {"regex": "a+"}}],
+    [{"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}],
+    [{"guided_grammar": 'start: "a"'}, {"structured_outputs": {"grammar": 'start: "a"'}},
+     {"grammar": 'start: "a"'}],
+    [{"json_schema": {}}, {"response_format": {"type": "json_object"}},
+     {"structured_outputs": {"json_object": True}}, {"guided_json": {"type": "object"}}],
+]  # fmt: skip
+"""Forms by all the names that clients give them."""
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatRequest])
+def test_equal_forms_may_stand_side_by_side(model: Any) -> None:
+    body = PLAIN[CHATS] | PLAIN[COMPLETIONS]
+    if model is ChatRequest:
+        del body["prompt"]
+    else:
+        del body["messages"]
+    read = [model.model_validate(body | form).form() for forms in SAME for form in forms]
+    assert all(read)
+    for i, forms in enumerate(SAME):
+        for one, two in itertools.product(forms, forms):
+            assert model.model_validate(body | one | two).form()
+        other = SAME[i - 1][0]
+        for one in forms:
+            if one.keys() != other.keys():
+                with pytest.raises(Refusal, match="ask for forms that differ; give one of them"):
+                    model.model_validate(body | one | other).form()
+    for nothing in ({"grammar": ""}, {"grammar": None, "json_schema": None}):
+        assert model.model_validate(body | nothing).form() is None
+
+
+def test_forms_of_llama_cpp_are_checked(front: TestClient) -> None:
+    deep: Any = {}
+    for _ in range(40):
+        deep = {"properties": {"a": deep}}
+    for path in (COMPLETIONS, CHATS):
+        for name, value in (("grammar", 7), ("grammar", {"a": 1}), ("json_schema", 7),
+                            ("json_schema", [1]), ("json_schema", deep)):  # fmt: skip
+            check_error(front.post(path, json=PLAIN[path] | {name: value}), name)
+        assert front.post(path, json=PLAIN[path] | {"grammar": 'root ::= "a"'}).status_code == 200

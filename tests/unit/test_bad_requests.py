@@ -305,6 +305,8 @@ def test_structured_output_is_what_it_should_be(llm: LLM) -> None:
 
 def test_a_model_without_eos_has_no_structured_output(tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path / "m", "llama", tokenizer=True, eos_token_id=None)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": None}))
     llm = LLM(folder, drafter=None, memory=2**24)
     with pytest.raises(RequestError, match="an end-of-sequence token"):
         llm.generate("fox", SamplingParams(structured_outputs={"regex": "a"}))

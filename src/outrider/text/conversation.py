@@ -8,6 +8,7 @@ words for are written as text (``calls.py``); anything else that is left out is 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from ..errors import RequestError, shown
@@ -42,38 +43,34 @@ def write(
     messages = [_known(message, templates) for message in messages]
     marked, marked_tools, places = _marked(messages, tools)
     trial = {name: v for name, v in variables.items() if name != "continue_final_message"}
-    failures = []
+    failures: list[tuple[int, RequestError]] = []
     try:
         for i, (said, listed) in enumerate(_ways(marked, marked_tools, form)):
             for template in templates:
                 try:
-                    _check(render(template, said, tools=listed or None, **trial), places, messages)
+                    text = render(template, said, tools=listed or None, **trial)
                 except RequestError as error:
-                    failures.append(error)
+                    failures.append((len(places) + 1, error))
                     continue
-                said, listed = next(islice(_ways(messages, tools, form), i, None))
-                return render(template, said, tools=listed or None, **variables)
+                found = {int(number) for number in MARKS.findall(text)}
+                lost = [place for number, place in enumerate(places) if number not in found]
+                if not lost:
+                    said, listed = next(islice(_ways(messages, tools, form), i, None))
+                    return render(template, said, tools=listed or None, **variables)
+                failures.append((len(lost), _left_out(lost[0], messages)))
     except RecursionError:
         raise RequestError("the messages nest too deeply; flatten them.", "messages") from None
-    raise failures[0]
+    raise min(failures, key=itemgetter(0))[1]
 
 
-def _check(text: str, places: list[str], messages: Messages) -> None:
-    """Refuse a text that lacks a mark.
-
-    Raises:
-        RequestError: it lacks one; the error names its place.
-    """
-    found = {int(number) for number in MARKS.findall(text)}
-    lost = next((place for number, place in enumerate(places) if number not in found), None)
-    if lost is None:
-        return
-    owner, _, rest = lost.partition("[")
-    what, remedy = lost, "leave it out"
+def _left_out(place: str, messages: Messages) -> RequestError:
+    """Return the error for what does not come out of the chat template."""
+    owner, _, rest = place.partition("[")
+    what, remedy = place, "leave it out"
     if owner == "messages" and rest.removesuffix("]").isdecimal():
         what += f" (role {shown(messages[int(rest[:-1])]['role'])})"
         remedy = "give system, user or assistant, or leave it out"
-    raise RequestError(f"{what} does not come out of this model's chat template; {remedy}.", owner)
+    return RequestError(f"{what} does not come out of this model's chat template; {remedy}.", owner)
 
 
 def _known(message: dict[str, Any], templates: Sequence[str]) -> dict[str, Any]:

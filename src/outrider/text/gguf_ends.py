@@ -4,6 +4,8 @@ Many files name the base model's end alone, or no end of a turn at all. So llama
 such tokens by their texts (``llama-vocab.cpp``, "end of generation"), and this is its list.
 """
 
+from typing import Any
+
 from ..fields import Fields
 from ..gguf import GGUF
 
@@ -29,19 +31,24 @@ def end_token_ids(file: GGUF) -> frozenset[int]:
 
     A normal token that merges make is a word, whatever its text: Qwen's vocabulary has "</s>".
 
+    Lists of the tokenizer that are damaged are passed over; reading the tokenizer refuses them.
+
     Raises:
-        ModelError: an id or a list of the tokenizer is damaged.
+        ModelError: an id is none.
     """
     fields = Fields(file.metadata, str(file.path))
     names = [name for key in KEYS if (name := f"tokenizer.ggml.{key}_token_id") in fields]
-    tokens = fields.listed("tokenizer.ggml.tokens", str)
-    kinds = fields.listed("tokenizer.ggml.token_type", int)
+    tokens, kinds, merges = (_listed(file, name) for name in ("tokens", "token_type", "merges"))
     known = {token: i for i, token in enumerate(tokens) if token in TEXTS}
     if known.keys() >= HARMONY:
         known.pop("<|end|>", None)
     normal = {token for token, i in known.items() if i < len(kinds) and kinds[i] == NORMAL}
     if normal:
-        merges = fields.listed("tokenizer.ggml.merges", str)
-        normal &= {merge.replace(" ", "", 1) for merge in merges}
+        normal &= {str(merge).replace(" ", "", 1) for merge in merges}
     found = {i for token, i in known.items() if token not in normal}
     return frozenset({fields.whole(name) for name in names} | found)
+
+
+def _listed(file: GGUF, name: str) -> list[Any]:
+    value = file.metadata.get(f"tokenizer.ggml.{name}")
+    return value if isinstance(value, list) else []
