@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from outrider.pocket import PATH
 from outrider.server.protocol import ChatRequest
-from outrider.server.tools import Form, choice_of, constraint, read
-from outrider.text.calls import form_of
+from outrider.server.tools import choice_of, constraint, read
+from outrider.text.calls import Form, form_of
 
 CITY = {
     "type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "required": ["city"],

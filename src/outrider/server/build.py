@@ -12,11 +12,11 @@ from ..config import ENGINE_OPTIONS
 from ..errors import ConfigError, ModelError
 from ..fields import Fields, read_object
 from ..params import SamplingParams
+from ..text.calls import Form
 from .hosts import bare
 from .options import Chosen
 from .settings import Settings
 from .shown import short
-from .tools import Form
 
 PARSERS: dict[str, Form] = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
 SAMPLING = (

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..text.calls import Form
 from .answer import Detail
-from .tools import Form
 
 
 @dataclass(frozen=True, kw_only=True)
