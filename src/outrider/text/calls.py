@@ -15,14 +15,13 @@ RESULT, END_OF_RESULT = "<tool_response>", "</tool_response>"
 TOOLS, END_OF_TOOLS = "<tools>", "</tools>"
 HOW: dict[Form, str] = {
     "hermes": (
-        "To call a function, write its name and its arguments as a JSON object between tags:\n"
-        f'{OPENING}\n{{"name": "NAME", "arguments": {{"PARAMETER": "VALUE"}}}}\n{CLOSING}\n'
-        "Write such a block for each call."
+        "To call a function, answer with a JSON object of its name and its arguments between "
+        f'{OPENING} tags:\n{OPENING}\n{{"name": "NAME", "arguments": {{"PARAMETER": "VALUE"}}}}\n'
+        f"{CLOSING}"
     ),
     "llama3": (
-        "To call a function, answer with its name and its arguments as a JSON object and with "
-        'nothing else:\n{"name": "NAME", "parameters": {"PARAMETER": "VALUE"}}\n'
-        "Write a semicolon between several calls."
+        "To call a function, answer with a JSON object of its name and its parameters, and with "
+        'nothing else:\n{"name": "NAME", "parameters": {"PARAMETER": "VALUE"}}'
     ),
 }
 
@@ -36,9 +35,8 @@ def tool_prompt(tools: list[Any], form: Form) -> str:
     """Return a text that tells a model of ``tools``, and how to call them."""
     listed = "\n".join(_json(tool) for tool in tools)
     return (
-        f"You can call functions to help the user. They are described as JSON:\n{TOOLS}\n{listed}\n"
-        f"{END_OF_TOOLS}\n\n{HOW[form]} Results come between {RESULT} and {END_OF_RESULT}. Answer "
-        "in plain text where no function is needed."
+        f"You can call functions to help the user. Here they are, between {TOOLS} tags:\n{TOOLS}\n"
+        f"{listed}\n{END_OF_TOOLS}\n\n{HOW[form]}"
     )
 
 
