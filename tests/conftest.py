@@ -25,6 +25,7 @@ END = "<|end|>"
 PAD = "<pad_extra>"
 SPECIALS = [END, "<|user|>", "<|model|>"]
 TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}"
     "{% for m in messages %}{% if m['role'] not in ['user', 'model'] %}"
     "{{ raise_exception('roles are user and model') }}{% endif %}"
     "{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"

@@ -519,7 +519,7 @@ def test_named_templates_of_a_file_are_used(tmp_path: Path) -> None:
     for templates in (listed, listed[1:]):
         path = empty(tmp_path / "a.gguf", byte_level(chat_template=templates))
         codec = TextCodec(path)
-        assert codec.render(talk, tools=tools) == json.dumps(tools) + "<|user|>hi<|model|>"
+        assert codec.render(talk, tools=tools) == json.dumps(tools) + "add;<|user|>hi<|model|>"
         plain = codec.render(talk)
         assert plain == ("<|user|>hi<|model|>" if templates is listed else f"null{plain[4:]}")
 
