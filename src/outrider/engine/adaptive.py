@@ -21,7 +21,7 @@ from .controller import Controller
 from .costs import SPIKE, smoothed
 from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 from .scheduler import Plan
-from .shadows import Shadows
+from .shadows import Peek, Shadows
 
 OWN, OWN_SECONDS = 0.003, 1e-4
 """Share of the time that looking at steps may take, and that choosing may take; and the seconds
@@ -119,8 +119,13 @@ class Adaptive:
         self._priced: dict[DraftBudget, DraftBudget] = {}
         self._tables: dict[tuple[str, str], list[list[list[float]]]] = {}
         self._whole: Draft | None = None
-        self._shadows = Shadows(controller, drafters)
+        self._shadows = Shadows(controller)
         self._turn = 0
+        self.peek: Peek = lambda name, *behind: drafters[name].peek(*behind)
+        self.num_unread: Callable[[str, SequenceState], int] = lambda name, sequence: drafters[
+            name
+        ].num_unread(sequence)
+        """How drafters are asked; the speculator looks after those that fail."""
         controller.unread = self._num_unread
 
     def plan(
@@ -178,7 +183,7 @@ class Adaptive:
         return not self.controller.tries and any(self._looks_at[name] < NEW for name in methods)
 
     def _num_unread(self, id: str, name: str) -> int:
-        return self._drafters[name].num_unread(self._by_id[id])
+        return self.num_unread(name, self._by_id[id])
 
     def rest(self) -> None:
         """Let the next step go without choices."""
@@ -386,7 +391,7 @@ class Adaptive:
                 self._score_one(item, stream, index)
             if i == items[0] and (self._new or self._looks % SHADOWED == 0):
                 taken = self._chosen[stream.id][0].method
-                self._shadows.cast(item.sequence, stream, taken, self._turn)
+                self._shadows.cast(item.sequence, stream, taken, self._turn, self.peek)
 
     def _score_one(self, item: Scheduled, stream: Stream, index: int) -> None:
         """Score the draft of one sequence."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
-from ..drafters.base import Drafter
 from ..drafters.model import num_alike
 from ..native.interface import MARGINS
 from ..types import Draft, SequenceState
@@ -15,6 +14,10 @@ from .outlook import Stream
 
 SHADOW_DEPTH = 4
 """Tokens of a draft that is scored without being verified."""
+
+
+Peek = Callable[[str, SequenceState, int], Draft | None]
+"""Lets a drafter draft so deep behind a sequence, see ``Drafter.peek``."""
 
 
 class _Shadow(NamedTuple):
@@ -32,20 +35,21 @@ class Shadows:
 
     Args:
         controller: whose survival learns from them.
-        drafters: by name.
     """
 
-    def __init__(self, controller: Controller, drafters: Mapping[str, Drafter]) -> None:
-        self._controller, self._drafters = controller, drafters
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
         self._open: list[_Shadow] = []
 
-    def cast(self, sequence: SequenceState, stream: Stream, taken: str, turn: int) -> None:
+    def cast(
+        self, sequence: SequenceState, stream: Stream, taken: str, turn: int, peek: Peek
+    ) -> None:
         """Let a method other than ``taken`` draft behind a sequence; methods take turns."""
         names = [n for n in stream.methods if n in self._controller.shadowed and n != taken]
         if not names or self._open or sequence.finish_reason is not None:
             return
         name = names[turn % len(names)]
-        draft = self._drafters[name].peek(sequence, min(SHADOW_DEPTH, stream.bound))
+        draft = peek(name, sequence, min(SHADOW_DEPTH, stream.bound))
         if draft is not None:
             self._open.append(_Shadow(name, stream, sequence, len(sequence.tokens), draft))
 

@@ -30,6 +30,7 @@ from ..types import (
 from .adaptive import Adaptive, Freedom
 from .outlook import PLAIN, Choice
 from .scheduler import Plan
+from .shield import Shield, is_fatal, is_foreign
 
 D = TypeVar("D", bound=Drafter)
 logger = logging.getLogger("outrider")
@@ -120,6 +121,9 @@ class Speculator:
         """Drafters that failed, and why."""
         self.target_layers: tuple[int, ...] = ()
         """Layers of the target whose hidden states a drafter wants."""
+        self._shield = Shield()
+        if adaptive is not None:
+            adaptive.peek, adaptive.num_unread = self._peek, self._num_unread
         self._enabled = True  # a default of none is shown as off, and stops no other drafter
         self._paused = False
         self._in_chains = False
@@ -133,6 +137,7 @@ class Speculator:
         self.target_layers = tuple(
             sorted({i for each in live.values() for i in each.target_layers})
         )
+        self._foreign = {n for n, each in live.items() if is_foreign(each)}
         self._observing = [n for n, each in live.items() if overrides(each, "observe")]
         self._releasing = [n for n, each in live.items() if overrides(each, "release")]
         self._usual = self._choice(DEFAULT_SPECULATION)
@@ -318,13 +323,15 @@ class Speculator:
         if name not in self.switched_off:
             begin = time.perf_counter()
             try:
-                made = self.drafters[name].propose(items, budgets, self._noise)
+                drafter = self.drafters[name]
+                if name in self._foreign:
+                    made = self._shield.propose(drafter, items, budgets, self._noise)
+                else:
+                    made = drafter.propose(items, budgets, self._noise)
                 check_draft(made, budgets, self._vocab_size)
                 self.spent[name] = time.perf_counter() - begin
                 return made
-            except RequestError:
-                raise
-            except Exception as error:
+            except BaseException as error:
                 self._switch_off(name, error)
         return Draft.chains([[] for _ in items])
 
@@ -334,7 +341,15 @@ class Speculator:
             return draft
         return self.adaptive.cut(plan, draft, sum(self.spent.values()))
 
-    def _switch_off(self, name: str, error: Exception) -> None:
+    def _switch_off(self, name: str, error: BaseException) -> None:
+        """Let a drafter draft no more.
+
+        Raises:
+            BaseException: ``error``, where the process is to end, or a drafter of our own that
+                watches (see ``audit``) refuses what it sees.
+        """
+        if is_fatal(error) or (isinstance(error, RequestError) and name not in self._foreign):
+            raise error
         self.switched_off[name] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
         self._refresh()
         logger.error("drafter %s failed and is switched off", name, exc_info=error)
@@ -345,11 +360,32 @@ class Speculator:
         """Tell every drafter what was committed."""
         for name in self._observing:
             try:
-                self.drafters[name].observe(plan.batch, draft, verdict, states)
-            except RequestError:
-                raise
-            except Exception as error:
+                if name in self._foreign:
+                    self._shield.observe(self.drafters[name], plan.batch, draft, verdict, states)
+                else:
+                    self.drafters[name].observe(plan.batch, draft, verdict, states)
+            except BaseException as error:
                 self._switch_off(name, error)
+
+    def _peek(self, name: str, sequence: SequenceState, depth: int) -> Draft | None:
+        """Return what a drafter would draft behind a sequence, see ``Drafter.peek``."""
+        try:
+            if name in self._foreign:
+                return self._shield.peek(self.drafters[name], sequence, depth)
+            return self.drafters[name].peek(sequence, depth)
+        except BaseException as error:
+            self._switch_off(name, error)
+        return None
+
+    def _num_unread(self, name: str, sequence: SequenceState) -> int:
+        """Return what a drafter must read of a sequence first, see ``Drafter.num_unread``."""
+        try:
+            if name in self._foreign:
+                sequence = self._shield.seen(sequence)
+            return self.drafters[name].num_unread(sequence)
+        except BaseException as error:
+            self._switch_off(name, error)
+        return 0
 
     def release(self, seq_id: str, ended: bool) -> None:
         """Let every drafter forget a sequence, see ``Drafter.release``."""
@@ -358,8 +394,9 @@ class Speculator:
         for name in self._releasing:
             try:
                 self.drafters[name].release(seq_id, ended)
-            except Exception as error:
+            except BaseException as error:
                 self._switch_off(name, error)
+        self._shield.release(seq_id)
 
 
 def overrides(drafter: Drafter, method: str) -> bool:
@@ -396,6 +433,11 @@ def check_draft(draft: Draft, budgets: Sequence[DraftBudget], vocab_size: int) -
         ValueError: a draft is missing, too large or too deep, or has an id outside the vocabulary
             or a parent that does not come before its child.
     """
+    if not len(draft.tokens) == len(draft.parents) == len(budgets):
+        raise ValueError(
+            f"a draft is for {len(draft.tokens)} sequences, its parents are for "
+            f"{len(draft.parents)}; {len(budgets)} were asked for."
+        )
     if not any(draft.tokens) and not any(draft.parents):
         return
     ids = [*chain.from_iterable(draft.tokens)]
