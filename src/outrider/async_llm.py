@@ -25,8 +25,8 @@ from .engine.messages import (
 )  # fmt: skip
 from .engine.process import UNGUARDED, WorkerProcess, unguarded
 from .engine.pulse import Watch
-from .engine.speculation import SpeculationState, check_choice
 from .engine.suspects import Suspects, fingerprint
+from .engine.switch import SpeculationState, check_choice
 from .errors import GenerationError, OutriderError, RequestError, WorkerError
 from .input_processor import InputProcessor, Prompt
 from .models.families import Folder

@@ -15,7 +15,7 @@ from .config import POCKET, EngineOptions
 from .drafters.base import DrafterSpec, NoSpec
 from .engine.build import build_engine
 from .engine.engine import Engine
-from .engine.speculation import SpeculationState
+from .engine.switch import SpeculationState
 from .errors import GenerationError, OutriderError, RequestError
 from .input_processor import InputProcessor, Prompt, as_list
 from .models.families import Folder

@@ -20,7 +20,7 @@ from prometheus_client import generate_latest
 from outrider import LLM, SamplingParams
 from outrider.async_llm import AsyncLLM
 from outrider.engine.process import refuse_unguarded
-from outrider.engine.speculation import SpeculationState
+from outrider.engine.switch import SpeculationState
 from outrider.errors import ConfigError, ModelError, RequestError, WorkerError
 from outrider.outputs import RequestOutput
 from outrider.server.metrics import Metrics

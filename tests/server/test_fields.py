@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from outrider.async_llm import AsyncLLM
 from outrider.engine.messages import Ready
-from outrider.engine.speculation import SpeculationState
+from outrider.engine.switch import SpeculationState
 from outrider.outputs import RequestState
 from outrider.server.app import create_app
 from outrider.server.errors import Refusal

@@ -19,8 +19,8 @@ from outrider.engine.deaths import LONGEST_PAUSE, Deaths
 from outrider.engine.messages import Abort, Beat, Beliefs, Gauges, Left, Ready, Stepped
 from outrider.engine.process import Outbox
 from outrider.engine.pulse import Watch
-from outrider.engine.speculation import SpeculationState
 from outrider.engine.suspects import Suspects, fingerprint
+from outrider.engine.switch import SpeculationState
 from outrider.engine.worker import Worker, _Adding
 from outrider.errors import RequestError, WorkerError
 from outrider.outputs import RequestState

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.engine.speculation import SpeculationState
+from outrider.engine.switch import SpeculationState
 
 pytestmark = pytest.mark.engine
 PROMPTS = ["the quick brown fox", "lazy dogs sleep", "jumps over the lazy dog", "hello world"]

@@ -14,7 +14,7 @@ from typing import Any
 from ..drafters.base import NoSpec
 from ..drafters.prediction import PredictionSpec
 from ..drafters.registry import AUTO, find_drafter
-from ..engine.speculation import SpeculationState
+from ..engine.switch import SpeculationState
 from ..errors import ConfigError, OutriderError
 from ..limits import LARGEST_DRAFT
 from ..llm import LLM

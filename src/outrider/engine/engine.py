@@ -27,7 +27,8 @@ from .controller import Controller
 from .costs import StepCosts
 from .runner import Runner
 from .scheduler import Plan, Scheduler
-from .speculation import SpeculationState, Speculator
+from .speculation import Speculator
+from .switch import SpeculationState
 
 KNOWN_WORDS = 4
 """Lists of bad words whose ids are kept."""

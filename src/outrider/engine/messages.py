@@ -11,7 +11,7 @@ from ..config import EngineConfig
 from ..drafters.base import DrafterSpec
 from ..errors import OutriderError
 from ..types import Event, Request
-from .speculation import SpeculationState
+from .switch import SpeculationState
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -12,7 +11,7 @@ from ..drafters.base import Drafter, NoDrafter, NoSpec
 from ..drafters.combine import TOGETHER, merged, part_of
 from ..drafters.prediction import PredictionSpec
 from ..drafters.registry import AUTO
-from ..errors import ConfigError, RequestError, shown
+from ..errors import ConfigError, RequestError
 from ..sampling.shared_noise import Noise
 from ..trees import depths, is_chain
 from ..types import (
@@ -31,6 +30,7 @@ from .adaptive import Adaptive, Freedom
 from .outlook import PLAIN, Choice
 from .scheduler import Plan
 from .shield import Shield, is_fatal, is_foreign
+from .switch import SpeculationState, check_choice, check_known
 
 D = TypeVar("D", bound=Drafter)
 logger = logging.getLogger("outrider")
@@ -38,43 +38,6 @@ logger = logging.getLogger("outrider")
 MOST_FREEDOMS = 256
 LONGEST_REASON = 300
 """Characters."""
-
-
-@dataclass(frozen=True)
-class SpeculationState:
-    """The switch: on or off, the default drafter, and the draft length.
-
-    The engine chooses the length, and ``auto`` also the drafter, at each step: up to the length
-    with ``auto``, up to its longest where the length is None. Another drafter with a length is
-    obeyed.
-    """
-
-    enabled: bool
-    drafter: str
-    num_speculative_tokens: int | None
-
-
-def check_known(name: str, drafters: Collection[str]) -> None:
-    """Refuse the name of a drafter that the engine does not have.
-
-    Raises:
-        ConfigError: it is none of ``drafters``.
-    """
-    if name not in drafters:
-        known = ", ".join(sorted(drafters))
-        raise ConfigError(f"there is no drafter {shown(name)} here; give one of {known}.")
-
-
-def check_choice(state: SpeculationState, drafters: Collection[str], longest: int) -> None:
-    """Refuse a default that the engine cannot draft by.
-
-    Raises:
-        ConfigError: there is no such drafter, or the length is not from 1 to ``longest``.
-    """
-    check_known(state.drafter, drafters)
-    length = state.num_speculative_tokens
-    if length is not None and not 1 <= length <= longest:
-        raise ConfigError(f"num_speculative_tokens is {length}; give 1 to {longest}.")
 
 
 class Speculator:

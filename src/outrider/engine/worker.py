@@ -40,8 +40,8 @@ from .messages import (
     WorkerSpec,
 )  # fmt: skip
 from .pulse import Pulse
-from .speculation import SpeculationState
 from .stderr import guard
+from .switch import SpeculationState
 from .trim import trim_regularly
 
 logger = logging.getLogger("outrider")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..drafters.combine import TOGETHER
-from ..engine.speculation import SpeculationState
+from ..engine.switch import SpeculationState
 from ..errors import ConfigError
 from ..types import Counts
 from . import beliefs
