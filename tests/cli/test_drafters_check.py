@@ -41,6 +41,28 @@ def changed(folder: Path, out: Path, **values: Any) -> Path:
     return out
 
 
+def test_vocabularies_may_differ_by_padding_only(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Without tokenizers nothing says that a difference is padding."""
+    sizes = {"bare": 128, "wide": 160, "tall": 128}
+    for name, size in sizes.items():
+        make_checkpoint(tmp_path / name, "llama", vocab_size=size)
+    for name, fits in (("wide", False), ("tall", True)):
+        found = facts(tmp_path / name, "--target", tmp_path / "bare")["vocabulary"]
+        assert (found["drafter"], found["fits"]) == (str(sizes[name]), fits)
+    assert found["target"] == "128"
+    text = make_checkpoint(tmp_path / "text", "llama", tokenizer=True)
+    own = json.loads((text / "config.json").read_text())["vocab_size"]
+    padded = changed(text, tmp_path / "padded", vocab_size=own + 64)
+    for pair in ((padded, text), (text, padded)):
+        found = facts(pair[0], "--target", pair[1])["vocabulary"]
+        assert found["fits"]
+        assert "padding" in found["target"]
+    found = facts(tmp_path / "bare", "--target", text)["vocabulary"]
+    assert (found["fits"], found["target"]) == (False, f"{own}; another vocabulary")
+
+
 @pytest.fixture(scope="module")
 def head(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checked") / "head"

@@ -29,12 +29,14 @@ from outrider.bench.load.page import page
 from outrider.bench.load.stream import Record, events, read
 from outrider.bench.load.watch import bottleneck
 from outrider.bench.workload import Workload
-from outrider.cli.load import shapes
+from outrider.cli.common import write_json
+from outrider.cli.load import extra, save, shapes, show
 from outrider.errors import ConfigError, EndpointError
 from outrider.scraping import parse
 from outrider.scraping.acceptance import acceptance
 from outrider.scraping.client import Answer
 
+DEEP = b"[" * 100_000 + b"]" * 100_000
 PROMPTS = Workload.of_prompts("three", ["one", "two", "three"])
 RESULTS = {
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts",
@@ -166,6 +168,10 @@ def test_events_are_found_however_a_stream_is_cut(size: int, end: str) -> None:
         ([b"data: [1]\n\n"], "none of OpenAI's"),
         ([b'data: {"choices": [7]}\n\n'], "none of OpenAI's"),
         ([b'data: {"usage": {"completion_tokens": Infinity}}\n\n'], "none of OpenAI's"),
+        ([b'data: {"usage": {"completion_tokens": 1%s}}\n\n' % (b"0" * 400)], "none of OpenAI's"),
+        ([b'data: {"usage": {"completion_tokens": -5}}\n\n'], "none of OpenAI's"),
+        ([b'data: {"choices": [], "x": ' + DEEP + b"}\n\n"], "none of OpenAI's"),
+        ([b'data: {"error": {"message": "a\\ud800b"}}\n\n'], "the stream says: 'a?b'"),
         ([b'data: {"error": {"message": "out of pages"}}\n\n'], "out of pages"),
         ([b"<html>\x1b[31m</html>"], "without output: '<html>?[31m</html>'"),
     ],
@@ -182,6 +188,8 @@ def test_a_strange_stream_is_one_sentence(pieces: list[bytes], said: str) -> Non
     [
         (Schedule(models=b"<html>hello</html>"), "lists no model"),
         (Schedule(models=b'{"data": []}'), "lists no model"),
+        (Schedule(models=b'{"data": ' + DEEP + b"}"), "lists no model"),
+        (Schedule(status=400, body=DEEP), r"HTTP 400: '\[\["),
         (Schedule(status=404, body=b'{"detail": "Not Found"}'), "HTTP 404: .*Not Found"),
         (Schedule(body=b'{"choices": []}'), "without output"),
         (Schedule(status=401, body=b'{"error": {"message": "wrong key"}}'), "wrong key"),
@@ -191,6 +199,42 @@ def test_a_bad_endpoint_is_one_sentence(schedule: Schedule, said: str) -> None:
     with pytest.raises(EndpointError, match=said) as caught:
         load(schedule)
     assert "\n" not in str(caught.value)
+
+
+def test_a_long_event_in_small_parts_takes_time_by_its_length() -> None:
+    text = b"data: " + b"x" * 200_000 + b"\n\n"
+    pieces = [(0.0, text[i : i + 1]) for i in range(len(text))]
+    assert [len(data) for _, data in events(pieces)] == [200_000]
+
+
+def test_a_model_of_any_name_leaves_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lone surrogate is no UTF-8, and an escape or U+2028 forges lines."""
+    name = b'"a\\ud800\\u001b[31m\\u2028[bold]b"'
+    report = load(Schedule(models=b'{"data": [{"id": ' + name + b"}]}"))
+    assert report["runs"][0]["completed"] == 6
+    save(report, str(tmp_path / "page.html"), tmp_path / "runs")
+    write_json(report, str(tmp_path / "report.json"))
+    show(report, on_stderr=False)
+    shown = r"a\ud800\x1b[31m [bold]b"
+    assert json.loads((tmp_path / "report.json").read_text())["runs"][0]["model_id"] == shown
+    assert shown in capsys.readouterr().out
+    assert shown in (tmp_path / "page.html").read_text()
+    assert len([*(tmp_path / "runs").iterdir()]) == 1
+
+
+def test_deep_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    for name, read_file, said in (
+        ("a.json", load_prompts, "nested too deeply"),
+        ("a.jsonl", load_prompts, "line 1: not JSON .nested too deeply"),
+        ("t.jsonl", load_trace, "line 1: give seconds"),
+    ):
+        (tmp_path / name).write_bytes(DEEP)
+        with pytest.raises(ConfigError, match=said):
+            read_file(str(tmp_path / name))
+    with pytest.raises(ConfigError, match=r"--extra-body .*nested too deeply"):
+        extra(DEEP.decode())
 
 
 def test_nobody_there_is_one_sentence() -> None:

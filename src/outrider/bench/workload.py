@@ -111,8 +111,10 @@ def load_workload(which: str) -> Workload:
         where = f"workload {which}" if whole else f"workload {which}, line {number}"
         try:
             entries += [(where, json.loads(line))] if whole or line.strip() else []
-        except ValueError as error:  # names line and column
-            raise ConfigError(f"{where}: not JSON ({error}); correct it there.") from None
+        except (ValueError, RecursionError) as error:
+            deep = isinstance(error, RecursionError)
+            why = "nested too deeply" if deep else error  # which names line and column
+            raise ConfigError(f"{where}: not JSON ({why}); correct it there.") from None
     if whole:
         ((where, members),) = entries
         if not isinstance(members, list):

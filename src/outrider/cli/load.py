@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ..bench.intervals import shown
 from ..errors import ConfigError
+from ..outside.documents import parse_json
 from .bench import named_workload
 from .common import (
     INTERRUPTED,
@@ -158,10 +159,7 @@ def shapes(
 
 def extra(text: str | None) -> dict[str, Any]:
     """Return the fields that ``--extra-body`` adds to each request."""
-    try:
-        fields = json.loads(text or "{}")
-    except ValueError as error:
-        raise typer.BadParameter(f"--extra-body is not JSON ({error}).") from None
+    fields = parse_json(text or "{}", "--extra-body")
     if not isinstance(fields, dict):
         raise typer.BadParameter('--extra-body is no object; write {"top_p": 0.9}.')
     return fields
@@ -173,7 +171,7 @@ def save(report: dict[str, Any], html: str | None, results: Path | None) -> None
 
     try:
         if html is not None:
-            Path(html).write_text(page(report), encoding="utf-8")
+            Path(html).write_text(page(report), encoding="utf-8", errors="replace")
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
             for i, run in enumerate(report["runs"]):

@@ -125,11 +125,24 @@ def check(folder: Path, target: Path) -> tuple[str, list[Fact]]:
 def _model(folder: Path, target: Path) -> Iterator[Fact]:
     own, theirs = (read_shape(read_config(each), each) for each in (folder, target))
     yield from _tokenizer(folder, target, "the same is needed, or retokenize:PATH")
-    size = own.vocab_size, theirs.vocab_size
-    yield Fact("vocabulary", f"{size[0]}", f"{size[1]}; padding may differ", True)
+    yield _vocabulary(folder, target, own.vocab_size, theirs.vocab_size)
     fits = own.context >= theirs.context
     told = f"{theirs.context} tokens" if fits else f"{theirs.context}; it drafts up to its own"
     yield Fact("context", f"{own.context} tokens", told, True)
+
+
+def _vocabulary(folder: Path, target: Path, own: int, theirs: int) -> Fact:
+    """Return whether the sizes of two vocabularies are equal, or differ by padding only."""
+    held = [
+        1 + max(TextCodec(each).backend.get_vocab().values(), default=-1)
+        for each in (folder, target)
+        if has_tokenizer(each)
+    ]
+    if own == theirs:
+        return Fact("vocabulary", f"{own}", f"{theirs}", True)
+    padded = bool(held) and max(held) <= min(own, theirs)
+    why = "the difference is padding" if padded else "another vocabulary"
+    return Fact("vocabulary", f"{own}", f"{theirs}; {why}", padded)
 
 
 def _tokenizer(folder: Path, target: Path, needed: str) -> Iterator[Fact]:

@@ -146,7 +146,7 @@ def _due(file: str, number: int, line: str) -> float:
         seconds = value["timestamp"] / 1000 if isinstance(value, dict) else value
         if isinstance(seconds, bool) or not math.isfinite(seconds):
             raise ValueError
-    except (ValueError, OverflowError, KeyError, TypeError):
+    except (ValueError, OverflowError, KeyError, TypeError, RecursionError):
         raise ConfigError(
             f"trace {file}, line {number}: give seconds as a number, or an object with a "
             "timestamp in milliseconds."

@@ -61,7 +61,7 @@ def _sharegpt(file: str) -> Workload | None:
     """Return the first human turn of each conversation; None if the file has another layout."""
     try:
         entries: Any = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None  # load_workload says what is wrong
     if not isinstance(entries, list) or not entries:
         return None

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...errors import ConfigError, EndpointError
+from ...outside.text import printable
 from ...scraping.acceptance import acceptance, scrape
 from ...scraping.client import Client
 from ..workload import Workload
@@ -136,9 +137,9 @@ class Server:
         try:
             if not answer.ok:
                 raise ValueError(f"HTTP {answer.status}: {message(answer.body)}")
-            models = json.loads(answer.body)["data"]
-            return str(models[0]["id"])
-        except (ValueError, LookupError, TypeError) as error:
+            listed = json.loads(answer.body)["data"]
+            return str(listed[0]["id"])
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             why = str(error) if str(error).startswith("HTTP") else "its answer lists no model"
             raise EndpointError(
                 f"{self.client.url}/v1/models is not OpenAI's ({why}); correct the address, or "
@@ -179,9 +180,9 @@ class Server:
             "endpoint_type": "openai-chat" if options.uses_chat else "openai",
             "label": shape.label,
             "endpoint": self.client.url,
-            "model_id": self.model,
+            "model_id": printable(self.model),
             "tokenizer_id": None,
-            "dataset": options.workload.name,
+            "dataset": printable(options.workload.name),
             "num_prompts": options.requests,
             "request_rate": "inf" if math.isinf(rate) else rate,
             "burstiness": shape.burstiness if isinstance(shape, Open) else 1.0,

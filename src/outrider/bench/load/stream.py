@@ -12,6 +12,10 @@ from ...scraping.client import Answer, Piece
 
 TEXTS = ("text", "content", "reasoning_content", "reasoning")
 """Fields of a choice, or of its delta, that hold output."""
+MOST_TOKENS = 1 << 40
+"""Tokens that a server may count; sums of more are no figures."""
+END = 2
+"""Bytes before the last one of the end of an event."""
 SHOWN = 200
 """Most characters of a server's message in ours."""
 
@@ -67,14 +71,20 @@ class Record:
 
 def events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
     """Yield the data of server-sent events, each with the time at which it was complete."""
-    rest = b""
+    held: list[bytes] = []
+    tail = b""
     for time, piece in pieces:
-        block = rest + piece if rest else piece
+        held.append(piece)
+        tail = near = tail[-END:] + piece
+        if b"\n\n" not in near and b"\n\r\n" not in near:
+            continue  # joining the parts of a long event again and again would never end
+        block = b"".join(held)
         if b"\r" in block:
             # A final "\r" may be half of a line's end.
             held = b"\r" if block.endswith(b"\r") else b""
             block = block.removesuffix(b"\r").replace(b"\r\n", b"\n") + held
-        *whole, rest = block.split(b"\n\n")
+        *whole, tail = block.split(b"\n\n")
+        held = [tail]
         for event in whole:
             lines = event.split(b"\n") if b"\n" in event else [event]
             data = [line[5:].lstrip(b" ") for line in lines if line.startswith(b"data:")]
@@ -100,10 +110,10 @@ def read(answer: Answer, record: Record) -> None:
                 return
             length = sum(map(_length, event.get("choices") or ()))
             usage = event.get("usage") or usage
-            record.prompt_tokens = int(usage.get("prompt_tokens") or 0)
-            record.output_tokens = int(usage.get("completion_tokens") or 0)
+            record.prompt_tokens = _whole(usage.get("prompt_tokens"))
+            record.output_tokens = _whole(usage.get("completion_tokens"))
             total = record.output_tokens if event.get("usage") else 0
-        except (ValueError, AttributeError, TypeError, OverflowError):
+        except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
             record.error = f"the stream has an event that is none of OpenAI's: {_cut(data)}"
             return
         if not event.get("choices"):
@@ -116,6 +126,18 @@ def read(answer: Answer, record: Record) -> None:
         record.error = f"an answer without output: {_cut(answer.body)}"
         return
     _count(record, texts, running)
+
+
+def _whole(value: Any) -> int:
+    """Return a count of tokens, 0 for none.
+
+    Raises:
+        ValueError: it is out of range.
+    """
+    count = int(value or 0)
+    if not 0 <= count <= MOST_TOKENS:
+        raise ValueError("no count of tokens")
+    return count
 
 
 def _count(record: Record, texts: list[int], running: list[int]) -> None:
@@ -150,9 +172,9 @@ def message(body: bytes) -> str:
         error = json.loads(body)
         error = error.get("error", error)
         text = error.get("message") or json.dumps(error) if isinstance(error, dict) else str(error)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return _cut(body)
-    return _cut(str(text).encode())
+    return _cut(str(text).encode(errors="replace"))
 
 
 def _cut(data: bytes) -> str:
