@@ -32,7 +32,7 @@ from outrider.bench.workload import Workload
 from outrider.cli.common import write_json
 from outrider.cli.load import extra, save, shapes, show
 from outrider.errors import ConfigError, EndpointError
-from outrider.scraping import parse
+from outrider.scraping import client, parse
 from outrider.scraping.acceptance import acceptance
 from outrider.scraping.client import Answer
 
@@ -205,6 +205,15 @@ def test_a_long_event_in_small_parts_takes_time_by_its_length() -> None:
     text = b"data: " + b"x" * 200_000 + b"\n\n"
     pieces = [(0.0, text[i : i + 1]) for i in range(len(text))]
     assert [len(data) for _, data in events(pieces)] == [200_000]
+
+
+def test_an_answer_may_be_as_long_as_its_tokens_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "MOST_BYTES", 4096)
+    assert load(Schedule(chunks=200), max_tokens=200)["runs"][0]["completed"] == 6
+    with pytest.raises(EndpointError, match=r"has more than 0\.00781 MiB"):
+        load(Schedule(body=b"x" * 100_000), max_tokens=1)
 
 
 def test_a_model_of_any_name_leaves_a_report(

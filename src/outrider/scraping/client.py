@@ -25,7 +25,6 @@ from ..outside.text import printable
 BROKEN = "the connection ended before the answer did"
 MOST_BYTES = 16 * MIB
 """Of an answer, with its head and what a server sends before it."""
-TOO_LONG = f"the answer has more than {MOST_BYTES // MIB} MiB"
 GONE = "the connection ended before an answer began"
 Piece = tuple[float, bytes]
 """A part of a body, and when it arrived: seconds on ``time.perf_counter``."""
@@ -52,9 +51,10 @@ class Answer:
 
 
 class Connection(asyncio.Protocol):
-    """One connection with one exchange at a time."""
+    """One connection with one exchange at a time, whose answers have ``most`` bytes at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self.transport: asyncio.Transport | None = None
         self.usable = True
         self._parser = httptools.HttpResponseParser(self)
@@ -72,8 +72,8 @@ class Connection(asyncio.Protocol):
         self._now = time.perf_counter()
         self._heard = True
         self._size += len(data)
-        if self._size > MOST_BYTES:
-            self._fail(EndpointError(TOO_LONG))
+        if self._size > self._most:
+            self._fail(EndpointError(f"the answer has more than {self._most / MIB:.3g} MiB"))
             self.close()
             return
         try:
@@ -136,12 +136,14 @@ class Client:
     Args:
         url: where the server is: http or https, without ``/v1``, which may stand there too.
         key: sent as a bearer token; None sends none.
+        more: bytes that an answer may have beyond ``MOST_BYTES``.
 
     Raises:
         ConfigError: the address is none.
     """
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, more: int = 0) -> None:
+        self._most = MOST_BYTES + more
         there = address(url)
         check_key(key)
         self.host, self.port = there.host, there.port
@@ -211,7 +213,7 @@ class Client:
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(
-                Connection, self.host, self.port, ssl=self.tls
+                lambda: Connection(self._most), self.host, self.port, ssl=self.tls
             )
         except OSError as error:
             why = printable(error.strerror or error)

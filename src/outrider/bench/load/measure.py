@@ -22,6 +22,8 @@ from .figures import DEFINITIONS, figures
 from .stream import Record, message, read
 from .watch import Watch, bottleneck
 
+BYTES_OF_TOKEN = 4096
+"""Room for each token of an answer; an event has some hundred bytes, and more with logprobs."""
 Progress = Callable[[str, int, int, int], None]
 """Called with a load's label, its requests that ended, that failed, and that there are in all."""
 
@@ -97,7 +99,8 @@ class Server:
     """A server under test: its client, its model, and the encoded requests."""
 
     def __init__(self, options: Options) -> None:
-        self.options, self.client = options, Client(options.url, options.key)
+        self.options = options
+        self.client = Client(options.url, options.key, BYTES_OF_TOKEN * options.max_tokens)
         self.model = options.model or ""
         self.requests: list[bytes] = []
 

@@ -71,20 +71,21 @@ class Record:
 
 def events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
     """Yield the data of server-sent events, each with the time at which it was complete."""
-    held: list[bytes] = []
+    parts: list[bytes] = []
     tail = b""
     for time, piece in pieces:
-        held.append(piece)
+        parts.append(piece)
         tail = near = tail[-END:] + piece
         if b"\n\n" not in near and b"\n\r\n" not in near:
             continue  # joining the parts of a long event again and again would never end
-        block = b"".join(held)
+        block = b"".join(parts)
         if b"\r" in block:
             # A final "\r" may be half of a line's end.
             held = b"\r" if block.endswith(b"\r") else b""
             block = block.removesuffix(b"\r").replace(b"\r\n", b"\n") + held
-        *whole, tail = block.split(b"\n\n")
-        held = [tail]
+        whole = block.split(b"\n\n")
+        tail = whole.pop()
+        parts = [tail]
         for event in whole:
             lines = event.split(b"\n") if b"\n" in event else [event]
             data = [line[5:].lstrip(b" ") for line in lines if line.startswith(b"data:")]
