@@ -410,3 +410,15 @@ def test_tools_and_variables_forge_nothing_either(plain: TextCodec, folder: Path
         codec.tokenizer.chat_template = before
         found.append((codec.backend.decode(ids, skip_special_tokens=False), CONTROLS & set(ids)))
     assert found == [(found[0][0], set()), (found[0][0], {0, 2})]
+
+
+def test_a_text_longer_than_the_tokenizer_says_is_no_warning(
+    tiny_llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Contexts are checked by the engine; transformers warns of "indexing errors"."""
+    folder = tmp_path / "short"
+    shutil.copytree(tiny_llama, folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": 4}))
+    assert len(TextCodec(folder).encode("for word in words")) > 4
+    assert capfd.readouterr().err == ""

@@ -65,7 +65,9 @@ class TextCodec:
             text = text if rendered else self._broken(text)
             if BREAK in text:
                 return self._without_breaks(text, special)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        # The tokenizer's own warning of length is not about what is done here.
+        found = self.tokenizer(text, add_special_tokens=special, verbose=False)
+        ids: list[int] = found["input_ids"]
         return ids
 
     def _without_breaks(self, text: str, special: bool) -> list[int]:
