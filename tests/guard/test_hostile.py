@@ -242,12 +242,23 @@ def test_damaged_lines_of_an_audit_are_left_out(fleet: Fleet) -> None:
     with file.open("ab") as opened:
         opened.write("\n".join(odd).encode("utf-8", "surrogatepass") + b'\n{"torn')
     assert len(Store(fleet.policy.folder).history()) == good + 5
-    done = invoke(fleet, "history")
+    done = invoke(fleet, "history", "--last", "1000")
     assert done.exit_code == 0
     assert len(done.stdout.split("\n")) == good + 6
     assert all(line.isprintable() for line in done.stdout.split("\n"))
     assert "one" in done.stdout
     assert invoke(fleet, "history", "--json").exit_code == 0
+
+
+def test_of_a_long_audit_the_end_is_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    entry = json.dumps({"text": "\u2028" * 1000}).encode() + b"\n"
+    with (tmp_path / "audit.jsonl").open("wb") as file:
+        file.write(b"{" + b"x" * (1 << 24) + b"\n" + entry * 1000)
+    begin = time.process_time()
+    assert len(store.history(50)) == 50
+    assert time.process_time() - begin < 5
+    assert len(store.history(5000)) == 1000
 
 
 def test_a_files_place_that_is_taken_by_something_else_is_one_sentence(fleet: Fleet) -> None:
@@ -379,6 +390,7 @@ def test_times_of_a_state_fit_the_clock_it_meets() -> None:
     back = carried_over(state, 100.0, 3600.0)
     assert (back.seen, back.pending["p99"]) == (100.0, 40.0)
     assert (back.traffic.since, back.traffic.retry_at) == (50.0, 170.0)
+    assert back.drafting == state.drafting, "no time lies before all clocks began"
     damaged = replace(state, drafting=Track(Level.PLAIN, 9e9, "", 9e9, 9e10), seen=10.0)
     found = carried_over(damaged, 1000.0, 3600.0).drafting
     assert (found.since, found.wait, found.retry_at) == (1000.0, 3600.0, 4600.0)

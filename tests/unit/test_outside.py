@@ -51,6 +51,10 @@ def test_what_is_printed_is_one_harmless_line(text: object, shown: str) -> None:
     assert printable(text).isprintable()
 
 
+def test_a_number_that_python_does_not_write_is_printed_too() -> None:
+    assert printable(10**5000) == "a value too long to be shown"
+
+
 @pytest.mark.parametrize("text", ["x" * 10**7, "\x1b" * 10**7, " " * 10**7 + "x"])
 def test_what_is_printed_is_short(text: str) -> None:
     assert len(printable(text, 50)) <= 50
@@ -260,7 +264,7 @@ def test_a_body_that_is_no_json_is_none(body: bytes) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "http://", "ftp://a", "http://a:x", "http://a:99999", "http://[::1",
-     "http://\ud800", "a\x1bb"],
+     "http://\ud800", "a\x1bb", f"http://{'a' * 64}.b"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is no address") as caught:

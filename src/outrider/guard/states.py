@@ -192,12 +192,16 @@ def carried_over(state: State, now: float, longest: float) -> State:
     """
     ahead = max(0.0, state.seen - now)
 
+    def at(time: float, latest: float) -> float:
+        return max(0.0, min(time - ahead, latest))
+
     def moved(track: Track) -> Track:
         wait = min(track.wait, longest)
-        retry_at = min(track.retry_at - ahead, now + wait)
-        return replace(track, since=min(track.since - ahead, now), wait=wait, retry_at=retry_at)
+        return replace(
+            track, since=at(track.since, now), wait=wait, retry_at=at(track.retry_at, now + wait)
+        )
 
-    pending = {name: min(since - ahead, now) for name, since in state.pending.items()}
+    pending = {name: at(since, now) for name, since in state.pending.items()}
     return replace(
         state, drafting=moved(state.drafting), traffic=moved(state.traffic), pending=pending,
         seen=min(state.seen, now),

@@ -20,6 +20,8 @@ STATE, STATUS, COMMAND, AUDIT = "state.json", "status.json", "command.json", "au
 
 LONGEST = 2000
 """Letters of an event's text."""
+LONGEST_ENTRY = 16384
+"""Bytes of an entry: its text, each letter escaped, and some words."""
 MOST_BYTES = MIB
 """Of a file, and of a line of the audit; the guard's own have some kilobytes."""
 
@@ -130,13 +132,20 @@ class Store:
             raise _cannot_write(path, error) from None
 
     def history(self, last: int = 1000) -> list[dict[str, Any]]:
-        """Return the audit's newest entries, the oldest first; damaged lines are left out."""
+        """Return the audit's newest entries, the oldest first; damaged lines are left out.
+
+        No more of the file is read than ``last`` entries can take.
+        """
         path = self.folder / AUDIT
         if not self._exists(path):
             return []
         found: deque[dict[str, Any]] = deque(maxlen=last)
         try:
             with path.open("rb") as file:
+                begin = max(0, path.stat().st_size - last * LONGEST_ENTRY)
+                if begin:
+                    file.seek(begin - 1)
+                    file.readline(MOST_BYTES)  # the rest of a line that is older
                 while line := file.readline(MOST_BYTES):
                     try:
                         entry = parse_json(line, str(path))

@@ -20,7 +20,7 @@ from .documents import MIB, parse_json
 from .sockets import CHUNK, Deadline, Incoming, connect, send
 from .text import printable
 
-MOST_BYTES = 4 * MIB
+MOST_BYTES = MIB
 """Of an answer, unless a caller says otherwise."""
 SECONDS = 5.0
 AGENT = "outrider"
@@ -35,6 +35,12 @@ class Address:
     port: int
     place: str
     path: str = ""
+
+    @property
+    def authority(self) -> str:
+        """Return host and port as a header names them."""
+        netloc = self.place.partition("://")[2]
+        return netloc if netloc.isascii() else netloc.encode("idna").decode("ascii")
 
     @property
     def secure(self) -> bool:
@@ -80,7 +86,8 @@ def address(url: str, what: str = "endpoint") -> Address:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
-    except ValueError:
+        _ = parts.netloc.encode("idna")
+    except ValueError:  # also a label of more than 63 letters
         host, port = None, None
     if not host or parts.scheme not in ("http", "https") or not host.isprintable():
         raise ConfigError(f"{what} {shown(url)} is no address; give one like http://host:8000.")
@@ -124,7 +131,7 @@ def call(
     check_key(key)
     data = None if body is None else json.dumps(body).encode()
     sent = {
-        "Host": there.place.partition("://")[2], "User-Agent": AGENT, "Accept": "*/*",
+        "Host": there.authority, "User-Agent": AGENT, "Accept": "*/*",
         "Accept-Encoding": "identity", "Connection": "close", **(headers or {}),
     }  # fmt: skip
     if data is not None:

@@ -17,7 +17,10 @@ def printable(text: object, limit: int = LONGEST) -> str:
     ellipsis.
     """
     # No more than this can be needed, and a text from outside may have gigabytes.
-    start = str(text)[: 4 * limit]
+    try:
+        start = str(text)[: 4 * limit]
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        start = "a value too long to be shown"
     line = " ".join(start.split())
     shown = "".join(letter if letter.isprintable() else _escaped(letter) for letter in line)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"

@@ -11,7 +11,7 @@ from ..scraping import Page, Reader
 
 SECONDS = 30.0
 """In which a whole answer must be there."""
-LARGEST_PAGE = 16 * MIB
+LARGEST_PAGE, LARGEST_ANSWER = 16 * MIB, 4 * MIB
 PROMPTS = (
     "The quick brown fox", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,",
     '{"name": "Alice", "age":', "The capital of France is", "SELECT name FROM", "Dear Sir or Madam",
@@ -43,7 +43,7 @@ class Endpoint:
             EndpointError: nobody answers in time, or the answer is not HTTP, too long or a
                 redirect.
         """
-        return call(self.url + path, body, key=self._key, seconds=SECONDS)
+        return call(self.url + path, body, key=self._key, seconds=SECONDS, limit=LARGEST_ANSWER)
 
     def model(self) -> str:
         """Return the name of the first model.

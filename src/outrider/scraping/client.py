@@ -150,9 +150,8 @@ class Client:
         self.tls = ssl.create_default_context() if there.secure else None
         self.base = there.path.removesuffix("/v1")
         self.url = there.place + self.base
-        self._head = (
-            f"Host: {there.place.partition('://')[2]}\r\nUser-Agent: outrider-bench\r\n"
-            "Accept: */*\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
+        self._head = f"Host: {there.authority}\r\nUser-Agent: outrider-bench\r\nAccept: */*\r\n" + (
+            f"Authorization: Bearer {key}\r\n" if key else ""
         )
         self._idle: deque[Connection] = deque()
 
