@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import shutil
@@ -422,3 +423,124 @@ def test_a_text_longer_than_the_tokenizer_says_is_no_warning(
     file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": 4}))
     assert len(TextCodec(folder).encode("for word in words")) > 4
     assert capfd.readouterr().err == ""
+
+
+def altered(folder: Path, part: str, value: object) -> None:
+    """Put another part into the tokenizer of a folder."""
+    file = folder / "tokenizer.json"
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps({**whole, part: value}, ensure_ascii=part != "post_processor"))
+
+
+def replaced(pattern: dict[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def sequence(*steps: object, of: str = "normalizers") -> dict[str, object]:
+    return {"type": "Sequence", of: list(steps)}
+
+
+TENFOLD = replaced({"String": "a"}, 10 * "a")
+LAUGHS = [replaced({"String": chr(ord("a") + i)}, 10 * chr(ord("b") + i)) for i in range(9)]
+TABLE = base64.b64encode((0).to_bytes(4, "little") + 1000 * b"x" + b"\0").decode()
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", replaced({"String": "a"}, 1000 * "b")),
+        ("normalizer", sequence(TENFOLD, TENFOLD, TENFOLD)),
+        ("normalizer", sequence(sequence(TENFOLD, TENFOLD), sequence(sequence(TENFOLD)))),
+        ("normalizer", sequence(*LAUGHS)),
+        ("normalizer", replaced({"Regex": "a*"}, 300 * "b")),
+        ("normalizer", replaced({"Regex": "(?=a)"}, 257 * "b")),
+        ("normalizer", replaced({"String": ""}, 300 * "b")),
+        ("normalizer", sequence({"type": "NFKC"}, TENFOLD, TENFOLD)),
+        ("normalizer", {"type": "Prepend", "prepend": 100_000 * "a"}),
+        ("normalizer", sequence({"type": "Prepend", "prepend": 1000 * "a"}, TENFOLD, TENFOLD)),
+        ("normalizer", sequence(*[{"type": "Precompiled", "precompiled_charsmap": TABLE}] * 2)),
+        ("normalizer", sequence(*[replaced({"String": "x"}, "y")] * 2000)),
+        ("decoder", sequence(TENFOLD, TENFOLD, TENFOLD, of="decoders")),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<|end|>", "type_id": 0}}] * 100,
+                "pair": [],
+                "special_tokens": {
+                    "<|end|>": {"id": "<|end|>", "ids": 100 * [1], "tokens": 100 * ["<|end|>"]}
+                },
+            },
+        ),
+    ],
+)
+def test_a_tokenizer_that_makes_texts_much_longer_is_refused(
+    part: str, value: object, folder: Path
+) -> None:
+    altered(folder, part, value)
+    with pytest.raises(
+        ModelError, match=r"could make|more than 1000 steps|tokens around"
+    ) as caught:
+        TextCodec(folder)
+    assert str(folder) in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        sequence(  # ALBERT's
+            replaced({"String": "``"}, '"'), replaced({"String": "''"}, '"'), {"type": "NFKD"},
+            {"type": "StripAccents"}, {"type": "Lowercase"}, replaced({"Regex": " {2,}"}, " "),
+        ),
+        sequence({"type": "Prepend", "prepend": "▁"}, replaced({"String": " "}, "▁")),
+        replaced({"Regex": r"\s+"}, " "),
+        sequence(*[replaced({"String": c}, 4 * "-") for c in "\t\v\f\r\n…"]),
+        None,
+    ],
+)  # fmt: skip
+def test_usual_normalizers_are_taken(value: object, folder: Path) -> None:
+    altered(folder, "normalizer", value)
+    assert TextCodec(folder).encode("fox")
+
+
+def test_an_escaped_name_is_seen(folder: Path) -> None:
+    altered(folder, "normalizer", sequence(TENFOLD, TENFOLD, TENFOLD))
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"Replace"', '"\\u0052eplace"'))
+    with pytest.raises(ModelError, match="could make"):
+        TextCodec(folder)
+
+
+def test_a_panic_is_a_refused_text(folder: Path) -> None:
+    """An expression that takes too many tries fails on some texts alone."""
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    altered(folder, "pre_tokenizer", split)
+    codec, text = TextCodec(folder), 40 * "a" + "b"
+    assert codec.encode("fox")
+    with pytest.raises(RequestError, match=r"the tokenizer fails on this text \(Onig"):
+        codec.encode(text)
+    with pytest.raises(RequestError, match="the tokenizer fails"):
+        codec.exceeds(text, 10)
+    with pytest.raises(RequestError, match="the tokenizer fails"):
+        TextCodec(folder, specials=False).encode(f"<|end|>{text}")
+
+
+def test_a_panic_over_one_text_ends_no_other() -> None:
+    class Panic(BaseException):
+        pass
+
+    class Broken:
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            if 7 in ids:
+                raise Panic("a regex")
+            return "x" * len(ids)
+
+    writer = Detokenizer(Broken(), [1], [])  # type: ignore[arg-type]
+    assert [writer.push(token)[0] for token in (2, 7, 3)] == ["x", "", ""]
+    assert writer.flush() == "\ufffd"

@@ -19,6 +19,7 @@ from ..sampling.acceptance import AcceptanceRule
 from ..sampling.grammar import Grammars
 from ..sampling.pipeline import RequestPipeline
 from ..text.detokenize import Detokenizer
+from ..text.panics import no_panic
 from ..types import Counts, Draft, Event, HiddenStates, Request, SequenceState, Verdict
 from .adaptive import Adaptive, Seconds
 from .beliefs import summary
@@ -219,10 +220,11 @@ class Engine:
         found: list[list[int]] = []
         for word in words:
             assert self._tokenizer is not None
-            bare, spaced = (
-                self._tokenizer.encode(text, add_special_tokens=False).ids
-                for text in (word.lstrip(), " " + word.lstrip())
-            )
+            with no_panic():
+                bare, spaced = (
+                    self._tokenizer.encode(text, add_special_tokens=False).ids
+                    for text in (word.lstrip(), " " + word.lstrip())
+                )
             found.append(bare)
             if len(spaced) == len(bare) and spaced[:1] != bare[:1]:
                 found.append(spaced)

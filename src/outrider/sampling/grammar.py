@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from ..errors import ModelError, RequestError
 from ..params import SamplingParams, StructuredOutputsParams
 from ..text.intersection import pieces_of
+from ..text.panics import no_panic
 from .schemas import held, opened
 
 SLOWEST_MASK_SECONDS = 0.05
@@ -72,7 +73,8 @@ class _Words(TokenizerWrapper):
         self._before = before if before and pieces.tokens[before[0]][:1] == b" " else []
 
     def _ids(self, text: str) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        with no_panic():
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return [id for id in ids if id < self._size]
 
     def __call__(self, text: str) -> list[int]:

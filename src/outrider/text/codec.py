@@ -15,7 +15,9 @@ from ..gguf import is_gguf, open_gguf
 from .calls import Form, form_of
 from .conversation import write
 from .gguf_tokenizer import chat_templates, gguf_tokenizer
+from .growth import check_growth, check_specials
 from .messages import readable as readable_messages
+from .panics import no_panic
 
 Message = dict[str, Any]
 PIECE = 1 << 15
@@ -43,9 +45,7 @@ class TextCodec:
         self._folder = folder
         with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
             self.tokenizer: PreTrainedTokenizerBase = (
-                _of_gguf(folder)
-                if is_gguf(folder)
-                else AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+                _of_gguf(folder) if is_gguf(folder) else _of_folder(folder)
             )
             backend = getattr(self.tokenizer, "backend_tokenizer", None)
             if not isinstance(backend, Tokenizer):
@@ -54,7 +54,9 @@ class TextCodec:
                     "convert it to one."
                 )
             self.backend = backend
-            self.tokenizer.decode(self.encode("a tokenizer's try: 1, 2\n"))  # finds damage
+            check_specials(backend, folder)
+            found = self.tokenizer("a tokenizer's try: 1, 2\n")["input_ids"]
+            self.tokenizer.decode(found)  # finds damage
 
     def encode(self, text: str, special: bool = True, rendered: bool = False) -> list[int]:
         """Return the ids of a text, with the tokenizer's ``special`` tokens around it.
@@ -66,13 +68,15 @@ class TextCodec:
             if BREAK in text:
                 return self._without_breaks(text, special)
         # The tokenizer's own warning of length is not about what is done here.
-        found = self.tokenizer(text, add_special_tokens=special, verbose=False)
+        with no_panic():
+            found = self.tokenizer(text, add_special_tokens=special, verbose=False)
         ids: list[int] = found["input_ids"]
         return ids
 
     def _without_breaks(self, text: str, special: bool) -> list[int]:
         """Return the ids of a text but for those of its breaks, which no token crosses."""
-        found = self.backend.encode(text, add_special_tokens=special)
+        with no_panic():
+            found = self.backend.encode(text, add_special_tokens=special)
         pairs = zip(found.ids, found.offsets, strict=True)
         return [id for id, (start, end) in pairs if text[start:end] != BREAK]
 
@@ -108,9 +112,9 @@ class TextCodec:
         """
         count = 0
         for start in range(0, len(text), PIECE):
-            (encoding,) = self.backend.encode_batch_fast(
-                [text[start : start + PIECE]], add_special_tokens=False
-            )
+            piece = text[start : start + PIECE]
+            with no_panic():
+                (encoding,) = self.backend.encode_batch_fast([piece], add_special_tokens=False)
             count += len(encoding) - SLACK
             if count > limit:
                 return True
@@ -186,6 +190,14 @@ class TextCodec:
         return text
 
 
+def _of_folder(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in a folder."""
+    if (folder / "tokenizer.json").is_file():
+        check_growth(folder / "tokenizer.json")
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return found
+
+
 def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer in the GGUF file at ``path``, or the one in its folder if unknown."""
     file, in_folder = open_gguf(path), path.with_name("tokenizer.json").is_file()
@@ -193,6 +205,8 @@ def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
         tokenizer = gguf_tokenizer(file)
         if tokenizer is not None:
             return tokenizer
+    if in_folder:
+        check_growth(path.with_name("tokenizer.json"))
     other: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(path.parent)
     other.chat_template = chat_templates(file) or other.chat_template
     return other

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from .panics import ENDS
 from .stop import StopFinder
 
 CONTEXT = 6
@@ -66,7 +67,12 @@ class Detokenizer:
 
     def _decoded(self, ids: list[int]) -> str:
         assert self._tokenizer is not None
-        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special))
+        try:
+            return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special))
+        except ENDS:
+            raise
+        except BaseException:  # a panic over one text must not end the others
+            return UNFINISHED
 
     def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:
         """Add a token; return (the text that may be shown now, whether a stop string ended it).
