@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -46,6 +48,20 @@ def readable(what: str, remedy: str) -> Iterator[None]:
         raise ModelError(f"{what} ({one_line(error)}); {remedy}") from error
 
 
+def check_plain(file: Path, state: os.stat_result) -> None:
+    """Refuse what is no plain file: to read a pipe or a device may never end.
+
+    Args:
+        file: where it is.
+        state: what the system says of it.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    if not S_ISREG(state.st_mode):
+        raise ModelError(f"{file} is no plain file; put the checkpoint's own file there.")
+
+
 def fill(buffer: NDArray[np.uint8], path: Path, begin: int) -> None:
     """Read bytes of a file from ``begin`` on into ``buffer``, which has their number.
 
@@ -74,6 +90,7 @@ def read_object(file: Path) -> dict[str, Any]:
         ModelError: the file cannot be read, or holds no JSON object.
     """
     try:
+        check_plain(file, file.stat())
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{file} cannot be read ({error.strerror}).") from None

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from .errors import ModelError
-from .fields import Fields, fill
+from .fields import Fields, check_plain, fill
 
 SUFFIX = ".gguf"
 VERSIONS = (2, 3)
@@ -93,6 +93,7 @@ def open_gguf(path: Path) -> GGUF:
         state = path.stat()
     except OSError:
         raise ModelError(f"{path} is no file; give a .gguf file that exists.") from None
+    check_plain(path, state)
     return _open(path, state.st_mtime_ns, state.st_size)
 
 

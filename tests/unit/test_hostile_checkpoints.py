@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, ModelError
 from outrider.fields import Fields
 from outrider.gguf import open_gguf
+from outrider.models.convert import convert as converted
 from outrider.models.families import read_architecture, read_config, read_shape
 from outrider.models.formats.patterns import matches, patterns
 from outrider.models.formats.shared import Checkpoint, read_scales
@@ -336,3 +340,72 @@ def test_what_is_read_is_what_was_stored(plain: Path) -> None:
     llm = LLM(plain, drafter=None)
     assert llm.generate([[1, 2]], SamplingParams(max_tokens=2))[0].outputs[0].token_ids
     assert np.isfinite(architecture.scale)
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """A limit of seconds: to open a pipe that nobody writes to waits for ever."""
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = Path.cwd()
+        os.chdir(path.parent)  # names of sockets are short
+        made.bind(path.name)
+        os.chdir(here)
+
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "model.safetensors.index.json",
+         "generation_config.json", "tokenizer_config.json")  # fmt: skip
+
+
+@pytest.mark.parametrize("put", [pipe, device, listening, Path.mkdir])
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_file_is_not_waited_for(
+    edited: Edit, put: Callable[[Path], object], name: str, limited: None
+) -> None:
+    """It is refused, or the checkpoint is read as if there were none."""
+    folder = edited()
+    (folder / name).unlink(missing_ok=True)
+    put(folder / name)
+    with suppress(ModelError):
+        load_model(folder, "float32", CPU, 64)
+        TextCodec(folder)
+    if name == "model.safetensors":
+        with pytest.raises(
+            ModelError, match=r"model\.safetensors (is no plain file|has no|is dam)"
+        ):
+            load_model(folder, "float32", CPU, 64)
+
+
+@pytest.mark.parametrize("put", [pipe, device, listening])
+def test_a_gguf_that_is_no_file_is_refused(
+    tmp_path: Path, put: Callable[[Path], object], limited: None
+) -> None:
+    put(tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=r"model\.gguf is no plain file"):
+        load_model(tmp_path / "model.gguf", "float32", CPU, 64)
+
+
+@pytest.mark.parametrize("put", [pipe, device, listening, Path.mkdir])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_convert_waits_for_no_pipe(
+    edited: Edit, tmp_path: Path, put: Callable[[Path], object], name: str, limited: None
+) -> None:
+    folder = edited()
+    (folder / "model.safetensors").unlink()
+    put(folder / name)
+    with pytest.raises(ModelError):
+        converted(folder, tmp_path / "new")

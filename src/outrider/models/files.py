@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 from ..errors import ModelError, shown
-from ..fields import fill, read_object, readable
+from ..fields import check_plain, fill, read_object, readable
 
 INDEX = "model.safetensors.index.json"
 TYPES = {
@@ -92,6 +92,7 @@ def find_tensors(folder: Path) -> dict[str, Entry]:
             state = file.stat()
         except (OSError, ValueError):
             raise ModelError(f"{file} is missing; fetch the checkpoint again.") from None
+        check_plain(file, state)
         entries |= _entries(file, state.st_mtime_ns, state.st_size)
     return entries
 
