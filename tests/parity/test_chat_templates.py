@@ -323,6 +323,20 @@ def test_arguments_that_are_none_are_an_empty_object(arguments: Any, codec: Text
     assert '{"name": "now", "arguments": {}}' in said(codec, CHATML, talk)
 
 
+def test_a_refusal_and_parts_of_a_text_are_contents(codec: TextCodec) -> None:
+    parts = [
+        {"type": "output_text", "text": "a"},
+        {"type": "refusal", "refusal": "b"},
+        {"type": "input_text", "text": "c"},
+    ]
+    talk = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "refusal": "I will not.", "tool_calls": []},
+    ]
+    text = "<|user|>a\nb\nc<|end|><|assistant|>I will not.<|end|>"
+    assert said(codec, CHATML, talk, add_generation_prompt=False) == text
+
+
 @pytest.mark.parametrize(
     ("calls", "reason"),
     [
