@@ -1,0 +1,305 @@
+"""Readers of the guard; see ``hostile_readers``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hostile_inputs import damaged, jsons, tomls
+from hostile_readers import (
+    PAGE_PIECES,
+    PAGES,
+    STATUSES,
+    Made,
+    answering,
+    check_said,
+    in_file,
+    reader,
+)
+from hypothesis import strategies as st
+
+POLICY = """
+folder = "guard"
+interval = 5.0
+window = 30.0
+listen = "127.0.0.1:9177"
+webhook = "http://hook:1/x"
+advice = "advice.json"
+dry_run = false
+[engine]
+url = "http://e:8000/v1"
+kind = "outrider"
+key_env = "KEY"
+[standby]
+url = "http://s:8000"
+[source]
+kind = "prometheus"
+url = "http://p:9090"
+engine = 'instance="e:8000"'
+standby = 'instance="s:8000"'
+queries = {p99 = "max(x{$MATCHER}[$WINDOW])"}
+[traffic]
+kind = "haproxy"
+address = "tcp:127.0.0.1:9999"
+backend = "b"
+engine = "e"
+standby = "s"
+[signals]
+acceptance = {below = 0.5, clear = 0.6, for = 20}
+memory = {above = 0.9}
+[minimum]
+requests = 10
+[recovery]
+stages = [0.05, 0.25]
+cooldown = 60
+[lease]
+kind = "kubernetes"
+namespace = "n"
+seconds = 30
+"""
+
+
+@reader("guard policy")
+def guard_policy(folder: Path) -> Made:
+    from outrider.guard.policy import read
+
+    route = POLICY.replace('advice = "advice.json"\n', "").replace(
+        'kind = "haproxy"', 'kind = "httproute"\nnamespace = "n"\nroute = "r"\nurl = "http://k:1"'
+    )
+    return tomls(POLICY, route), in_file(folder, "guard.toml", read)
+
+
+def guard_documents() -> tuple[Any, Any]:
+    """A state and a status as a guard writes them."""
+    from outrider.guard.states import State
+
+    state = State(
+        engine="http://e:8000", pending={"p99": 3.0}, own_weights=(100, 0),
+        own_drafting={"enabled": True, "length": 4, "in_use": 4},
+    ).to_json()  # fmt: skip
+    status = {
+        "time": 1.0, "engine": "http://e:8000", "mode": "normal", "forced": None, "dry_run": False,
+        "runtime_switch": True, "alerts": {"a": "b"}, "reasons": {"p99": "good"},
+    }  # fmt: skip
+    return json.loads(json.dumps(state)), status
+
+
+@reader("guard state")
+def guard_state(folder: Path) -> Made:
+    from outrider.guard.states import carried_over
+    from outrider.guard.store import Store
+
+    store = Store(folder)
+
+    def read(_: Path) -> None:
+        state = store.load("http://e:8000")
+        carried_over(state, 5.0, 3600.0)
+        store.save(state)
+
+    return jsons(guard_documents()[0]), in_file(folder, "state.json", read)
+
+
+@reader("guard status")
+def guard_status(folder: Path) -> Made:
+    from outrider.guard.store import Store
+
+    return jsons(guard_documents()[1]), in_file(
+        folder, "status.json", lambda _: Store(folder).status()
+    )
+
+
+@reader("guard command")
+def guard_command(folder: Path) -> Made:
+    from outrider.guard.store import Store
+
+    return jsons({"force": "plain"}), in_file(
+        folder, "command.json", lambda _: Store(folder).commanded()
+    )
+
+
+AUDIT = "".join(
+    json.dumps({"time": number, "kind": "action", "text": "x", "mode": "plain", "more": [1]}) + "\n"
+    for number in range(3)
+)
+
+
+@reader("guard history")
+def guard_history(folder: Path) -> Made:
+    from typer.testing import CliRunner
+
+    from outrider.cli import app
+
+    (folder / "guard").mkdir(parents=True)
+    policy = folder / "guard.toml"
+    policy.write_text(f'folder = "{folder}/guard"\n[engine]\nurl = "http://e:8000"\n')
+    runner = CliRunner()
+
+    def show(_: Path) -> None:
+        done = runner.invoke(app, ["guard", "history", str(policy)], catch_exceptions=True)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        for line in done.output.split("\n"):
+            check_said(line, 20_000)
+
+    return damaged(AUDIT), in_file(folder / "guard", "audit.jsonl", show)
+
+
+def policy_of(**parts: Any) -> Any:
+    """A policy with an engine, a standby and more."""
+    from outrider.guard.policy import parse
+
+    document = {"engine": {"url": "http://e:8000"}, "standby": {"url": "http://s:8000"}}
+    return parse({**document, **parts})
+
+
+@reader("switch: speculation")
+def switch_speculation(folder: Path) -> Made:
+    from outrider.guard.policy import Server
+    from outrider.guard.switches import speculation
+
+    own = speculation.Speculation(Server("http://e:8000"))
+    sample = {"enabled": True, "num_speculative_tokens": 4, "draft_length": 3}
+    error = {"error": {"message": "no", "code": 400}}
+
+    def call(case: tuple[bytes, int]) -> None:
+        with answering([speculation], *case):
+            own.read()
+            own.set({"enabled": False})
+
+    return st.tuples(jsons(sample, error), STATUSES), call
+
+
+@reader("switch: webhook")
+def switch_webhook(folder: Path) -> Made:
+    from outrider.guard.policy import Traffic
+    from outrider.guard.switches import webhook
+
+    own = webhook.Webhook(Traffic("webhook", url="http://w:1/x"))
+
+    def call(case: tuple[bytes, int]) -> None:
+        with answering([webhook], *case):
+            own.read()
+            own.set((100, 0))
+
+    return st.tuples(jsons({"engine": 100, "standby": 0}), STATUSES), call
+
+
+ROUTE = {
+    "metadata": {"resourceVersion": "7", "name": "r"},
+    "spec": {
+        "rules": [
+            {"backendRefs": [{"name": "e", "weight": 100}, {"name": "s", "weight": 0}]},
+            {"backendRefs": [{"name": "e"}, {"name": "s", "weight": 1}]},
+        ]
+    },
+    "message": "conflict",
+}
+
+
+@reader("switch: HTTPRoute")
+def switch_route(folder: Path) -> Made:
+    from outrider.guard import kubernetes
+    from outrider.guard.policy import Traffic
+    from outrider.guard.switches.httproute import HTTPRoute
+
+    names = {"engine": "e", "standby": "s", "namespace": "n", "route": "r"}
+    own = HTTPRoute(Traffic("httproute", url="http://k:1", **names))
+
+    def call(case: tuple[bytes, int]) -> None:
+        with answering([kubernetes], *case):
+            own.set((90, 10))
+            own.read()
+
+    return st.tuples(jsons(ROUTE), STATUSES), call
+
+
+@reader("lease: Kubernetes")
+def lease_kubernetes(folder: Path) -> Made:
+    from outrider.guard import kubernetes
+    from outrider.guard.lease import KubernetesLease
+
+    policy = policy_of(lease={"kind": "kubernetes", "namespace": "n", "url": "http://k:1"})
+    own = KubernetesLease(policy)
+    sample = {
+        "metadata": {"name": "outrider-guard", "resourceVersion": "3"},
+        "spec": {
+            "holderIdentity": "other_1", "leaseDurationSeconds": 30, "leaseTransitions": 2,
+            "renewTime": "2026-01-01T00:00:00.000000Z", "acquireTime": "2026-01-01T00:00:00Z",
+        },
+    }  # fmt: skip
+
+    def call(case: tuple[bytes, int]) -> None:
+        with answering([kubernetes], *case):
+            for now in (0.0, 100.0):
+                check_said(own.hold(now) or "")
+
+    return st.tuples(jsons(sample), STATUSES), call
+
+
+@reader("lease: file")
+def lease_file(folder: Path) -> Made:
+    import fcntl
+
+    from outrider.guard.lease import FileLease
+
+    def read(path: Path) -> None:
+        other = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            check_said(FileLease(path).hold(0.0) or "")
+        finally:
+            os.close(other)
+
+    return damaged("1234\n"), in_file(folder, "lease", read)
+
+
+@reader("guard: Prometheus")
+def guard_prometheus(folder: Path) -> Made:
+    from outrider.guard import sources
+
+    source = {"kind": "prometheus", "url": "http://p:1", "engine": 'a="b"', "standby": 'a="c"'}
+    own = sources.Prometheus(policy_of(source=source))
+    value = {"status": "success", "error": "x",
+             "data": {"resultType": "vector",
+                      "result": [{"metric": {}, "value": [1.0, "0.5"]}]}}  # fmt: skip
+    scalar = {"status": "success", "data": {"resultType": "scalar", "result": [1.0, "0.5"]}}
+
+    def call(case: tuple[bytes, int]) -> None:
+        with answering([sources], *case):
+            own.read(0.0)
+
+    return st.tuples(jsons(value, scalar), STATUSES), call
+
+
+@reader("guard: pages")
+def guard_pages(folder: Path) -> Made:
+    from outrider.guard import sources
+
+    own = [
+        sources.Scrapes(policy_of(engine={"url": "http://e:1", "kind": kind}))
+        for kind in ("vllm", "sglang", "llamacpp", "trtllm")
+    ]
+    clock = iter(range(10**9))
+
+    def call(case: tuple[bytes, int]) -> None:
+        with answering([sources], *case):
+            for each in own:
+                each.read(float(next(clock)))
+
+    return st.tuples(damaged(*PAGES, pieces=PAGE_PIECES), STATUSES), call
+
+
+@reader("guard: probe")
+def guard_probe(folder: Path) -> Made:
+    from outrider.guard import watch
+    from outrider.guard.policy import Server
+
+    sample = {"data": [{"id": "m"}], "choices": [{"text": "x"}]}
+
+    def call(case: tuple[bytes, int]) -> None:
+        with answering([watch], *case):
+            watch.is_warm(Server("http://e:1"), 1.0)
+
+    return st.tuples(jsons(sample), STATUSES), call
