@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hostile_inputs as made
+import numpy as np
 from hostile_inputs import damaged, jsons, texts, trees
 from hostile_readers import Made, check_said, reader
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ SCHEMA = {
     "properties": {"name": {"$ref": "#/$defs/n"}, "age": {"type": "integer", "minimum": 0},
                    "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}},
     "required": ["name"], "patternProperties": {"^x-": {"type": "string", "pattern": "[a-z]+"}},
-    "anyOf": [{"required": ["age"]}, {"not": {"required": ["tags"]}}],
+    "additionalProperties": False,
 }  # fmt: skip
 OPTIONS = {
     "model": "m", "stream": True, "stream_options": {"include_usage": True}, "n": 1,
@@ -148,14 +149,19 @@ def headers(folder: Path) -> Made:
     from outrider.server.bodies import check_type
     from outrider.server.build import read_hosts, read_keys
 
-    def call(text: str) -> None:
-        for read in (check_type, read_hosts, lambda keys: read_keys(keys, None)):
+    def call(data: bytes) -> None:
+        text = data.decode("utf-8", "surrogateescape")  # as of arguments
+        for read, said in (
+            (check_type, data.decode("latin-1")),  # as of headers
+            (read_hosts, text),
+            (lambda keys: read_keys(keys, None), text),
+        ):
             try:
-                read(text)
+                read(said)
             except OutriderError as error:
                 check_said(str(error))
 
-    return texts(damaged("application/json; charset=utf-8", "a.example,b.example", "k1,k2")), call
+    return damaged("application/json; charset=utf-8", "a.example,b.example", "k1,k2"), call
 
 
 @reader("sampling options")
@@ -189,14 +195,14 @@ def compiled(compiler: Any, **form: Any) -> None:
     from outrider.params import SamplingParams
 
     grammar = compiler.compile(SamplingParams(structured_outputs=form))
-    for _ in range(4):
+    for _ in range(6):
         (mask,) = grammar.masks([[]])
         if mask is None or isinstance(mask, str):
             return
-        allowed = mask.nonzero()[0] if mask.dtype == bool else mask
-        if not len(allowed):
+        allowed = np.unpackbits(mask, bitorder="little").nonzero()[0]
+        if not len(allowed) or allowed[-1] == 0:
             return
-        grammar.advance([320 - 1])  # whatever a sampler would never draw
+        grammar.advance([int(allowed[-1])])
 
 
 @reader("grammar: JSON schemas")
@@ -345,7 +351,7 @@ def switch_haproxy(folder: Path) -> Made:
 TEMPLATE = (
     "{%- for m in messages %}{% if m.role == 'user' %}{{ '<|u|>' + m['content'] | trim }}"
     "{% elif m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson(indent=2) }}"
-    "{% else %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+    "{% elif m.role == 'no' %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
     "{% macro f(x, n=3) %}{{ x * n }}{% endmacro %}{{ f('a') }}{% set ns = namespace(i=0) %}"
     "{% for i in range(9) %}{% set ns.i = ns.i + i %}{% endfor %}{{ strftime_now('%Y') }}"
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,9 +124,8 @@ gpu_share = 0.9
 model_name = "llama"
 port = 8001
 """
-TUNED = SPEC.replace("[", "[deploy.").replace("[deploy.[", "[[").replace("[deploy.1", "[1") + (
-    "\n[other]\na = 1\n"
-)
+TUNED = "[deploy]\n" + re.sub(r"^\[(\w+)\]$", r"[deploy.\1]", SPEC, flags=re.M) + "[other]\na = 1\n"
+"""As ``outrider tune`` writes it."""
 
 
 @reader("deploy spec")
@@ -150,8 +150,6 @@ COMMANDS = (
     "text-generation-launcher --model-id org/t --speculate 3 --port 80\n",
     "trtllm-build --checkpoint_dir c --speculative_decoding_mode draft_tokens_external "
     "--max_draft_len 5 --output_dir e\n",
-    "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.6.0 --model org/t "
-    "--speculative-model '[ngram]' --ngram-prompt-lookup-max 4 --num-speculative-tokens 5\n",
 )
 PYTHON = """
 from vllm import LLM, SamplingParams
@@ -264,7 +262,7 @@ def server_options(folder: Path) -> Made:
 def server_environment(folder: Path) -> Made:
     from outrider.server.options import resolve
 
-    sample = {"OUTRIDER_PORT": "8000", "OUTRIDER_MEMORY": "2GiB", "OUTRIDER_MODEL": "m",
+    sample = {"OUTRIDER_PORT": "8000", "OUTRIDER_MEMORY": "2GiB",
               "OUTRIDER_SHARE_PREFIX_CACHE": "true", "OUTRIDER_SLO": "ttft=1s",
               "OUTRIDER_SPECULATIVE_CONFIG": '{"method": "ngram"}'}  # fmt: skip
     cases = st.dictionaries(

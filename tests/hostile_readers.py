@@ -112,6 +112,8 @@ def exporter(folder: Path) -> Made:
 
     from outrider.observe.exporter import Exporter
     from outrider.observe.watcher import Watcher
+    from outrider.outside.http import Answer
+    from outrider.planning import endpoint as planning
     from outrider.planning.endpoint import Endpoint
 
     models = trees({"data": [{"id": "m"}]}).map(made.as_json)
@@ -119,7 +121,11 @@ def exporter(folder: Path) -> Made:
     def call(case: tuple[bytes, bytes]) -> None:
         page, model = case
         endpoint = Endpoint("http://e:1")
-        endpoint.ask = lambda path, body=None: (200, model if "models" in path else page)  # type: ignore[method-assign]
+        endpoint.ask = lambda path, body=None: Answer(200, model)  # type: ignore[method-assign]
+        with answering([planning], page):
+            shown(endpoint)
+
+    def shown(endpoint: Endpoint) -> None:
         watcher = Watcher(endpoint, 1.0, check_said)
         watcher.look()
         watcher.look()
@@ -132,16 +138,15 @@ def exporter(folder: Path) -> Made:
 
 @reader("endpoint")
 def endpoint(folder: Path) -> Made:
-    from outrider.planning.endpoint import Endpoint, differing
+    from outrider.planning import endpoint as planning
 
     sample = {"data": [{"id": "m"}], "choices": [{"text": "x"}]}
 
     def call(case: tuple[bytes, int]) -> None:
-        body, status = case
-        own = Endpoint("http://e:1")
-        own.ask = lambda path, body_=None: (status, body)  # type: ignore[method-assign]
-        own.model()
-        differing(own, own)
+        with answering([planning], *case):
+            own = planning.Endpoint("http://e:1")
+            check_said(own.model(), 10**7)
+            planning.differing(own, own)
 
     return st.tuples(jsons(sample), STATUSES), call
 

@@ -12,6 +12,7 @@ import faulthandler
 import inspect
 import json
 import logging
+import os
 import resource
 import sys
 import time
@@ -95,10 +96,17 @@ def attempt(name: str, count: int, number: int, folder: Path) -> dict[str, Any]:
         if kind == "fault" and found[kind] <= MOST_FAULTS:
             shown = log.read_text(errors="replace")
             shown = shown if len(shown) < 1500 else f"{shown[:900]} ... {shown[-500:]}"
-            print(json.dumps({"reader": name, "fault": said, "case": shown}), flush=True)
+            tell({"reader": name, "fault": said, "case": shown})
 
     try_one()
     return {"reader": name, "cases": sum(found.values()), **found}
+
+
+OUT = os.fdopen(os.dup(1), "w")
+
+
+def tell(line: dict[str, Any]) -> None:
+    print(json.dumps(line), file=OUT, flush=True)
 
 
 def limit_memory() -> None:
@@ -109,14 +117,15 @@ def limit_memory() -> None:
 def main(folder: Path, number: int, counts: dict[str, int]) -> None:
     """Try cases of some readers."""
     warnings.simplefilter("ignore")
+    os.dup2(2, 1)  # libraries print what they like
     logging.disable(logging.CRITICAL)
     import torch  # noqa: F401 - what is loaded once is no case's
     import transformers  # noqa: F401
 
     limit_memory()
     for name, count in counts.items():
-        print(json.dumps({"begins": name}), flush=True)
-        print(json.dumps(attempt(name, count, number, folder)), flush=True)
+        tell({"begins": name})
+        tell(attempt(name, count, number, folder))
 
 
 if __name__ == "__main__":

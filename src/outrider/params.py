@@ -109,6 +109,10 @@ class StructuredOutputsParams(_Named):
                 object.__setattr__(self, "json", json.dumps(schema))
             except (TypeError, ValueError, RecursionError) as error:
                 refuse(self, "json", schema, f"it cannot be written as JSON ({error})")
+        try:
+            "".join([self.regex or "", self.grammar or "", *(self.choice or ())]).encode()
+        except UnicodeEncodeError:
+            refuse(self, forms[0], getattr(self, forms[0]), "give a text without lone surrogates")
         size = max(len(str(getattr(self, name))) for name in forms)
         if size > LARGEST_GRAMMAR:
             raise ConfigError(

@@ -92,27 +92,27 @@ def _tokens(line: str) -> list[str | Operator]:
         ConfigError: a quote, backslash or variable is open.
     """
     tokens: list[str | Operator] = []
-    word: str | None = None  # an empty text is a word
+    word: list[str] = []  # its parts: an empty text is a word
     at = 0
     while at < len(line):
-        if word is None and line[at] == "#":
+        if not word and line[at] == "#":
             break
         match = PIECE.match(line, at)
         if match is None:
             text, at = _special(line, at)
-            word = (word or "") + text
+            word.append(text)
             continue
         at = match.end()
         space, operator, *texts = match.groups()
         if space is None and operator is None:
-            word = (word or "") + next(text for text in texts if text is not None)
+            word.append(next(text for text in texts if text is not None))
             continue
-        if word is not None:
-            tokens.append(word)
-            word = None
+        if word:
+            tokens.append("".join(word))
+            word = []
         if operator is not None:
             tokens.append(Operator(operator))
-    return tokens if word is None else [*tokens, word]
+    return [*tokens, "".join(word)] if word else tokens
 
 
 def _special(line: str, at: int) -> tuple[str, int]:
@@ -127,16 +127,19 @@ def _special(line: str, at: int) -> tuple[str, int]:
         if line[at] != '"':
             end = end_of(line, at)
             return ("$", at + 1) if end is None else (marked(line[at:end], False), end)
-        text, at = "", at + 1
+        parts, at = [], at + 1
         while line[at] != '"':
             end = end_of(line, at) if line[at] in "$`" else None
             if end is not None:
-                text, at = text + marked(line[at:end], True), end
+                parts.append(marked(line[at:end], True))
+                at = end
             elif line[at] == "\\" and line[at + 1] in '$`"\\':
-                text, at = text + line[at + 1], at + 2
+                parts.append(line[at + 1])
+                at += 2
             else:
-                text, at = text + line[at], at + 1
-        return text, at + 1
+                parts.append(line[at])
+                at += 1
+        return "".join(parts), at + 1
     except (ValueError, IndexError):
         raise ConfigError(
             f"A command cannot be read: a quote, backslash or variable is open in "
@@ -145,11 +148,12 @@ def _special(line: str, at: int) -> tuple[str, int]:
 
 
 def _unwrapped(words: list[str]) -> Line:
-    variables = []
-    while words and (words[0] in WRAPPERS or re.match(r"[A-Za-z_]\w*=", words[0])):
-        variables += [word for word in words[:1] if "=" in word]
-        words = words[1:]
-    return Line(words, variables)
+    start = 0
+    while start < len(words) and (
+        words[start] in WRAPPERS or re.match(r"[A-Za-z_]\w*=", words[start])
+    ):
+        start += 1
+    return Line(words[start:], [word for word in words[:start] if "=" in word])
 
 
 def options(
