@@ -90,6 +90,7 @@ def completions(folder: Path) -> Made:
 def chats(folder: Path) -> Made:
     from outrider.server import messages, tools
     from outrider.server.protocol import ChatRequest
+    from outrider.text.messages import readable
 
     def call(data: bytes) -> None:
         body = refused(data, ChatRequest)
@@ -97,7 +98,7 @@ def chats(folder: Path) -> Made:
         for form in ("hermes", "llama3"):
             tools.constraint(body, choice, form, frozenset())  # type: ignore[arg-type]
         messages.template_options(body, "{{ reasoning_effort }} {{ documents }}")
-        messages.readable(body.messages)
+        readable(body.messages)
         sampled(body)
 
     chat = {**OPTIONS, "messages": MESSAGES, "tools": [TOOL], "tool_choice": "auto",

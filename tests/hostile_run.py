@@ -30,7 +30,6 @@ if __name__ == "__main__":
 import hostile_calls  # noqa: F401 - enters readers in the table
 import hostile_documents  # noqa: F401
 import hostile_guard  # noqa: F401
-import hostile_models  # noqa: F401
 from hostile_readers import READERS, misprint
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 
@@ -44,6 +43,10 @@ HANGS = 60.0
 """Seconds after which a case hangs, on a machine that does other things as well."""
 STACK = 1000
 """Calls inside each other, as Python has it by default; hypothesis allows itself more."""
+HEAVY = ("model:", "drafter:", "deploy: facts", "quantisation", "grammar:")
+"""Readers that need torch or transformers, which take longer to load than a fast test may."""
+OUT = 3
+"""The descriptor of what is found: libraries print what they like to the usual one."""
 MOST_FAULTS = 20
 """Of one reader that are printed."""
 
@@ -102,11 +105,8 @@ def attempt(name: str, count: int, number: int, folder: Path) -> dict[str, Any]:
     return {"reader": name, "cases": sum(found.values()), **found}
 
 
-OUT = os.fdopen(os.dup(1), "w")
-
-
 def tell(line: dict[str, Any]) -> None:
-    print(json.dumps(line), file=OUT, flush=True)
+    os.write(OUT, f"{json.dumps(line)}\n".encode())
 
 
 def limit_memory() -> None:
@@ -117,11 +117,11 @@ def limit_memory() -> None:
 def main(folder: Path, number: int, counts: dict[str, int]) -> None:
     """Try cases of some readers."""
     warnings.simplefilter("ignore")
-    os.dup2(2, 1)  # libraries print what they like
+    os.dup2(1, OUT)
+    os.dup2(2, 1)
     logging.disable(logging.CRITICAL)
-    import torch  # noqa: F401 - what is loaded once is no case's
-    import transformers  # noqa: F401
-
+    if any(name.startswith(HEAVY) for name in counts):
+        import hostile_models  # noqa: F401 - enters readers, and loads what is no case's to load
     limit_memory()
     for name, count in counts.items():
         tell({"begins": name})
