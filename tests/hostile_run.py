@@ -45,7 +45,7 @@ STACK = 1000
 """Calls inside each other, as Python has it by default; hypothesis allows itself more."""
 HEAVY = ("model:", "drafter:", "deploy: facts", "quantisation", "grammar:")
 """Readers that need torch or transformers, which take longer to load than a fast test may."""
-OUT = 3
+OUT = 100
 """The descriptor of what is found: libraries print what they like to the usual one."""
 MOST_FAULTS = 20
 """Of one reader that are printed."""
