@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 
+from outrider.server.access import Access
+from outrider.server.errors import GONE
 from outrider.server.http import (
     LARGEST_HEAD,
     MOST_FIELDS,
@@ -34,15 +36,21 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class App:
-    """Answers with the length of the body; /stream sends without end, /slow takes a while."""
+    """Answers with the length of the body; /stream sends without end, /slow takes a while.
+
+    ``failures`` are the statuses of calls that failed, in the order of their ends.
+    """
 
     def __init__(self) -> None:
         self.bodies: list[int] = []
+        self.failures: list[int] = []
         self.gone = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
         self.bodies.append(len(body))
+        if scope["path"] == "/broken":
+            raise RuntimeError
         if scope["path"] == "/slow":
             await asyncio.sleep(2 * SLOW)
         text = str(len(body)).encode()
@@ -67,7 +75,7 @@ async def serving(**limits: Any) -> AsyncIterator[tuple[App, Callable[[], Awaita
     settings = Settings(names=("x",), **{**patient, **limits})
     opened: list[Streams] = []
     config = uvicorn.Config(
-        Gate(app, settings), port=0, log_config=None, lifespan="off", http=bounded(settings),
+        Access(Gate(app, settings), app.failures.append), port=0, log_config=None, lifespan="off", http=bounded(settings),
         timeout_graceful_shutdown=1, ws="none",
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -99,10 +107,11 @@ async def asked(connect: Callable[[], Awaitable[Streams]], data: bytes) -> bytes
 
 
 def refused(answer: bytes, status: int) -> str:
-    """The message of an answer that is an error and closes the connection."""
+    """The message of an answer that is an error, has an id, and closes the connection."""
     head, _, text = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), answer
     assert b"connection: close" in head
+    assert head.count(b"\r\nx-request-id: ") == 1
     return str(json.loads(text)["error"]["message"])
 
 
@@ -178,6 +187,109 @@ def test_doubtful_requests_are_refused(data: bytes, status: int) -> None:
             assert app.bodies == []
 
     asyncio.run(work())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", ["closed", "reset", "half closed"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        POST + b"Content-Length: 9\r\n\r\nabc",
+        POST + b"Content-Length: 9\r\n\r\n",
+        POST + b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+        POST + CHUNKED + b"\r\n5\r\nab",
+        POST + CHUNKED + b"\r\n3\r\nabc\r\n",
+        POST + CHUNKED + b"\r\n3\r\nabc\r\n0\r\n",
+        POST.replace(b"1.1", b"1.0") + b"Content-Length: 9\r\n\r\nabc",
+        REQUEST.replace(b"/ ", b"/stream ", 1),
+        REQUEST.replace(b"/ ", b"/stream ", 1) * 2,
+    ],
+)
+def test_what_a_client_breaks_off_is_its_own_failure(
+    data: bytes, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with serving() as (app, connect):
+            for count in range(1, 4):
+                _, writer = await connect()
+                writer.write(data)
+                await asyncio.sleep(0.02)
+                if end == "closed":
+                    writer.close()
+                elif end == "reset":
+                    writer.transport.abort()
+                else:
+                    writer.write_eof()
+                await until(lambda count=count: len(app.failures) == count)  # type: ignore[misc]
+            assert app.failures == [GONE] * 3
+            assert b"/stream" in data or app.bodies == []
+
+    with caplog.at_level(logging.INFO, "outrider"):
+        asyncio.run(work())
+    lines = [record.getMessage() for record in caplog.records if record.name == "outrider"]
+    uploads = [line for line in lines if "method=POST" in line]
+    assert len(uploads) == (0 if b"/stream" in data else 3)
+    assert all(f"status={GONE} " in line for line in uploads)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("head", [b"", b"GET / HTT", b"POST /v1/x HTTP/1.1\r\nHost: loc"])
+def test_who_leaves_in_a_head_has_not_called(head: bytes) -> None:
+    async def work() -> None:
+        async with serving() as (app, connect):
+            _, writer = await connect()
+            writer.write(head)
+            writer.close()
+            await asked(connect, REQUEST.replace(b"1.1", b"1.0"))
+            assert app.failures == []
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"zz\r\n", 400), (b"3\r\nabc\r\nzz\r\n", 400), (b"1\r\nx\r\n" * 9999, 400)],
+)
+def test_a_body_that_is_refused_on_its_way_counts_once(
+    body: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with serving() as (app, connect):
+            head = POST + b"X-Request-Id: mine\r\n" + CHUNKED + b"\r\n"
+            answer = await asked(connect, head + body)
+            message = refused(answer, status)
+            assert b"\r\nx-request-id: mine\r\n" in answer
+            await until(lambda: bool(app.failures))
+            assert app.failures == [status]
+            (line,) = (r.getMessage() for r in caplog.records if r.name == "outrider")
+            assert f"request_id=mine method=POST path=/v1/x status={status} " in line
+            assert json.dumps(message) in line
+
+    with caplog.at_level(logging.INFO, "outrider"):
+        asyncio.run(work())
+
+
+def test_a_failure_of_the_server_has_the_calls_id(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with serving() as (app, connect):
+            mine = REQUEST.replace(b"/ ", b"/broken ", 1)[:-2] + b"X-Request-Id: mine\r\n\r\n"
+            reader, writer = await connect()
+            writer.write(mine)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 500 ")
+            assert b"\r\nx-request-id: mine\r\n" in head
+            assert app.failures == [500]
+            writer.write(b"nonsense")  # which has no id of its own
+            found = await asyncio.wait_for(reader.read(), PATIENCE)
+            assert b"mine" not in found
+
+    asyncio.run(work())
+    assert "RuntimeError" in caplog.text
 
 
 def test_a_body_in_tiny_pieces_is_refused_after_some() -> None:

@@ -32,13 +32,20 @@ def streaming(server: Served, body: dict[str, Any]) -> AbstractContextManager[ht
 
 
 @contextlib.contextmanager
-def terminated(server: Served) -> Iterator[Iterator[str]]:
-    """Yield the lines of a long stream behind the first, at which the server gets SIGTERM."""
+def terminated(server: Served, number: int = signal.SIGTERM) -> Iterator[Iterator[str]]:
+    """Yield the lines of a long stream behind the first, at which the server gets a signal."""
     with streaming(server, BODY | {"prompt": ["a", "b"], "n": 128}) as stream:
         lines = stream.iter_lines()
         next(lines)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         yield lines
+
+
+def ended_quietly(server: Served) -> None:
+    assert server.stop() == 0
+    said = "\n".join(server.lines)
+    assert "leaked" not in said
+    assert "Traceback" not in said
 
 
 def free_port() -> int:
@@ -86,7 +93,7 @@ def test_sigterm_under_load_loses_no_stream(servers: dict[str, Served]) -> None:
         assert lines.count("data: [DONE]") == STREAMS
         assert sum('"finish_reason":"length"' in line for line in lines) == STREAMS * 4
         assert not any('"error"' in line for line in lines)
-        assert server.stop() == 0
+        ended_quietly(server)
 
 
 def test_metrics_may_have_a_port_of_their_own(
@@ -117,15 +124,16 @@ def test_while_it_drains_it_is_not_ready_and_takes_nothing(servers: dict[str, Se
         with pytest.raises(httpx.HTTPError):
             for _ in lines:
                 pass
+    ended_quietly(server)
 
 
 def test_a_stream_longer_than_the_timeout_is_cut(servers: dict[str, Served]) -> None:
     server = servers["is cut"]
-    with terminated(server) as lines:
+    with terminated(server, signal.SIGINT) as lines:
         last = [line for line in lines if line][-2:]
     assert "the engine was shut down" in last[0]
     assert last[1] == "data: [DONE]"
-    assert server.stop() == 0
+    ended_quietly(server)
 
 
 def serve(

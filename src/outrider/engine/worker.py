@@ -21,6 +21,8 @@ from queue import SimpleQueue
 from typing import NoReturn
 from weakref import WeakValueDictionary
 
+from tqdm import tqdm
+
 from ..errors import OutriderError, RequestError
 from ..text.codec import TextCodec, has_tokenizer
 from ..types import Request, SamplingParams, SequenceState
@@ -90,6 +92,8 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     guard()
     trim_regularly()
+    # Its own lock is a named semaphore, which a process that is ended at once leaves behind.
+    tqdm.set_lock(threading.RLock())
     outlet = Outlet(link)
     logger.addHandler(_Forward(outlet))
     logger.propagate = False

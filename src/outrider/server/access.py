@@ -4,23 +4,35 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import OutriderError
+from .errors import GONE, response
 from .log import log_call
 from .protocol import REQUEST_ID
 from .traces import Tracer
 
 HEADER = "x-request-id"
 PROBES = frozenset({"/health", "/ready"})
-"""Probes: not counted as calls or errors."""
+"""Probes: not counted as calls or errors, nor logged."""
+
+
+def request_id(headers: Headers) -> str:
+    """Return the id of a call: the client's own where it is a sane one, else a new one."""
+    sent = headers.get(HEADER, "")
+    return sent if re.fullmatch(REQUEST_ID, sent) else uuid.uuid4().hex
 
 
 class Access:
     """Gives every call an id, and logs those that change something or fail.
 
-    An ``ApiCall`` stands in ``scope["state"]["call"]``; its ``facts`` go into the log and the span.
+    In ``scope["state"]`` it reads ``call``, an ``ApiCall`` whose ``facts`` go into the log and the
+    span, and ``refused``, the status and message with which the connection answered in the call's
+    place. A client that goes away before its answer is whole has status ``GONE``; a stream keeps
+    the one that it began with, and ``GONE`` is its error.
 
     Args:
         app: the next layer.
@@ -36,40 +48,63 @@ class Access:
         self.tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PROBES:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, state = Headers(scope=scope), scope.setdefault("state", {})
-        sent = headers.get(HEADER, "")
-        id = state["request_id"] = sent if re.fullmatch(REQUEST_ID, sent) else uuid.uuid4().hex
-        begin, status = time.perf_counter(), 500
-        traced = self.tracer if scope["method"] == "POST" else None
-        clock = time.time_ns()
+        state = scope.setdefault("state", {})
+        id = state.setdefault("request_id", request_id(Headers(scope=scope)))
+        begin, clock = time.perf_counter(), time.time_ns()
+        status: int | None = None
+        whole = gone = False
+
+        async def heard() -> Message:
+            nonlocal gone
+            message = await receive()
+            gone = gone or (message["type"] == "http.disconnect" and not whole)
+            return message
 
         async def marked(message: Message) -> None:
-            nonlocal status
+            nonlocal status, whole
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status = GONE if gone else message["status"]
                 MutableHeaders(scope=message)[HEADER] = id
+            else:
+                whole = not message.get("more_body", False)
             await send(message)
 
         try:
-            await self.app(scope, receive, marked)
+            await self.app(scope, heard, marked)
+        except Exception:
+            if status is None:
+                failure = OutriderError("the server failed; its log says why.")
+                await response(failure)(scope, heard, marked)
+            raise
         finally:
             facts = state["call"].facts() if "call" in state else {}
-            broken = facts.get("error")  # of a stream that had begun with 200
-            if status >= 400:
-                self.failed(status)
-            elif broken is not None:
-                self.failed(int(broken) if str(broken).isdecimal() else 500)
-            if traced is not None and state.get("trusted"):
-                traced.record(
-                    getattr(scope.get("route"), "path", None), headers, clock, status, facts
-                )
-            if scope["method"] == "POST" or status >= 400:
-                log_call(
-                    {
-                        "request_id": id, "method": scope["method"], "path": scope["path"],
-                        "status": status, "seconds": time.perf_counter() - begin, **facts,
-                    }
-                )  # fmt: skip
+            if "refused" in state:
+                status, facts["error"] = state["refused"]
+            elif gone and status is not None and status < 400:
+                facts["error"] = facts.get("error") or str(GONE)
+            if scope["path"] not in PROBES:
+                final = status or (GONE if gone else 500)
+                self._record(scope, final, facts, clock, time.perf_counter() - begin)
+
+    def _record(
+        self, scope: Scope, status: int, facts: dict[str, Any], clock: int, seconds: float
+    ) -> None:
+        """Count, trace and log a call that has ended."""
+        state, broken = scope["state"], facts.get("error")  # of a stream that had begun with 200
+        if status >= 400:
+            self.failed(status)
+        elif broken is not None:
+            self.failed(int(broken) if str(broken).isdecimal() else 500)
+        if self.tracer is not None and scope["method"] == "POST" and state.get("trusted"):
+            route = getattr(scope.get("route"), "path", None)
+            self.tracer.record(route, Headers(scope=scope), clock, status, facts)
+        if scope["method"] == "POST" or status >= 400:
+            log_call(
+                {
+                    "request_id": state["request_id"], "method": scope["method"],
+                    "path": scope["path"], "status": status, "seconds": seconds, **facts,
+                }
+            )  # fmt: skip

@@ -29,7 +29,7 @@ from .api_call import merged
 from .bodies import LONG_BODY, BodyRoute
 from .chat import Chat
 from .completions import Completion
-from .errors import RESPONSES, Refusal, error_body, install, response
+from .errors import GONE, RESPONSES, Refusal, error_body, install, response
 from .hosts import from_this_machine
 from .protocol import (
     ChatRequest,
@@ -52,8 +52,12 @@ PLAYGROUND = Path(__file__).parent / "playground"
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 """Characters that some clients take for the end of a line, as JSON escapes them."""
-GONE = 499
-"""The status in the log for a client that went away."""
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+}
+"""Of every page: it loads nothing from elsewhere, and no other page may show it in a frame."""
 
 
 def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
@@ -295,12 +299,20 @@ def _speculation(app: FastAPI, service: Service) -> None:
         return state(service)
 
 
+class _Pages(StaticFiles):
+    """The files of the playground, with the headers of a page."""
+
+    def file_response(self, *args: Any, **more: Any) -> Response:
+        answer = super().file_response(*args, **more)
+        answer.headers.update(PAGE_HEADERS)
+        return answer
+
+
 def _playground(app: FastAPI) -> None:
-    """Serve the page at /, which loads nothing from elsewhere."""
-    headers = {"Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'"}
+    """Serve the page at /."""
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(PLAYGROUND / "index.html", headers=headers)
+        return FileResponse(PLAYGROUND / "index.html", headers=PAGE_HEADERS)
 
-    app.mount("/playground", StaticFiles(directory=PLAYGROUND))
+    app.mount("/playground", _Pages(directory=PLAYGROUND))

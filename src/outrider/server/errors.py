@@ -31,6 +31,8 @@ STATUSES: tuple[tuple[tuple[type[OutriderError], ...], int], ...] = (
     ((RequestError, ConfigError, MemoryBudgetError), 400),
 )
 """The first entry whose classes hold an error gives its status; other errors have 500."""
+GONE = 499
+"""The status of a call whose client went away, as nginx calls it."""
 METHODS = ("GET", "HEAD", "POST")
 EARLY_HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
@@ -165,7 +167,3 @@ def install(app: FastAPI) -> None:
         if error.status_code == 405:
             message = f"{request.method} is not for {request.url.path}; see /openapi.json."
         return response(Refusal(message, status=error.status_code), error.headers)
-
-    @app.exception_handler(Exception)
-    async def _unknown(_: Request, error: Exception) -> JSONResponse:
-        return response(OutriderError("the server failed; its log says why."))

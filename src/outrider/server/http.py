@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import httptools
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -19,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )  # fmt: skip
 
-from .access import PROBES
+from .access import HEADER, PROBES, request_id
 from .errors import EARLY_HEADERS, Refusal, response
 from .log import log_call
 from .settings import Settings
@@ -288,14 +289,19 @@ class Bounded(HttpToolsProtocol):
 
     def refuse(self, status: int, message: str) -> None:
         """Answer with an error in place of the call, and end the connection."""
-        if not self.idle:
-            if self.cycle.response_started:
-                self.wire.abort()
-                return
+        id = request_id(Headers(raw=self.headers or []))
+        if self.idle:
+            log_call({"request_id": id, "status": status, "error": message})
+        elif self.cycle.response_started:
+            self.wire.abort()
+            return
+        else:  # the call's own layers count and log it
+            state = self.cycle.scope["state"]
+            id = state.setdefault("request_id", id)
+            state["refused"] = status, message
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        log_call({"status": status, "error": message})
-        answer = response(Refusal(message, status=status), {"Connection": "close"})
+        answer = response(Refusal(message, status=status), {"Connection": "close", HEADER: id})
         fields = [*self.server_state.default_headers, *answer.raw_headers]
         self.transport.write(STATUS_LINE[status] + head_of(fields) + bytes(answer.body))
         self.whole = False
@@ -349,7 +355,8 @@ def probes_only(app: Any) -> Any:
         if scope["path"] in PROBES:
             await app(scope, receive, send)
         else:
-            await response(Refusal(BUSY, status=503), EARLY_HEADERS[503])(scope, receive, send)
+            headers = {**EARLY_HEADERS[503], HEADER: request_id(Headers(scope=scope))}
+            await response(Refusal(BUSY, status=503), headers)(scope, receive, send)
 
     return busy
 

@@ -1,6 +1,7 @@
 """The server as a process: start, signals, the end."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -114,6 +115,8 @@ class Server:
             work.append(log_intervals(self.service.metrics, self.settings.log_interval))
         tasks = [asyncio.create_task(each) for each in work]
         await self.uvicorn.serve(self.sockets)
+        # What is still under way after a second signal is cancelled, which is no failure.
+        logging.getLogger("uvicorn.error").disabled = True
         for task in tasks:
             task.cancel()
         self.llm.shutdown()
