@@ -282,7 +282,8 @@ def test_figures_of_scrapes_are_those_of_the_names() -> None:
     engine = Engine()
     engine.serve(good=90, failed=10, seconds=0.8)
     engine.draft(1000, 250)
-    engine.metrics['outrider_request_errors_total{code="400"}'] = 70
+    for code in (400, 408, 429, 499):  # the clients' own
+        engine.metrics[f'outrider_request_errors_total{{code="{code}"}}'] = 70
     engine.metrics["vllm:kv_cache_usage_perc"] = 0.25
     text = engine.answer("GET", "/metrics", None, None)[1]
     found = side(True, figures_of(page(text), names_of("outrider")))

@@ -75,8 +75,8 @@ async def serving(**limits: Any) -> AsyncIterator[tuple[App, Callable[[], Awaita
     settings = Settings(names=("x",), **{**patient, **limits})
     opened: list[Streams] = []
     config = uvicorn.Config(
-        Access(Gate(app, settings), app.failures.append), port=0, log_config=None, lifespan="off", http=bounded(settings),
-        timeout_graceful_shutdown=1, ws="none",
+        Access(Gate(app, settings), app.failures.append), port=0, log_config=None, lifespan="off",
+        http=bounded(settings), timeout_graceful_shutdown=1, ws="none",
     )  # fmt: skip
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve())

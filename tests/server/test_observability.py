@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -245,6 +246,94 @@ def test_values_of_any_size_make_short_lines(form: Any) -> None:
     for line in lines:
         if form == "json":
             json.loads(line, parse_constant=pytest.fail)
+
+
+def raw(server: Served, data: bytes) -> tuple[int, dict[str, str]]:
+    """The status of the answer to some bytes, and its headers."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as link:
+        link.sendall(data)
+        found = b""
+        while b"\r\n\r\n" not in found:
+            found += link.recv(1 << 16)
+    first, *lines = found.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines)
+
+
+def test_every_answer_has_the_calls_id(server: Served) -> None:
+    for path, code in (
+        ("/", 200), ("/playground/app.js", 200), ("/playground/index.html", 200),
+        ("/playground/no.js", 404), ("/playground/../x", 404), ("/health", 200), ("/ready", 200),
+        ("/metrics", 200), ("/stats", 200), ("/version", 200), ("/openapi.json", 200),
+        ("/v1/models", 200), ("/v1/models/nobody", 404), ("/nowhere", 404), ("/tokenize", 405),
+        ("/v1/completions", 405), ("/v1/speculation", 200),
+    ):  # fmt: skip
+        for method in ("GET", "HEAD", "POST", "DELETE"):
+            found = httpx.request(
+                method, f"{server.url}{path}", headers={"X-Request-Id": f"mine-{method}"}
+            )
+            assert found.headers.get_list("x-request-id") == [f"mine-{method}"], (method, path)
+            assert found.status_code == code or method != "GET"
+    host, mine = b"Host: localhost\r\n", b"X-Request-Id: mine\r\n"
+    post = b"POST /v1/completions HTTP/1.1\r\n" + mine
+    get = b"GET /v1/models HTTP/1.1\r\n" + mine
+    for data, status in (
+        (post + host + b"Content-Type: application/json\r\nContent-Length: 1\r\n\r\n{", 400),
+        (post + host + b"Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (post + host + b"Content-Length: 99999999\r\n\r\n", 413),
+        (post + host + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (post + host + b"Transfer-Encoding: gzip\r\n\r\n", 400),
+        (post + host + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (get + b"\r\n", 400),
+        (get + host + b"Content-Length: 1\r\n\r\n1", 400),
+        (get + b"Host: evil.example\r\n\r\n", 403),
+        (get.replace(b"/1.1", b"/1.0") + b"\r\n", 200),
+        (get + host + b"a: " + b"b" * (1 << 16) + b"\r\n\r\n", 431),
+        (b"nonsense\r\n\r\n", 400),
+    ):
+        found_status, headers = raw(server, data)
+        assert found_status == status, data[:200]
+        assert headers["x-request-id"] == "mine" or b"mine" not in data
+
+
+def test_what_clients_break_off_is_no_failure_of_the_server(server: Served) -> None:
+    """An upload, an answer and a stream, by their counts and lines."""
+
+    def failures() -> dict[str, float]:
+        text = httpx.get(f"{server.url}/metrics").text
+        found = re.findall(r'^outrider_request_errors_total{code="(\d+)".*} (\S+)$', text, re.M)
+        return {code: float(count) for code, count in found}
+
+    host, port = server.url.removeprefix("http://").split(":")
+    before = failures()
+    body = json.dumps({"prompt": "a", "max_tokens": 200, "n": 64, "ignore_eos": True})
+    stream = body[:-1] + ', "stream": true}'
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: "
+    for id, sent, length, awaited in (
+        *((f"upload-{i}", body[:9], 99, b"") for i in range(20)),
+        ("answer", body, len(body), b""), ("stream", stream, len(stream), b"data: "),
+    ):  # fmt: skip
+        with socket.create_connection((host, int(port)), timeout=30) as link:
+            fields = f"{id}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+            link.sendall((head + fields + sent).encode())
+            found = b""
+            while awaited not in found:
+                found += link.recv(1 << 10)
+            time.sleep(0.1 if id == "answer" else 0.0)
+    assert logged(server, request_id="stream")["error"] == "499"
+    for id in ("upload-0", "upload-19", "answer"):
+        assert logged(server, request_id=id)["status"] == 499
+    counted = {code: count - before.get(code, 0) for code, count in failures().items()}
+    assert counted.pop("499") == 22
+    assert not any(counted.values())
+
+
+def test_no_page_may_be_shown_in_a_frame(server: Served) -> None:
+    for path in ("/", "/playground/index.html", "/playground/icon.svg"):
+        found = httpx.get(f"{server.url}{path}").headers
+        assert "frame-ancestors 'none'" in found["content-security-policy"]
+        assert "default-src 'self'" in found["content-security-policy"]
+        assert found["x-frame-options"] == "DENY"
 
 
 def test_prompts_are_never_logged(server: Served) -> None:
