@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+
+from tokenizers import AddedToken
 
 from .engine.scheduler import unexpected
 from .text.codec import TextCodec
 from .text.detokenize import Detokenizer
+from .text.intersection import Spelling, spelling_of
+from .text.places import Places
 from .types import Counts, Drafted, Event, Logprob, Logprobs, Origin, Request
 
 
@@ -147,16 +151,53 @@ class OutputProcessor:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def word(self, id: int) -> str:
-        """Return the text of a single token."""
+        """Return the text of a single token, U+FFFD for bytes that are no whole character."""
         if id not in self._words:
-            self._words[id] = self.decode([id])
+            self._words[id] = self.bytes_of(id).decode(errors="replace")
         return self._words[id]
+
+    def piece(self, id: int) -> str:
+        """Return a token as the tokenizer's vocabulary spells it, such as ``Ġthe``."""
+        return (self.tokenizer and self.tokenizer.id_to_token(id)) or ""
+
+    def bytes_of(self, id: int) -> bytes:
+        """Return the bytes that a token stands for, which may be a part of a character."""
+        added = self._added.get(id)
+        if added is not None:
+            return added.content.encode(errors="replace")
+        if self._spelling is None:
+            return self.decode([id]).encode(errors="replace")
+        return self._spelling.bytes_of(self.piece(id))
+
+    def places(self, request: Request, start: int) -> Callable[[int], int]:
+        """Return what tells, token by token, where each begins in an output's text.
+
+        Args:
+            request: whose output it is.
+            start: where the output begins in the text.
+        """
+        skip = request.params.skip_special_tokens
+        writer = Detokenizer(self.tokenizer, request.prompt_token_ids, (), skip_special=skip)
+        places = Places(writer, start)
+
+        def place(id: int) -> int:
+            hidden = skip and id in self._added and self._added[id].special
+            return places.add(id, b"" if hidden else self.bytes_of(id))
+
+        return place
+
+    @cached_property
+    def _spelling(self) -> Spelling | None:
+        return spelling_of(self.tokenizer) if self.tokenizer else None
+
+    @cached_property
+    def _added(self) -> dict[int, AddedToken]:
+        return self.tokenizer.get_added_tokens_decoder() if self.tokenizer else {}
 
     @cached_property
     def special_tokens(self) -> frozenset[str]:
         """The texts of the tokenizer's special tokens."""
-        added = self.tokenizer.get_added_tokens_decoder().values() if self.tokenizer else ()
-        return frozenset(token.content for token in added if token.special)
+        return frozenset(token.content for token in self._added.values() if token.special)
 
     def words(self, logprobs: Logprobs) -> Logprobs:
         """Return log probabilities with the text of each token."""

@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from outrider.errors import ModelError, RequestError
+from outrider.outputs import OutputProcessor
 from outrider.text.codec import TextCodec, differing_entries, has_tokenizer
 from outrider.text.detokenize import Detokenizer
+from outrider.text.places import places_in
 from outrider.text.stop import StopFinder
+from outrider.types import Request, SamplingParams
 
 PIECES = ["hello", " wörld", "日本語", "👩‍🔬", "\n\n", "é", "e\u0301", "🙂", " fox", "\ufffd", "𝔘"]
 
@@ -193,6 +196,86 @@ def test_byte_fallback_with_any_ids(seed: int, sentencepiece: Tokenizer) -> None
     whole = sentencepiece.decode(prompt + ids)[len("a") :]
     keep = str.maketrans("", "", "\ufffdA€")
     assert shown.translate(keep) == whole.translate(keep)
+
+
+def outputs_of(tokenizer: Tokenizer) -> OutputProcessor:
+    """What writes the tokens of a model with this tokenizer."""
+
+    class Codec:
+        backend = tokenizer
+
+    return OutputProcessor(Codec())  # type: ignore[arg-type]
+
+
+def request(prompt: Sequence[int], **params: Any) -> Request:
+    return Request("a", tuple(prompt), SamplingParams(**params), 0, frozenset())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bytes_of_tokens_make_the_text_and_places_are_its_characters(
+    seed: int, tokenizer: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    draw = random.Random(seed)
+    text = "".join(draw.choices(PIECES, k=40))
+    of_bytes = [sentencepiece.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+    for each, ids in ((tokenizer, tokenizer.encode(text).ids), (sentencepiece, of_bytes)):
+        outputs = outputs_of(each)
+        parts = [outputs.bytes_of(id) for id in ids]
+        assert b"".join(parts) == text.encode()
+        begins = [
+            len(b"".join(parts[:i]).decode(errors="ignore")) for i in range(len(parts))
+        ]  # fmt: skip
+        place = outputs.places(request([each.encode("b").ids[0]]), 7)
+        assert [place(id) for id in ids] == [7 + begin for begin in begins]
+        assert places_in(text, parts) == begins
+
+
+def test_a_piece_of_sentencepiece_keeps_its_space(sentencepiece: Tokenizer) -> None:
+    outputs = outputs_of(sentencepiece)
+    ids = [sentencepiece.token_to_id(word) for word in ("▁the", "fox", "▁", "<0xC3>", "<0xA9>")]
+    assert [outputs.bytes_of(id) for id in ids] == [b" the", b"fox", b" ", b"\xc3", b"\xa9"]
+    assert [outputs.word(id) for id in ids] == [" the", "fox", " ", "\ufffd", "\ufffd"]
+    assert [outputs.piece(id) for id in ids[:3]] == ["▁the", "fox", "▁"]
+    place = outputs.places(request(ids[:1]), 0)
+    assert [place(id) for id in ids] == [0, 4, 7, 8, 8]
+
+
+def test_special_tokens_take_no_place_unless_they_are_shown(tokenizer: Tokenizer) -> None:
+    outputs, end = outputs_of(tokenizer), tokenizer.token_to_id("<|end|>")
+    ids = [*tokenizer.encode("é🙂").ids, end, *tokenizer.encode("x").ids]
+    for skip, begin in ((True, 2), (False, 2 + len("<|end|>"))):
+        place = outputs.places(request([1], skip_special_tokens=skip), 0)
+        assert [place(id) for id in ids][-2:] == [2, begin]
+
+
+def test_broken_characters_have_places(tokenizer: Tokenizer) -> None:
+    outputs = outputs_of(tokenizer)
+    by_bytes = {outputs.bytes_of(id): id for id in range(tokenizer.get_vocab_size())}
+    parts = [b"a", b"\xf0", b"\x9f", b"b", b"\x80", b"c", b"\xf0"]
+    place = outputs.places(request([1]), 0)
+    text = b"".join(parts).decode(errors="replace")
+    assert text == "a\ufffdb\ufffdc\ufffd"
+    assert [place(by_bytes[part]) for part in parts] == [0, 1, 1, 2, 3, 4, 5]
+    assert places_in(text, parts) == [0, 1, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "places"),
+    [
+        ("Hello you", ["<s>", " Hello", " you"], [0, 0, 5]),
+        ("e\u0301 fox", ["é", " fox"], [0, 2]),
+        ("a  b", ["a", " b"], [0, 2]),
+        ("<s>a", ["<s>", "<s>", "a"], [0, 3, 3]),
+        ("", ["<s>"], [0]),
+    ],
+)
+def test_places_in_a_prompt_that_its_tokens_do_not_spell(
+    text: str, tokens: list[str], places: list[int]
+) -> None:
+    found = places_in(text, [token.encode() for token in tokens])
+    assert found[0] == 0
+    assert found[-1] == places[-1]
+    assert found == sorted(found)
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:

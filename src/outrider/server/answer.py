@@ -1,16 +1,31 @@
 """Parts of answers: log probabilities, and figures of speculation."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ..outputs import SampleState
-from ..types import Event, Logprob, Logprobs, Origin
+from ..outputs import OutputProcessor, SampleState
+from ..text.places import places_in
+from ..types import Event, Logprob, Logprobs, Origin, Request
 
 LARGEST_NUMBER = 2**53
 """JSON's readers hold whole numbers up to here; larger seeds are sent as strings."""
 
+NULLS = {
+    "answer": ("service_tier", "kv_transfer_params", "ec_transfer_params"),
+    "completion choice": ("token_ids", "prompt_token_ids", "prompt_logprobs", "routed_experts"),
+    "chat": ("prompt_token_ids", "prompt_logprobs", "prompt_text"),
+    "chat choice": ("token_ids", "routed_experts"),
+    "message": ("refusal", "annotations", "audio", "function_call", "reasoning"),
+}
+"""By part of an answer that is no stream: what vLLM sends as null where there is none."""
+
 Detail = Literal["none", "summary", "detailed"]
+
+
+def nulls(*parts: str) -> dict[str, None]:
+    """Return the fields of parts of an answer that are null unless there is something in them."""
+    return dict.fromkeys(name for part in parts for name in NULLS[part])
 
 
 def speculative_decoding(sample: SampleState, longest: int, detail: Detail) -> dict[str, Any]:
@@ -51,42 +66,83 @@ def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict
     }
 
 
-def completion_logprobs(
-    logprobs: Sequence[Logprobs | None],
-    ids: Sequence[int],
-    offset: int,
-    decode: Callable[[list[int]], str],
-) -> dict[str, Any]:
-    """Return log probabilities for ``/v1/completions``; the text begins at ``offset``.
+class CompletionLogprobs:
+    """The log probabilities of one choice of ``/v1/completions``, listed part by part.
 
-    The first token of a prompt has no log probability: ``decode`` gives its text.
+    A token is listed when its place in the text is certain: a stop string may cut off text that
+    is held back.
+
+    Args:
+        outputs: writes tokens.
+        request: whose choice it is.
+        echoed: the prompt that the choice's text begins with, None for none.
+        prompt: the log probabilities of its tokens, None for the first.
     """
-    tokens, values, tops, offsets = [], [], [], []
-    for one, id in zip(logprobs, ids, strict=True):
-        own = one[id] if one else None
-        word = own.decoded_token or "" if own else decode([id])
-        tokens.append(word)
-        values.append(own.logprob if own else None)
-        tops.append({p.decoded_token or "": p.logprob for p in one.values()} if one else None)
-        offsets.append(offset)
-        offset += len(word)
-    return {
-        "tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets,
-    }  # fmt: skip
+
+    def __init__(
+        self,
+        outputs: OutputProcessor,
+        request: Request,
+        echoed: str | None = None,
+        prompt: Sequence[Logprobs | None] | None = None,
+    ) -> None:
+        self._outputs = outputs
+        self._waiting: deque[tuple[int, int, Logprobs | None]] = deque()
+        if echoed is not None:
+            ids = request.prompt_token_ids
+            places = places_in(echoed, map(outputs.bytes_of, ids))
+            self._waiting += zip(places, ids, prompt or [None] * len(ids), strict=True)
+        self._place = outputs.places(request, len(echoed or ""))
+
+    def add(self, ids: Sequence[int], logprobs: Sequence[Logprobs | None]) -> None:
+        """Add tokens of the output."""
+        self._waiting += [(self._place(i), i, p) for i, p in zip(ids, logprobs, strict=True)]
+
+    def listed(self, end: int, whole: bool) -> dict[str, Any]:
+        """Return the tokens whose place is certain and that were not listed before.
+
+        Args:
+            end: characters of the choice's text so far.
+            whole: this is all of the text.
+        """
+        tokens, values, tops, offsets = [], [], [], []
+        while self._waiting and (whole or self._waiting[0][0] <= end):
+            place, id, one = self._waiting.popleft()
+            tokens.append(self._outputs.word(id))
+            values.append(one[id].logprob if one else None)
+            tops.append(self._by_word(one) if one else None)
+            offsets.append(min(place, end))
+        return {
+            "tokens": tokens, "token_logprobs": values, "top_logprobs": tops,
+            "text_offset": offsets,
+        }  # fmt: skip
+
+    def _by_word(self, logprobs: Logprobs) -> dict[str, float]:
+        """Return log probabilities by the texts of tokens, by their bytes where two are equal."""
+        found: dict[str, float] = {}
+        for id, entry in logprobs.items():
+            word = self._outputs.word(id)
+            if word in found:
+                escaped = "".join(f"\\x{byte:02x}" for byte in self._outputs.bytes_of(id))
+                word = f"bytes:{escaped}"
+            found.setdefault(word, entry.logprob)
+        return found
 
 
-def chat_logprobs(logprobs: Sequence[Logprobs], ids: Sequence[int], top: int) -> dict[str, Any]:
+def chat_logprobs(
+    logprobs: Sequence[Logprobs], ids: Sequence[int], top: int, outputs: OutputProcessor
+) -> dict[str, Any]:
     """Return log probabilities for ``/v1/chat/completions``, the ``top`` likeliest listed."""
+
+    def shown(id: int, entry: Logprob) -> dict[str, Any]:
+        own = list(outputs.bytes_of(id))
+        return {"token": outputs.word(id), "logprob": entry.logprob, "bytes": own}
+
     content = []
     for one, id in zip(logprobs, ids, strict=True):
-        likeliest = sorted(one.values(), key=lambda p: p.rank)[:top]
-        content.append({**_shown(one[id]), "top_logprobs": [_shown(p) for p in likeliest]})
+        likeliest = sorted(one.items(), key=lambda pair: pair[1].rank)[:top]
+        content.append({**shown(id, one[id]), "top_logprobs": [shown(*each) for each in likeliest]})
     return {"content": content, "refusal": None}
-
-
-def _shown(entry: Logprob) -> dict[str, Any]:
-    token = entry.decoded_token or ""
-    return {"token": token, "logprob": entry.logprob, "bytes": list(token.encode())}
 
 
 def prompt_logprobs(logprobs: list[Logprobs | None] | None) -> list[Any] | None:

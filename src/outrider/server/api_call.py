@@ -77,7 +77,7 @@ class ApiCall(Generic[Body]):
         self.error: str | None = None
         self.created = int(time.time())
         self.states: list[RequestState] = []
-        self.shown_to_end = 0  # choices of a stream
+        self.shown_to_end = self.emitted = 0  # choices and tokens of a stream
         self.long: bool = http.state.body_bytes >= LONG_BODY
         self.lease = Lease(service.queue, 0)
 
@@ -264,10 +264,11 @@ class ApiCall(Generic[Body]):
             },
         }
 
-    def usage(self) -> dict[str, Any]:
-        """Return OpenAI's ``usage`` of the call; output tokens are those that were emitted."""
+    def usage(self, output: int | None = None) -> dict[str, Any]:
+        """Return OpenAI's ``usage`` of the call, with all ``output`` tokens unless it is given."""
         prompt = sum(len(state.request.prompt_token_ids) for state in self.states)
-        output = sum(len(sample.token_ids) for state in self.states for sample in state.samples)
+        if output is None:
+            output = sum(len(sample.token_ids) for state in self.states for sample in state.samples)
         how = self.speculation
         drafts_prediction = how.enabled and how.prediction and how.drafter in (None, "prediction")
         predicted = [state.counts for state in self.states if drafts_prediction]
@@ -284,12 +285,16 @@ class ApiCall(Generic[Body]):
             },
         }
 
-    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return a part of a stream; the one that ends its last choice has figures."""
+    def chunk(self, choice: dict[str, Any], emitted: int) -> dict[str, Any]:
+        """Return a part of a stream; the one that ends its last choice has figures.
+
+        ``emitted`` tokens come with it; the engine may be ahead of the stream.
+        """
         chunk = {**self.head(self.chunk_kind), "choices": [choice]}
+        self.emitted += emitted
         if self.stream_options.include_usage:
             continuous = self.stream_options.continuous_usage_stats
-            chunk["usage"] = self.usage() if continuous else None
+            chunk["usage"] = self.usage(self.emitted) if continuous else None
         if choice["finish_reason"]:
             self.shown_to_end += 1
             if self.shown_to_end == sum(len(r.samples) for r in self.states):

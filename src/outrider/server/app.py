@@ -232,11 +232,11 @@ def _texts(app: FastAPI, service: Service) -> None:
             ids = await unless_gone(http, encoding)
         content: dict[str, Any] = {
             "count": len(ids), "max_model_len": service.llm.inputs.max_model_len, "tokens": ids,
+            "token_strs": None,
         }  # fmt: skip
         if body.return_token_strs:
-            content["token_strs"] = await service.texts.slow(
-                lambda: [service.llm.inputs.outputs.word(id) for id in ids]
-            )
+            piece = service.llm.inputs.outputs.piece
+            content["token_strs"] = await service.texts.slow(lambda: [*map(piece, ids)])
         return JSONResponse(content)
 
     @app.post("/detokenize")

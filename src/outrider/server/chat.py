@@ -1,13 +1,13 @@
 """``/v1/chat/completions``."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from fastapi import Request as HttpRequest
 
 from ..outputs import RequestState, SampleState
 from ..types import SAMPLE, Event, grouped_by
-from .answer import chat_logprobs, prompt_logprobs, step_of
+from .answer import chat_logprobs, nulls, prompt_logprobs, step_of
 from .api_call import ApiCall
 from .errors import Refusal
 from .protocol import ChatRequest
@@ -26,7 +26,6 @@ class Chat(ApiCall[ChatRequest]):
         self.choice = choice_of(body)
         self.sent = [0] * body.n  # characters of each sample that were shown
         self.shown_calls: list[list[ToolCall]] = [[] for _ in range(body.n)]
-        self.begun = [False] * body.n
 
     async def prepare(self) -> None:
         body = self.body
@@ -50,14 +49,15 @@ class Chat(ApiCall[ChatRequest]):
         for i, sample in enumerate(state.samples):
             content, calls = self._read(sample, True)
             shown = content or None if calls else content
-            message: dict[str, Any] = {"role": "assistant", "content": shown, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": shown, **nulls("message")}
             if calls:
                 message["tool_calls"] = [call.as_json() for call in calls]
             reason = self._reason(sample.finish_reason, calls)
-            choices.append(self._choice({"index": i, "message": message}, sample, 0, reason))
+            begun = {"index": i, "message": message, **nulls("chat choice")}
+            choices.append(self._choice(begun, sample, 0, reason))
         answer: dict[str, Any] = {
-            **self.head("chat.completion"), "choices": choices, "usage": self.usage(),
-            **self.figures(),
+            **self.head("chat.completion"), **nulls("answer", "chat"), "choices": choices,
+            "usage": self.usage(), **self.figures(),
         }  # fmt: skip
         if self.body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(state.prompt_logprobs)
@@ -67,24 +67,35 @@ class Chat(ApiCall[ChatRequest]):
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         (state,) = self.states
+        (run,) = self.runs()
+        begun = False
+        async for events in run:
+            if not begun:
+                begun = True
+                for role in self._roles(state):
+                    yield role
+            for i, new in grouped_by(events, SAMPLE).items():
+                choice = self._delta(i, state, new)
+                emitted = sum(event.token_id is not None for event in new)
+                if choice is None:
+                    self.emitted += emitted  # the next chunk counts them
+                else:
+                    yield self.chunk(choice, emitted)
+
+    def _roles(self, state: RequestState) -> Iterator[dict[str, Any]]:
+        """Yield the first chunk of every choice: its role, and no tokens yet."""
         ids = state.request.prompt_token_ids
         more = {"prompt_token_ids": list(ids)} if self.body.return_token_ids else {}
-        (run,) = self.runs()
-        async for events in run:
-            for i, new in grouped_by(events, SAMPLE).items():
-                if not self.begun[i]:
-                    self.begun[i] = True
-                    first = {
-                        "index": i, "delta": {"role": "assistant", "content": ""},
-                        "logprobs": None, "finish_reason": None, "stop_reason": None,
-                    }  # fmt: skip
-                    yield self.chunk(first) | more
-                    more = {}
-                for choice in self._deltas(i, state, new):
-                    yield self.chunk(choice)
+        for i in range(self.body.n):
+            first = {
+                "index": i, "delta": {"role": "assistant", "content": ""},
+                "logprobs": None, "finish_reason": None, "stop_reason": None,
+            }  # fmt: skip
+            yield self.chunk(first, 0) | more
+            more = {}
 
-    def _deltas(self, i: int, state: RequestState, events: list[Event]) -> list[dict[str, Any]]:
-        """Return the choices that one step adds to sample ``i``: one, or none."""
+    def _delta(self, i: int, state: RequestState, events: list[Event]) -> dict[str, Any] | None:
+        """Return what one step adds to sample ``i``; None for nothing that can be shown yet."""
         sample, reason = state.samples[i], events[-1].finish_reason
         start = len(sample.token_ids) - sum(e.token_id is not None for e in events)
         content, calls = self._read(sample, reason is not None)
@@ -98,11 +109,11 @@ class Chat(ApiCall[ChatRequest]):
         if not (
             delta or reason or body.logprobs or body.return_token_ids or body.return_speculation
         ):
-            return []
+            return None
         choice: dict[str, Any] = {"index": i, "delta": delta}
         if body.return_speculation:
             choice["speculation"] = step_of(events, self.service.llm.inputs.outputs.decode)
-        return [self._choice(choice, sample, start, self._reason(reason, calls))]
+        return self._choice(choice, sample, start, self._reason(reason, calls))
 
     def _constraint(self) -> dict[str, Any]:
         """Return the form that calls of tools must have, where nothing else gives one.
@@ -148,9 +159,9 @@ class Chat(ApiCall[ChatRequest]):
     ) -> dict[str, Any]:
         """Return a choice with the figures of the sample's tokens from ``start`` on."""
         logprobs, ids = sample.logprobs[start:], sample.token_ids[start:]
-        top = self.body.top_logprobs or 0
+        top, outputs = self.body.top_logprobs or 0, self.service.llm.inputs.outputs
         choice |= {
-            "logprobs": chat_logprobs(logprobs, ids, top) if self.body.logprobs else None,
+            "logprobs": chat_logprobs(logprobs, ids, top, outputs) if self.body.logprobs else None,
             "finish_reason": reason, "stop_reason": sample.stop_reason,
         }  # fmt: skip
         if self.body.return_token_ids:

@@ -5,18 +5,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ..outputs import RequestState, SampleState
-from ..types import SAMPLE, Logprobs, grouped_by
-from .answer import completion_logprobs, prompt_logprobs, step_of
+from ..types import SAMPLE, grouped_by
+from .answer import CompletionLogprobs, nulls, prompt_logprobs, step_of
 from .api_call import ApiCall, merged
 from .errors import Refusal
 from .protocol import CompletionRequest
-
-
-def end_of(logprobs: dict[str, Any] | None, start: int) -> int:
-    """Return where the text of a part's tokens ends."""
-    if logprobs is None or not logprobs["tokens"]:
-        return start
-    return int(logprobs["text_offset"][-1]) + len(logprobs["tokens"][-1])
 
 
 class Completion(ApiCall[CompletionRequest]):
@@ -52,63 +45,66 @@ class Completion(ApiCall[CompletionRequest]):
 
     def build(self) -> dict[str, Any]:
         pairs = [(state, sample) for state in self.states for sample in state.samples]
-        choices = [self._choice(i, *pair, None) for i, pair in enumerate(pairs)]
+        choices = [
+            {**nulls("completion choice"), **_Choice(self, number, state).part(sample)}
+            for number, (state, sample) in enumerate(pairs)
+        ]
         return {
-            **self.head(self.chunk_kind), "choices": choices, "usage": self.usage(),
-            **self.figures(),
+            **self.head(self.chunk_kind), **nulls("answer"), "choices": choices,
+            "usage": self.usage(), **self.figures(),
         }  # fmt: skip
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self, output: int | None = None) -> dict[str, Any]:
         """Return OpenAI's ``usage``, without the token that an echo alone computes."""
-        usage = super().usage()
-        if self.body.limit == 0:
-            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-        return usage
+        return super().usage(0 if self.body.limit == 0 else output)
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        body = self.body
-        ends: dict[int, int] = {}  # by choice: samples may be ahead of the stream
+        choices: dict[int, _Choice] = {}
         async for i, events in merged(self.runs()):
-            state = self.states[i]
             for j, new in grouped_by(events, SAMPLE).items():
-                number = i * body.n + j
-                before = ends.get(number)
-                choice = self._choice(number, state, SampleState.of(new), before)
-                ends[number] = end_of(choice["logprobs"], before or 0)
-                if body.return_speculation:
-                    choice["speculation"] = step_of(new, self.service.llm.inputs.outputs.decode)
-                yield self.chunk(choice)
+                number = i * self.body.n + j
+                if number not in choices:
+                    choices[number] = _Choice(self, number, self.states[i])
+                part = SampleState.of(new)
+                shown = choices[number].part(part)
+                if self.body.return_speculation:
+                    shown["speculation"] = step_of(new, self.service.llm.inputs.outputs.decode)
+                yield self.chunk(shown, len(part.token_ids))
 
-    def _choice(
-        self, number: int, state: RequestState, part: SampleState, before: int | None
-    ) -> dict[str, Any]:
-        """Return a choice, or a step's part of it.
 
-        Args:
-            number: of the choice.
-            state: of its request.
-            part: all of the sample, or its events of one step.
-            before: where the text of the part's first token begins; None for the first part,
-                which the prompt may come with.
-        """
-        body, first = self.body, before is None
+class _Choice:
+    """One choice, whole or by the parts of a stream; the first part has the prompt's fields."""
+
+    def __init__(self, call: Completion, number: int, state: RequestState) -> None:
+        self.body, self.number, self.state = call.body, number, state
+        self.begun = False
+        self.end = 0  # characters of the parts so far
+        self.logprobs: CompletionLogprobs | None = None
+        if self.body.logprobs is not None:
+            echo = (state.prompt or "", state.prompt_logprobs) if self.body.echo else ()
+            outputs = call.service.llm.inputs.outputs
+            self.logprobs = CompletionLogprobs(outputs, state.request, *echo)
+
+    def part(self, part: SampleState) -> dict[str, Any]:
+        """Return all of a choice, or a step's part of it."""
+        body, state = self.body, self.state
         if body.limit == 0:
             part = SampleState(finish_reason=part.finish_reason, stop_reason=part.stop_reason)
-        text, ids, logprobs = part.text, part.token_ids, list[Logprobs | None](part.logprobs)
-        if body.echo and first:
-            text, ids = (state.prompt or "") + text, [*state.request.prompt_token_ids, *ids]
-            logprobs = [*(state.prompt_logprobs or []), *logprobs]
-        shown, decode = None, self.service.llm.inputs.outputs.decode
-        if body.logprobs is not None and len(logprobs) == len(ids):
-            shown = completion_logprobs(logprobs, ids, before or 0, decode)
+        text = part.text if self.begun or not body.echo else (state.prompt or "") + part.text
+        self.end += len(text)
+        listed = None
+        if self.logprobs is not None:
+            self.logprobs.add(part.token_ids, part.logprobs)
+            listed = self.logprobs.listed(self.end, part.finish_reason is not None)
         choice: dict[str, Any] = {
-            "index": number, "text": text, "logprobs": shown,
+            "index": self.number, "text": text, "logprobs": listed,
             "finish_reason": part.finish_reason, "stop_reason": part.stop_reason,
         }  # fmt: skip
-        if body.prompt_logprobs is not None and first:
+        if body.prompt_logprobs is not None and not self.begun:
             choice["prompt_logprobs"] = prompt_logprobs(state.prompt_logprobs)
         if body.return_token_ids:
             choice["token_ids"] = part.token_ids
-            if first:
+            if not self.begun:
                 choice["prompt_token_ids"] = list(state.request.prompt_token_ids)
+        self.begun = True
         return choice

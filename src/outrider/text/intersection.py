@@ -50,31 +50,56 @@ class Pieces:
         object.__setattr__(self, "ids", ids)
 
 
+@dataclass(frozen=True)
+class Spelling:
+    """How a byte-level or SentencePiece tokenizer writes bytes in the names of its tokens.
+
+    ``space`` stands for a space, ``falls_back`` says that there are tokens for single bytes.
+    """
+
+    byte_level: bool
+    space: str | None
+    falls_back: bool
+
+    def bytes_of(self, token: str) -> bytes:
+        """Return the bytes that a token of the vocabulary stands for."""
+        if self.byte_level:
+            return _level(token)
+        if found := self.single(token):
+            return found
+        return token.replace(self.space or " ", " ").encode(errors="replace")
+
+    def single(self, token: str) -> bytes:
+        """Return the byte that a token of SentencePiece for one byte stands for, else nothing."""
+        found = BYTE.fullmatch(token) if self.falls_back else None
+        return bytes([int(found[1], 16)]) if found else b""
+
+
+def spelling_of(tokenizer: Tokenizer) -> Spelling | None:
+    """Return how a tokenizer writes bytes; None unless it is byte-level or SentencePiece."""
+    steps = _decoder(tokenizer)
+    kinds = {step["type"] for step in steps}
+    space = next(filter(None, map(_space, steps)), None)
+    if "ByteLevel" not in kinds and space is None:
+        return None
+    return Spelling("ByteLevel" in kinds, space, "ByteFallback" in kinds)
+
+
 def pieces_of(tokenizer: Tokenizer, size: int, owner: str) -> Pieces:
     """Return the bytes of the ids below ``size`` of a byte-level or SentencePiece tokenizer.
 
     Raises:
         ModelError: it is of another kind; ``owner`` says whose it is.
     """
-    steps = _decoder(tokenizer)
-    kinds = [step["type"] for step in steps]
-    space = next(filter(None, map(_space, steps)), None)
-    if "ByteLevel" not in kinds and space is None:
+    spelling = spelling_of(tokenizer)
+    if spelling is None:
         raise ModelError(
             f"the tokenizer of {owner} is neither byte-level nor SentencePiece, so the bytes of "
             "its tokens are not known; give a drafter with the target's tokenizer."
         )
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-    tokens: dict[int, bytes] = {}
-    single = set()
-    for token, id in vocabulary.items():
-        if "ByteLevel" in kinds:
-            tokens[id] = _level(token)
-        elif "ByteFallback" in kinds and (found := BYTE.fullmatch(token)):
-            tokens[id] = bytes([int(found[1], 16)])
-            single.add(id)
-        else:
-            tokens[id] = token.replace(space or " ", " ").encode(errors="replace")
+    tokens = {id: spelling.bytes_of(token) for token, id in vocabulary.items()}
+    single = {id for token, id in vocabulary.items() if spelling.single(token)}
     special = {vocabulary.get(getattr(tokenizer.model, "unk_token", None) or "", -1)}
     for id, added in tokenizer.get_added_tokens_decoder().items():
         tokens[id] = added.content.encode(errors="replace")

@@ -1,0 +1,76 @@
+"""Where tokens begin in a text, in characters.
+
+A token that goes on with a character begins where the character does.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from .detokenize import Detokenizer
+
+SLACK = 8
+"""Characters of a text that normalisation may have changed or dropped between two tokens."""
+
+
+class Places:
+    """The places of an output's tokens, one after the other.
+
+    Args:
+        writer: writes the text of the output, without an end at stop strings.
+        start: where the output begins.
+    """
+
+    def __init__(self, writer: Detokenizer, start: int) -> None:
+        self._writer = writer
+        self._end = start  # of what is written
+        self._open = b""  # bytes that wait for the rest of a character
+
+    def add(self, token: int, shown: bytes) -> int:
+        """Return where the next token begins, whose bytes in the text are ``shown``."""
+        opened, _ = codecs.utf_8_decode(self._open, "replace", _begins(shown))
+        place = self._end + len(opened)
+        new, _ = self._writer.push(token)
+        self._end += len(new)
+        self._open = b"" if new else self._open + shown
+        return place
+
+
+def _begins(token: bytes) -> bool:
+    """Return whether a token begins with a character, and not with the rest of one."""
+    return token[:1] != b"" and token[0] & 0b1100_0000 != 0b1000_0000
+
+
+def places_in(text: str, tokens: Iterable[bytes]) -> list[int]:
+    """Return where tokens begin in a text that was given, as a prompt is.
+
+    The text may lack the text of some tokens, as that of BOS, and be written in another way than
+    the tokens, which are normalised.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    begins, parts, end = [], [], 0
+    for token in tokens:
+        broken = bool(decoder.getstate()[0]) and _begins(token)  # a character, by this token
+        begins.append(end + broken)
+        parts.append(decoder.decode(token))
+        end += len(parts[-1])
+    parts.append(decoder.decode(b"", True))
+    decoded = "".join(parts)
+    if decoded == text:
+        return begins
+    pairs = zip(begins, [*begins[1:], len(decoded)], strict=True)
+    return _aligned([decoded[begin:end] for begin, end in pairs], text)
+
+
+def _aligned(pieces: Sequence[str], text: str) -> list[int]:
+    """Return where pieces of about this text begin in it."""
+    places, end = [], 0
+    for piece in pieces:
+        for spelled in (piece, piece.lstrip(" ")):
+            place = text.find(spelled, end, end + len(spelled) + SLACK)
+            if place >= 0:
+                end = place + len(spelled)
+                break
+        else:
+            place = end
+        places.append(place)
+    return places
