@@ -18,6 +18,10 @@ LARGEST_GRAM = 128
 """Tokens; every token of a text enters the index once for each length."""
 MOST_IDS = 2**18
 """In a list of token ids; few vocabularies are larger."""
+LONGEST_NUMBER = 20
+"""Digits of an id, where it is a text."""
+MOST_SHOWN = 16
+"""Of the wrong ids of a list, in a message."""
 MOST_WORDS = 64
 LONGEST_WORD = 1000
 
@@ -145,8 +149,27 @@ def check_ids(owner: object, name: str, ids: Collection[Any]) -> None:
 
 
 def wrong_ids(ids: Collection[Any], end: int) -> list[Any]:
-    """Return the first of ``ids`` that is no whole number from 0 to below ``end``, if any."""
+    """Return the first few of ``ids`` that are no whole numbers from 0 to below ``end``."""
     # A million ids come in one body: a loop of Python would take ten times as long.
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < end):
         return []
-    return list(islice((id for id in ids if not (TOKEN_ID.holds(id) and id < end)), 1))
+    return list(islice((id for id in ids if not (TOKEN_ID.holds(id) and id < end)), MOST_SHOWN))
+
+
+def bias_of(key: Any, value: Any, end: int = LARGEST_INT + 1) -> tuple[int, float] | None:
+    """Return an entry of ``logit_bias`` as a token id below ``end`` and its bias; None if wrong.
+
+    JSON's keys are strings.
+    """
+    written = isinstance(key, str) and key.isdecimal() and len(key) <= LONGEST_NUMBER
+    id = int(key) if written else key
+    right = TOKEN_ID.holds(id) and id < end and BIAS.holds(value)
+    return (id, float(value)) if right else None
+
+
+def wrong_biases(biases: Mapping[Any, Any], end: int = LARGEST_INT + 1) -> str:
+    """Return the wrong entries of ``logit_bias`` as a phrase, "" where all are right."""
+    wrong = [pair for pair in biases.items() if bias_of(*pair, end) is None]
+    parts = [f"{shown(key)}: {shown(value)}" for key, value in wrong[:MOST_SHOWN]]
+    more = f" and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
+    return ", ".join(parts) + more

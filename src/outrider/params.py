@@ -12,16 +12,15 @@ from .limits import (
     MOST_IDS,
     MOST_WORDS,
     SAMPLING,
-    TOKEN_ID,
+    bias_of,
     check_ids,
     check_numbers,
     refuse,
+    wrong_biases,
 )  # fmt: skip
 
 LARGEST_GRAMMAR = 2**20
 FORMS = ("json", "regex", "choice", "grammar")
-LONGEST_NUMBER = 20
-"""Digits of an id, where it is a text."""
 DEFAULT_MAX_TOKENS = 16
 # Below this a temperature is taken as 0: dividing by it would leave one token anyway.
 SMALLEST_TEMPERATURE = 1e-5
@@ -204,14 +203,9 @@ class SamplingParams(_Named):
             refuse(self, "logit_bias", bias, BIAS.remedy)
         if len(bias) > MOST_IDS:
             raise ConfigError(f"logit_bias has {len(bias)} ids; give at most {MOST_IDS}.")
-        biases = {}
-        for id, value in bias.items():
-            # JSON's keys are strings.
-            written = isinstance(id, str) and id.isdecimal() and len(id) <= LONGEST_NUMBER
-            number = int(id) if written else id
-            if not (TOKEN_ID.holds(number) and BIAS.holds(value)):
-                refuse(self, "logit_bias", {id: value}, BIAS.remedy)
-            biases[number] = float(value)
+        if wrong := wrong_biases(bias):
+            raise ConfigError(f"{type(self).__name__}: logit_bias has {wrong}; {BIAS.remedy}.")
+        biases = dict(filter(None, (bias_of(*pair) for pair in bias.items())))
         object.__setattr__(self, "logit_bias", biases)
 
     def _check_words(self) -> None:

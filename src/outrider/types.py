@@ -168,9 +168,9 @@ def check_vocabulary(
     wrong = wrong_ids(ids, vocabulary)
     if wrong:
         raise RequestError(
-            f"{name} has token id {shown(wrong[0])}, but the vocabulary ends at {vocabulary - 1}.",
-            param,
-        )
+            f"{name} has token id {', '.join(map(shown, wrong))}, but the vocabulary ends at "
+            f"{vocabulary - 1} (it has {vocabulary}).", param,
+        )  # fmt: skip
 
 
 @dataclass

@@ -74,7 +74,9 @@ def test_the_log_says_what_was_chosen(
         "draft_length": 4, "chosen": chosen, "reason": None, "acceptance_rate": rate,
         "acceptance_length": length, "speedup": None,
     }  # fmt: skip
-    assert said in words(fields)
+    assert said in words(fields | {"draftable": 5})
+    if length is None:
+        assert "NOTHING WAS" not in words(fields | {"draftable": 0})
 
 
 class Sent:

@@ -134,6 +134,15 @@ def test_intervals_say_loudly_that_speculation_is_off(server: Served) -> None:
     line = logged(server, draft_length=4)
     assert line["acceptance_length"] >= 1
     assert line["level"] == "info"
+    time.sleep(0.3)  # the interval ends
+    for off in ({"enabled": False}, {"num_speculative_tokens": 0}, {"drafter": "none"}):
+        before, deadline, said = len(server.lines), time.monotonic() + 60, ""
+        httpx.post(f"{server.url}/v1/completions", json=body | {"speculation": off})
+        while "was to be drafted" not in said and time.monotonic() < deadline:
+            said = "\n".join(server.lines[before:])
+            time.sleep(0.05)
+        assert "nothing was to be drafted" in said
+        assert "NOTHING WAS DRAFTED" not in said
     httpx.post(f"{server.url}/v1/speculation", json={"enabled": False})
     httpx.post(f"{server.url}/v1/completions", json=body)
     line = logged(server, draft_length=0, reason="switched_off")

@@ -13,7 +13,7 @@ import openai
 import pytest
 from heads import Eagle, make_head, save_head
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.served import Served
 from outrider import LLM, SamplingParams
@@ -110,12 +110,31 @@ def test_tools(client: openai.OpenAI) -> None:
             assert json.loads(arguments)["city"] in ("Rome", "Oslo")
 
 
-def test_tokens_and_back(server: Served) -> None:
-    found = post(server, "/tokenize", prompt=PROMPT, return_token_strs=True).json()
+def test_tokens_and_back(server: Served, tiny_llama: Path) -> None:
+    text = f"{PROMPT} é🙂"
+    found = post(server, "/tokenize", prompt=text, return_token_strs=True).json()
     assert found["count"] == len(found["tokens"])
-    assert "".join(found["token_strs"]) == PROMPT
+    own = AutoTokenizer.from_pretrained(tiny_llama)
+    assert found["token_strs"] == own.convert_ids_to_tokens(found["tokens"])
+    assert any("Ġ" in piece for piece in found["token_strs"])
+    found = post(server, "/tokenize", prompt=PROMPT).json()
+    assert found["token_strs"] is None
     assert post(server, "/detokenize", tokens=found["tokens"]).json() == {"prompt": PROMPT}
     assert post(server, "/tokenize", messages=MESSAGES).json()["count"] > 1
+
+
+def test_every_wrong_bias_is_named(server: Served) -> None:
+    wrong = {"320": 1, "-1": 1, "bad1": 50.0, "bad2": 2, "5": "hot", "6": 101, "7": None}
+    for path, asks in (
+        ("completions", {"prompt": "a"}),
+        ("chat/completions", {"messages": MESSAGES}),
+    ):
+        found = post(server, f"/v1/{path}", logit_bias={"3": 1} | wrong, **asks)
+        error = found.json()["error"]
+        assert (found.status_code, error["param"]) == (400, "logit_bias")
+        assert all(f"'{key}': " in error["message"] for key in wrong)
+        assert "'3'" not in error["message"]
+        assert "320" in error["message"]
 
 
 BAD: list[tuple[str, dict[str, Any], int, str | None]] = [

@@ -115,6 +115,7 @@ def test_a_form_completed_before_min_tokens_ends(llm: LLM, form: dict[str, Any])
     ("options", "sentence"),
     [
         ({"logit_bias": {320: 1.0}}, "prompt 1: logit_bias has token id 320, .* ends at 319"),
+        ({"logit_bias": {320: 1.0, 5: 1.0, 999: 1.0}}, "logit_bias has token id 320, 999, but"),
         ({"allowed_token_ids": [1, 999]}, "prompt 1: allowed_token_ids has token id 999"),
         (
             {"structured_outputs": {"regex": "("}, "ignore_eos": False},
@@ -172,6 +173,11 @@ def test_a_processor_that_only_dislikes_wrong_drafts_is_no_error(
         ({"frequency_penalty": math.nan}, "give a number from -2 to 2"),
         ({"logit_bias": {3: 101}}, "give ids with numbers from -100 to 100"),
         ({"logit_bias": {"x": 1}}, "give ids with numbers"),
+        (
+            {"logit_bias": {"x": 1, 3: 1, -4: 2, "5": 101, "y": None}},
+            "logit_bias has 'x': 1, -4: 2, '5': 101, 'y': None; give ids",
+        ),
+        ({"logit_bias": {f"k{i}": 1 for i in range(20)}}, "'k0': 1, .*'k15': 1 and 4 more; give"),
         ({"logit_bias": [3]}, "give ids with numbers"),
         ({"bad_words": [""]}, "strings of 1 to 1000 characters"),
         ({"allowed_token_ids": []}, "give one id or more, or None"),

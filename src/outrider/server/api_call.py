@@ -12,6 +12,7 @@ from fastapi import Request as HttpRequest
 
 from ..engine.suspects import fingerprint
 from ..errors import shown
+from ..limits import BIAS, wrong_biases
 from ..outputs import RequestState
 from ..sampling.acceptance import NOT_FINITE
 from ..types import DEFAULT_SPECULATION, Counts, Event, SamplingParams, Speculation
@@ -151,6 +152,11 @@ class ApiCall(Generic[Body]):
         chats = body.max_completion_tokens is not None
         inputs.check_max_tokens(body.limit, "max_completion_tokens" if chats else "max_tokens")
         inputs.check_priority(body.priority)
+        if wrong := wrong_biases(body.logit_bias or {}, inputs.vocab_size):
+            raise Refusal(
+                f"logit_bias has {wrong}; {BIAS.remedy}, the ids below {inputs.vocab_size}.",
+                "logit_bias",
+            )
         self.more, self.speculation = more, await self._speculation()
         ids = (body.allowed_token_ids, body.stop_token_ids, self.speculation.prediction)
         size = ID_BYTES * sum(len(listed or ()) for listed in ids)

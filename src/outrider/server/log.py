@@ -87,6 +87,8 @@ def words(fields: dict[str, Any]) -> str:
         parts.append(f"SPECULATION IS OFF: {fields['reason'].replace('_', ' ')}")
     elif fields["chosen"] == [] and fields["acceptance_length"] is None:
         parts.append(f"{fields['drafter']} chose plain decoding")
+    elif fields["acceptance_length"] is None and not fields.get("draftable", True):
+        parts.append("nothing was to be drafted")
     elif fields["acceptance_length"] is None:
         parts.append(f"NOTHING WAS DRAFTED by {fields['drafter']}")
     else:
@@ -119,7 +121,7 @@ def _chosen(metrics: Metrics, drafter: str) -> dict[str, Any]:
 async def log_intervals(metrics: Metrics, seconds: float) -> None:
     """Write a line on the tokens and drafts of every ``seconds``, unless there are none."""
     llm = metrics.llm
-    start, tokens, counts = time.perf_counter(), 0, Counts()
+    start, tokens, draftable, counts = time.perf_counter(), 0, 0, Counts()
     while True:
         await asyncio.sleep(seconds)
         now, total, state, gauges = time.perf_counter(), metrics.total, llm.speculation, llm.gauges
@@ -129,7 +131,8 @@ async def log_intervals(metrics: Metrics, seconds: float) -> None:
             accepted=total.accepted - counts.accepted,
         )
         speed = (metrics.tokens - tokens) / (now - start)
-        start, tokens, counts = now, metrics.tokens, total
+        could = metrics.draftable - draftable
+        start, tokens, draftable, counts = now, metrics.tokens, metrics.draftable, total
         if not speed or state is None:
             continue
         fields = {
@@ -138,6 +141,7 @@ async def log_intervals(metrics: Metrics, seconds: float) -> None:
             "tokens_per_second": speed,
             "cache_usage": gauges.pages_used / max(1, gauges.pages),
             "drafter": state.drafter,
+            "draftable": could,
             "draft_length": metrics.draft_length,
             "reason": metrics.off,
             "acceptance_rate": new.acceptance_rate,

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
+from ..drafters.base import NoSpec
 from ..drafters.registry import AUTO
 from ..engine.messages import Gauges, Stepped
 from ..types import SAMPLE, Counts, Event, Origin, Request, grouped_by
@@ -71,6 +72,7 @@ class _Life:
     arrival: float
     prompt_tokens: int
     samples_left: int
+    wants_drafts: bool
     scheduled: float | None = None
     first: float | None = None
     last: float = 0.0
@@ -91,6 +93,8 @@ class Metrics(Collector):
         self.llm = llm
         self.by_drafter: dict[str, Counts] = {}
         self.tokens = 0
+        self.draftable = 0
+        """Tokens that a draft could have held: of requests that want drafts, behind the first."""
         self.accepted_rate = Rate()
         self.good_rate = Rate()
         llm.observers.append(self.observe)
@@ -132,8 +136,10 @@ class Metrics(Collector):
 
     def begin(self, request: Request) -> None:
         """Begin to time a request."""
+        wishes = request.speculation
+        wants_drafts = wishes.length(1) > 0 and wishes.drafter != NoSpec.name
         self._lives[request.id] = _Life(
-            time.perf_counter(), len(request.prompt_token_ids), request.params.n
+            time.perf_counter(), len(request.prompt_token_ids), request.params.n, wants_drafts
         )
 
     def end(self, request_id: str) -> None:
@@ -160,14 +166,16 @@ class Metrics(Collector):
         self._time("iteration", gauges.rows - before.rows)
         self._before = gauges
         for id, mine in events.items():
-            for own in grouped_by(mine, SAMPLE).values():
-                self._record(own)
             life = self._lives.get(id)
+            for own in grouped_by(mine, SAMPLE).values():
+                emitted = self._record(own)
+                if life is not None and life.wants_drafts and own[0].start is None:
+                    self.draftable += emitted
             if life is not None:
                 self._count(life, mine, now)
 
-    def _record(self, events: Sequence[Event]) -> None:
-        """Count one step of one sample."""
+    def _record(self, events: Sequence[Event]) -> int:
+        """Count one step of one sample; return how many tokens it emitted."""
         emitted = sum(event.token_id is not None for event in events)
         self.tokens += emitted
         drafted = events[0].drafted
@@ -177,6 +185,7 @@ class Metrics(Collector):
                 drafted.depth, len(drafted.tokens), accepted, emitted
             )
             self.accepted_rate.add(accepted)
+        return emitted
 
     def _count(self, life: _Life, events: Sequence[Event], now: float) -> None:
         """Count one step of one request."""

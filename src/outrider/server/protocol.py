@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
 from ..errors import ConfigError, shown
-from ..limits import LARGEST_INT, REQUEST, SAMPLING
-from ..params import DEFAULT_MAX_TOKENS, FORMS, LONGEST_NUMBER, SamplingParams
+from ..limits import LARGEST_INT, LONGEST_NUMBER, REQUEST, SAMPLING
+from ..params import DEFAULT_MAX_TOKENS, FORMS, SamplingParams
 from .errors import Refusal
 from .fields import BLANKS, NotInChats, NotInCompletions, Unless, Unsupported
 from .shapes import (

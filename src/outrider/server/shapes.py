@@ -106,7 +106,8 @@ def _counted(value: Any) -> Any:
 
 
 Prompts = Annotated[str | Ids | Texts | IdLists, BeforeValidator(_counted)]
+# All wrong entries are named together, where the vocabulary is known.
 Bias = Annotated[
-    float, Strict(), Field(json_schema_extra={"minimum": BIAS.least, "maximum": BIAS.most})
+    Any, Field(json_schema_extra={"type": "number", "minimum": BIAS.least, "maximum": BIAS.most})
 ]
 Biases = Annotated[dict[str, Bias], Field(max_length=MOST_BIASES), BeforeValidator(_few)]
