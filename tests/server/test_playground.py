@@ -1,12 +1,16 @@
 """The playground in a real browser; skipped where Chromium and its driver are not installed."""
 
+import json
 import shutil
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import outrider
 from benchmarks.served import Served
 
 if TYPE_CHECKING:
@@ -175,6 +179,115 @@ def test_the_panel_says_who_drafts(page, choices, paused: bool, said: str) -> No
     assert len(all_at(page, "#survival .chosen")) == drafts
     bars = all_at(page, "#survival .bars i")
     assert [bar.get_attribute("title") for bar in bars] == ["depth 1: 50 %", "depth 2: 25 %"]
+
+
+POSTS = (
+    "const real = window.fetch; window.posts = 0;"
+    "window.fetch = (path, options) => { window.posts += options?.method === 'POST';"
+    " return real(path, options); };"
+)
+
+
+def test_no_key_and_no_button_passes_by_what_the_form_asks_for(page) -> None:
+    page.execute_script(POSTS)
+    for field, wrong, right in (("max_tokens", "0", "4"), ("temperature", "", "0.75"),
+                                ("seed", "x1", "1"), ("length", "99999", "4")):  # fmt: skip
+        fill(page, f"#{field}", wrong)
+        at(page, "#prompt").send_keys("\ue009" + "\ue007")  # Control and Enter
+        at(page, "#race").click()
+        at(page, "#run").click()
+        assert page.execute_script("return [window.posts, document.activeElement.id]") == [0, field]
+        assert not at(page, "#stop").is_enabled()
+        fill(page, f"#{field}", right)
+    at(page, "#prompt").send_keys("\ue009" + "\ue007")
+    until(page, lambda: "tokens in" in at(page, "#message").text)
+    assert page.execute_script("return window.posts") == 1
+
+
+class Ends(ThreadingHTTPServer):
+    """A server of the page that can end and come back; its streams break off."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            files = Path(outrider.__file__).parent / "server" / "playground"
+            speculation = {"enabled": True, "drafter": "ngram", "drafters": {"ngram": {}},
+                           "num_speculative_tokens": 2, "max_num_speculative_tokens": 8,
+                           "controller": None}  # fmt: skip
+            known = {"/v1/models": {"data": [{"id": "stub", "max_model_len": 9}]},
+                     "/v1/speculation": speculation, "/health": {}}  # fmt: skip
+            name = self.path.rpartition("/")[2] or "index.html"
+            found = known.get(self.path)
+            body = (files / name).read_bytes() if found is None else json.dumps(found).encode()
+            kind = {"html": "text/html", "js": "text/javascript"}.get(
+                name.rpartition(".")[2], "x/x"
+            )
+            self.reply(200, kind, body, len(body))
+
+        def do_POST(self) -> None:
+            token = {"id": 1, "text": "first", "origin": "plain"}
+            step = {"tokens": [token], "rejected": []}
+            body = f"data: {json.dumps({'choices': [{'speculation': step}]})}\n\n".encode()
+            if self.server.proxied:  # type: ignore[attr-defined]
+                self.reply(502, "text/html", b"<h1>Bad Gateway</h1>", 20)
+            else:
+                self.reply(200, "text/event-stream", body, len(body) + self.server.missing)  # type: ignore[attr-defined]
+
+        def reply(self, status: int, kind: str, body: bytes, length: int) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    def __init__(self, port: int) -> None:
+        self.missing, self.proxied = 9, False
+        super().__init__(("127.0.0.1", port), self.Handler)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def end(self) -> int:
+        self.shutdown()
+        self.server_close()
+        return int(self.server_port)
+
+
+def test_the_page_says_that_the_server_is_gone_and_back(browser) -> None:
+    def ends_with(words: str) -> None:
+        until(browser, lambda: words in at(browser, "#message").text)
+        assert "bad" in at(browser, "#message").get_attribute("class")
+        assert "fetch" not in at(browser, "#message").text.lower()
+
+    server = Ends(0)
+    browser.get(f"http://127.0.0.1:{server.server_port}")
+    until(browser, lambda: "stub" in at(browser, "#model").text)
+    server.proxied = True
+    at(browser, "#run").click()
+    ends_with("HTTP 502 Bad Gateway")
+    server.proxied, server.missing = False, 0
+    at(browser, "#run").click()
+    ends_with("broke off before its end")
+    assert "stub" in at(browser, "#model").text
+    server.missing = 9
+    at(browser, "#run").click()
+    ends_with("is gone")  # in the middle of a stream
+    until(browser, lambda: "is back" in at(browser, "#message").text)
+    assert "stub" in at(browser, "#model").text
+    port = server.end()
+    until(browser, lambda: "is gone" in at(browser, "#message").text)  # by itself
+    assert f"127.0.0.1:{port}" in at(browser, "#message").text
+    assert at(browser, "#model").text == "not connected"
+    for button in ("#run", "#race"):
+        at(browser, button).click()
+        ends_with("is gone")
+    server = Ends(port)
+    until(browser, lambda: "stub" in at(browser, "#model").text)
+    assert at(browser, "#message").text == "The server is back."
+    server.end()
 
 
 def test_escape_stops(page) -> None:

@@ -3,7 +3,10 @@
 const byId = (id) => document.getElementById(id);
 const STEPS_SHOWN = 400;
 const REFRESH_MS = 1000; // the engine says no oftener what it believes
+const BEAT_MS = 3000;
 let running = null; // aborts what is under way
+let connected = false; // the page shows the server's model
+let gone = false; // the server did not answer, and the page says so
 
 function headers() {
   const key = byId("key").value;
@@ -15,13 +18,41 @@ function say(text, bad = false) {
   byId("message").classList.toggle("bad", bad);
 }
 
+// Every answer of a server that is there; browsers have no word of their own for one that is not.
+async function call(path, options = {}) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    throw error.name === "AbortError" ? error : lost();
+  }
+}
+
+function lost() {
+  gone = true;
+  disconnect();
+  const text = `The server at ${location.host} is gone: it does not answer. This page asks again.`;
+  say(text, true);
+  return new Error(text);
+}
+
+function disconnect() {
+  connected = false;
+  byId("model").textContent = "not connected";
+}
+
+// What an answer says is wrong; a proxy before the server may say it without JSON.
+async function failure(response) {
+  const told = await response.json().catch(() => null);
+  return new Error(told?.error?.message ?? `HTTP ${response.status} ${response.statusText}`.trim());
+}
+
 async function ask(path) {
-  const response = await fetch(path, { headers: headers() });
+  const response = await call(path, { headers: headers() });
   if (response.status === 401) {
     byId("key-label").hidden = false;
     throw new Error("This server wants an API key.");
   }
-  if (!response.ok) throw new Error((await response.json()).error?.message ?? response.statusText);
+  if (!response.ok) throw await failure(response);
   return response.json();
 }
 
@@ -31,19 +62,32 @@ async function connect() {
     const model = models.data[0];
     byId("model").textContent = `${model.id} · context ${model.max_model_len} tokens`;
     const select = byId("drafter");
+    const before = select.value;
     select.replaceChildren();
     const drafters = Object.keys(speculation.drafters).filter((n) => n !== "prediction");
     for (const name of [...(speculation.controller ? ["auto"] : []), ...drafters]) {
-      select.add(new Option(name, name, false, name === speculation.drafter));
+      select.add(new Option(name, name, false, name === (before || speculation.drafter)));
     }
     byId("length").max = speculation.max_num_speculative_tokens;
-    byId("length").value = speculation.num_speculative_tokens ?? "";
+    if (!before) byId("length").value = speculation.num_speculative_tokens ?? "";
     showBeliefs(speculation.controller);
-    say(speculation.enabled ? "" : "Speculation is switched off on this server.");
+    say(
+      speculation.enabled
+        ? (gone ? "The server is back." : "") : "Speculation is switched off on this server.",
+    );
+    connected = true;
+    gone = false;
   } catch (error) {
-    byId("model").textContent = "not connected";
+    disconnect();
     say(error.message, true);
   }
+}
+
+// Finds out that the server is gone, or there again.
+async function beat() {
+  if (document.hidden) return;
+  if (connected) await call("/health").catch(() => {}); // what is wrong is said
+  else if (byId("key-label").hidden || byId("key").value) await connect();
 }
 
 // One line for all sequences that are drafted for alike.
@@ -114,13 +158,15 @@ function body(enabled) {
   return [chat ? "/v1/chat/completions" : "/v1/completions", asked];
 }
 
-// The JSON of each server-sent event of a response.
+// The JSON of each server-sent event of a response, up to the one that ends it.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : lost();
+    });
+    if (done) throw new Error("The answer broke off before its end.");
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
@@ -194,10 +240,10 @@ class Lane {
 
   async run(enabled, signal) {
     const [path, asked] = body(enabled);
-    const response = await fetch(path, {
+    const response = await call(path, {
       method: "POST", headers: headers(), body: JSON.stringify(asked), signal,
     });
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    if (!response.ok) throw await failure(response);
     for await (const chunk of events(response)) {
       const choice = chunk.choices[0];
       if (choice?.speculation) this.step(choice.speculation);
@@ -206,6 +252,7 @@ class Lane {
 }
 
 async function under(work) {
+  if (!byId("form").reportValidity()) return;
   running?.abort();
   const mine = (running = new AbortController());
   byId("lanes").replaceChildren();
@@ -267,3 +314,4 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
 });
 connect();
+setInterval(beat, BEAT_MS);
