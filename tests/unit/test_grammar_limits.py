@@ -235,3 +235,14 @@ def test_prompts_of_one_call_compile_their_form_once(monkeypatch: pytest.MonkeyP
 def test_lone_surrogates_are_refused(form: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="give a text without lone surrogates"):
         StructuredOutputsParams(**form)
+
+
+@pytest.mark.parametrize(
+    "form", [{"json": {"type": "\x1b]0;title\x07"}}, {"grammar": f"root ::= a{'0' * 5000}"}]
+)
+def test_what_the_parser_says_is_one_printable_line(form: dict[str, Any]) -> None:
+    grammars = Grammars(TextCodec(PATH).backend, 5000, frozenset({0}))
+    with pytest.raises(RequestError, match="correct it") as refused:
+        grammars.compile(SamplingParams(structured_outputs=form))
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 500
