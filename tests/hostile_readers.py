@@ -145,7 +145,7 @@ def endpoint(folder: Path) -> Made:
     def call(case: tuple[bytes, int]) -> None:
         with answering([planning], *case):
             own = planning.Endpoint("http://e:1")
-            check_said(own.model(), 10**7)
+            own.model()
             planning.differing(own, own)
 
     return st.tuples(jsons(sample), STATUSES), call

@@ -656,3 +656,13 @@ def test_llama_server_itself_parses_what_is_rendered_and_translated(tmp_path: Pa
         assert "target.gguf" in said, said[-2000:]
         assert "invalid argument" not in said
         assert "error while handling argument" not in said
+
+
+def test_a_long_quote_takes_time_by_its_length() -> None:
+    """Each letter of it copied all before: a MiB took minutes."""
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="No command of vLLM"):
+        translate('echo "' + "x" * 1_000_000 + '"')
+    with pytest.raises(ConfigError, match="No command of vLLM"):
+        translate("A=1 " * 200_000)
+    assert time.process_time() - began < 20

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.errors import ConfigError, EndpointError
+from outrider.errors import ConfigError, EndpointError, OutriderError
 from outrider.planning.diagnose import diagnose, look, symptoms
 from outrider.planning.endpoint import Endpoint
 from outrider.planning.facts import ORDER, check_thresholds, holds, names
@@ -482,3 +482,10 @@ def test_half_broken_reports_say_what_was_passed_over(tmp_path: Path) -> None:
 def test_wrong_options_get_a_sentence(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         diagnose(CASES[0], **options)
+
+
+@pytest.mark.parametrize("name", ["x" * 70_000, "*" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(OutriderError) as refused:
+        diagnose(name)
+    assert str(refused.value).isprintable()

@@ -16,7 +16,8 @@ from pages import check_engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from outrider import LLM, SamplingParams
-from outrider.errors import GenerationError, RequestError
+from outrider.errors import ConfigError, GenerationError, RequestError
+from outrider.params import StructuredOutputsParams
 from outrider.pocket import PATH
 from outrider.sampling import grammar as limits
 from outrider.sampling.grammar import Grammar, Grammars
@@ -228,3 +229,20 @@ def test_prompts_of_one_call_compile_their_form_once(monkeypatch: pytest.MonkeyP
     del first, second  # a form is kept for as long as a request uses it
     compiled(grammars, regex="[a-z]+")
     assert made == 2
+
+
+@pytest.mark.parametrize("form", [{"regex": "\ud800"}, {"choice": ["a", "\udfff"]}])
+def test_lone_surrogates_are_refused(form: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="give a text without lone surrogates"):
+        StructuredOutputsParams(**form)
+
+
+@pytest.mark.parametrize(
+    "form", [{"json": {"type": "\x1b]0;title\x07"}}, {"grammar": f"root ::= a{'0' * 5000}"}]
+)
+def test_what_the_parser_says_is_one_printable_line(form: dict[str, Any]) -> None:
+    grammars = Grammars(TextCodec(PATH).backend, 5000, frozenset({0}))
+    with pytest.raises(RequestError, match="correct it") as refused:
+        grammars.compile(SamplingParams(structured_outputs=form))
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 500

@@ -82,13 +82,13 @@ def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> lis
         raise ConfigError(f"the source is {shown(source)}; give an address, a file or facts.")
     path = Path(source)
     try:
-        is_file = path.is_file()
-    except (OSError, ValueError):
-        is_file = False
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, ValueError):  # no file can have such a name
+        is_file = is_folder = False
     text = str(source)
     if is_file:
         return read_file(path)
-    if "://" not in text and (path.suffix in (".json", ".prom", ".txt") or path.is_dir()):
+    if "://" not in text and (path.suffix in (".json", ".prom", ".txt") or is_folder):
         raise ConfigError(f"{shown(text)} is no file; give an address, metrics or a report.")
     return [ask(Endpoint(text, key), seconds)]
 

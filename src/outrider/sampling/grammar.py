@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ..errors import ModelError, RequestError
+from ..outside.text import printable
 from ..params import SamplingParams, StructuredOutputsParams
 from ..text.intersection import pieces_of
 from ..text.panics import no_panic
@@ -150,10 +151,8 @@ class Grammars:
         # JSON with recursive whitespace, as llama.cpp has it, takes 0.3 items a token.
         matcher = parser(FEW_ITEMS + self._vocab_size // 2)
         if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())
-            raise RequestError(
-                f"structured_outputs.{name} cannot be used: {reason[:300]}; correct it."
-            )
+            reason = printable(matcher.get_error())
+            raise RequestError(f"structured_outputs.{name} cannot be used: {reason}; correct it.")
         grammar = Grammar(matcher, partial(parser, FEW_ITEMS), self._vocab_size, self._eos)
         (mask,) = grammar.masks([[]])
         if isinstance(mask, np.ndarray) and not mask.any():
@@ -186,7 +185,7 @@ def _source(form: StructuredOutputsParams) -> tuple[str, str]:
         return "grammar", grammar_from("grammar", _with_schemas_held(str(form.grammar)))
     except ValueError as error:
         raise RequestError(
-            f"structured_outputs.grammar cannot be used: {error}; correct it."
+            f"structured_outputs.grammar cannot be used: {printable(error)}; correct it."
         ) from None
 
 
@@ -204,7 +203,7 @@ def _with_schemas_held(grammar: str) -> str:
 
 
 def _failed(reason: str) -> str:
-    return f"structured_outputs failed: {' '.join(reason.split())[:300]}; simplify the grammar."
+    return f"structured_outputs failed: {printable(reason)}; simplify the grammar."
 
 
 def keep(z: torch.Tensor, mask: Mask) -> None:

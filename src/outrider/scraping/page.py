@@ -14,7 +14,8 @@ from prometheus_client.samples import Sample
 COUNTED = re.compile(r"_(total|sum|count|bucket)$")
 NAME = re.compile(rb"[A-Za-z_:][A-Za-z0-9_:]*")
 MOST_SAMPLES = 20_000
-"""Of a page; engines have some hundreds. What lies beyond counts as broken."""
+"""Of a page, and broken lines that are looked at; engines have some hundreds. What lies beyond
+counts as broken."""
 LONGEST_LINE = 1 << 14
 """Bytes."""
 UNUSED = re.compile(r"_(bucket|created)$")
@@ -169,7 +170,8 @@ class Reader:
             return
         if not self._wanted(line):
             return
-        if len(line) > LONGEST_LINE or len(self._samples) >= MOST_SAMPLES:
+        full = max(len(self._samples), self._broken) >= MOST_SAMPLES
+        if len(line) > LONGEST_LINE or full:
             self._broken += 1
             return
         try:
