@@ -26,7 +26,7 @@ from outrider.models.native import NativeTransformer
 from outrider.models.native_store import NativeStore
 from outrider.models.rows import Segment
 from outrider.native import choice as native
-from outrider.types import Request, SamplingParams, SequenceState
+from outrider.types import DEFAULT_SPECULATION, Request, SamplingParams
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 SEED = 5
@@ -47,20 +47,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every draft be preceded by an evaluation, and every set draft as if it paid."""
-
-    def sublayers(self: LayerskipDrafter, sequence: SequenceState) -> tuple[int, ...]:
-        return self._fixed or self._space.kept(self._search_of(sequence.workload).chosen)
-
-    monkeypatch.setattr(LayerskipDrafter, "_sublayers", sublayers)
+    """Let every step be preceded by an evaluation."""
     monkeypatch.setattr(layerskip, "EVERY", 1)
     monkeypatch.setattr(layerskip, "SHARE", 1e9)
     monkeypatch.setattr(layerskip, "UNPAID", 1e9)
 
 
-def engine_of(target: Path, case: str, length: int = 4, **options: Any) -> Engine:
+def engine_of(target: Path, case: str, length: int | None = 4, **options: Any) -> Engine:
     name, _, tree = case.partition(" ")
-    nodes = 3 * length if tree else None
+    nodes = 3 * length if tree and length else None
     engine = make_engine(
         target, DRAFTERS[name], num_speculative_tokens=length, max_draft_nodes=nodes, **options
     )
@@ -353,6 +348,33 @@ def test_a_target_that_cannot_pay_is_soon_decoded_plainly(
     assert search.evaluations < 30
     assert search.sublayers == ()
     assert llm.engine.counts.drafted == 0
+
+
+@pytest.mark.usefixtures("_eager")
+def test_the_engine_chooses_it_only_once_a_set_pays(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(target, "search", length=None)
+    drafter, propose = drafter_of(engine), drafter_of(engine).propose
+    drafter.measured(0.05)
+    asked: list[bool | None] = []
+
+    def watched(batch: Any, budgets: Any, noise: Any) -> Any:
+        workloads = {item.sequence.workload for item in batch if item.budget.depth}
+        asked.extend(drafter.searches[workload].pays for workload in workloads)
+        return propose(batch, budgets, noise)
+
+    monkeypatch.setattr(drafter, "propose", watched)
+    adaptive = engine.speculator.adaptive
+    assert adaptive is not None
+    freedom = engine.speculator._freedom(DEFAULT_SPECULATION)
+    assert freedom.methods[0] == "layerskip"
+    assert adaptive._ready(freedom, "") == freedom._replace(methods=())
+    run(engine, requests(prompts()[2:4], SamplingParams(max_tokens=150, ignore_eos=True)))
+    (workload,) = (name for name, search in drafter.searches.items() if search.evaluations)
+    assert drafter.searches[workload].pays
+    assert adaptive._ready(freedom, workload) == freedom
+    assert set(asked) <= {True}
 
 
 def test_a_search_weighs_what_is_skipped_against_what_agrees() -> None:

@@ -6,7 +6,15 @@ from typing import Any
 from ..drafters.base import Drafter
 from ..models.base import Model
 from ..sampling.shared_noise import Noise
-from ..types import Draft, DraftBudget, HiddenStates, LogitsPipeline, Scheduled, Verdict
+from ..types import (
+    Draft,
+    DraftBudget,
+    HiddenStates,
+    LogitsPipeline,
+    Scheduled,
+    SequenceState,
+    Verdict,
+)
 
 
 class WrappedPipeline:
@@ -45,6 +53,9 @@ class WrappedDrafter(Drafter):
     @property
     def model(self) -> Model | None:
         return self.inner.model
+
+    def prepare(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:
+        return self.inner.prepare(sequences, noise)
 
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise

@@ -68,6 +68,18 @@ class Drafter(ABC):
         """
         return None
 
+    def prepare(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:
+        """Look for what drafts need, a small share of the time; return whether any was spent.
+
+        It is asked in every step, whoever drafts. ``sequences`` lack the cache of their last token
+        alone.
+        """
+        return False
+
+    def ready(self, workload: str) -> bool:
+        """Return whether it can draft for a workload; the engine chooses it only where it can."""
+        return True
+
     def num_unread(self, sequence: SequenceState) -> int:
         """Return how many tokens of a sequence it must read before it can draft for it."""
         return 0

@@ -33,11 +33,11 @@ from .model import NOTHING, draft_limits, draft_of, num_nodes
 from .skips import FEWEST_ROWS, REUSED, ROWS, Search, Skips, Space, Window, scratch_pages
 
 EVERY = 8
-"""Drafts of which one is preceded by an evaluation at most."""
+"""Steps of which one is preceded by an evaluation at most."""
 SHARE, UNPAID = 0.08, 0.02
 """Share of the time that evaluations take at most, and that where no set is known to pay yet."""
 IDLE = 1.0
-"""Seconds between two drafts beyond which an engine is taken to have had nothing to do."""
+"""Seconds between two steps beyond which an engine is taken to have had nothing to do."""
 DEEPEST = 16
 """Layers that run at least where nobody said how many, or half of them if those are fewer."""
 WORKLOADS = 64
@@ -214,6 +214,14 @@ class LayerskipDrafter(Drafter):
     def measured(self, row: float) -> None:
         self._space = replace(self._space, row=row)
 
+    def prepare(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:
+        native = [each for each in sequences if each.pipeline.native_handle]
+        self.catching_up = self._fixed is None and self._searched(native, noise)
+        return self.catching_up
+
+    def ready(self, workload: str) -> bool:
+        return self._fixed is not None or self._search_of(workload).pays is True
+
     def propose(
         self, batch: Sequence[Scheduled], budgets: Sequence[DraftBudget], noise: Noise
     ) -> Draft:
@@ -225,9 +233,6 @@ class LayerskipDrafter(Drafter):
             and item.start == len(item.sequence.tokens) - 1
             and item.sequence.pipeline.native_handle
         ]
-        self.catching_up = self._fixed is None and self._searched(
-            [batch[i].sequence for i in ready], noise
-        )
         found = [NOTHING] * len(batch)
         groups: dict[tuple[int, ...], list[int]] = {}
         for i in ready:
@@ -273,7 +278,7 @@ class LayerskipDrafter(Drafter):
             return False
         for sequence in sequences:
             search = self._search_of(sequence.workload)
-            share = SHARE if search.sublayers else UNPAID
+            share = SHARE if search.pays else UNPAID
             due = self.searched <= share * self._seconds
             if due and search.wants is not None and sequence.num_output >= FEWEST_ROWS:
                 self._score(search, search.wants, sequence, noise)

@@ -156,8 +156,10 @@ class Search:
     """The best set so far."""
     agreement: float | None = field(init=False, default=None)
     """Its own over all windows, newer ones weighing more; None while nothing is known."""
-    sublayers: tuple[int, ...] = field(init=False, default=())
-    """Those that run then; none unless such drafts are known to save more time than they take."""
+    pays: bool | None = field(init=False, default=None)
+    """Whether drafts without it are expected to save more time than they take; None if unknown."""
+    sublayers: tuple[int, ...] = field(init=False)
+    """Those that run then; none where it does not pay."""
     wants: Skips | None = field(init=False)
     evaluations: int = field(init=False, default=0)
     rank: dict[int, int] = field(init=False, default_factory=dict)
@@ -169,10 +171,12 @@ class Search:
         self.chosen = self.space.spread()
         if self.like is not None:
             self.chosen, self.rank = self.like.chosen, self.like.rank
-            self.sublayers = self.like.sublayers
             self.like = None
         self._steps = self._run()
         self.wants = next(self._steps, None)
+        if self.wants is None:
+            self.pays = False
+        self.sublayers = self.space.kept(self.chosen) if self.pays is None else ()
 
     def scored(self, agreement: float, renewed: bool) -> None:
         """Take in what was wanted; ``renewed`` is True for the first score of a window."""
@@ -182,8 +186,8 @@ class Search:
             self.wants = self._steps.send(agreement)
         except StopIteration:
             self.wants = None
-        pays = self.space.speed(self.chosen, self.agreement or 0.0) > 1
-        self.sublayers = self.space.kept(self.chosen) if pays else ()
+        self.pays = self.space.speed(self.chosen, self.agreement or 0.0) > 1
+        self.sublayers = self.space.kept(self.chosen) if self.pays else ()
 
     def _run(self) -> Generator[Skips, float, None]:
         """Yield the sets to score. It ends where no set can pay by what is known of all."""

@@ -101,6 +101,9 @@ class Adaptive:
         self.controller = controller
         self._drafters = drafters
         self._peeks = peeks
+        self._preparing = [
+            each for each in drafters.values() if type(each).prepare is not Drafter.prepare
+        ]
         self._streams: dict[str, Stream] = {}
         self._sequences: list[SequenceState] = []
         self._by_id: dict[str, SequenceState] = {}
@@ -147,7 +150,7 @@ class Adaptive:
                 s.id,
                 s.workload,
                 len(s.tokens),
-                *freedom(s.request.speculation),
+                *self._ready(freedom(s.request.speculation), s.workload),
                 left=s.limit - len(s.tokens),
             )
             for s in sequences
@@ -156,7 +159,8 @@ class Adaptive:
         self._by_id = {sequence.id: sequence for sequence in sequences}
         self._context = sum([stream.context for stream in streams])
         self._chosen = {}
-        if not any(stream.methods or stream.fixed not in (None, PLAIN) for stream in streams):
+        free = any(stream.methods or stream.fixed not in (None, PLAIN) for stream in streams)
+        if not streams or not (free or self._preparing):
             self._looking = False
             return  # nothing is left to choose
         before, begin = self.controller.reviewed, time.perf_counter()
@@ -176,6 +180,15 @@ class Adaptive:
         self._new = self._is_new()
         self._looking = self._looking or self._new
         self._own = time.perf_counter() - begin
+
+    def _ready(self, freedom: Freedom, workload: str) -> Freedom:
+        """Return the freedom without methods whose drafters cannot draft for a workload yet."""
+        if not self._preparing:
+            return freedom
+        waiting = {each.name for each in self._preparing if not each.ready(workload)}
+        methods = self.controller.methods
+        kept = [name for name in freedom.methods if waiting.isdisjoint(methods[name].drafters)]
+        return freedom._replace(methods=tuple(kept))
 
     def _is_new(self) -> bool:
         """Return True where a method is in use of which few drafts were looked at."""
@@ -315,7 +328,7 @@ class Adaptive:
                 window.emitted += emitted
                 window.took += min(seconds.step, self._longest)
             window.all += seconds.step
-            if self._looking:
+            if self._looking and not any(each.catching_up for each in self._preparing):
                 self._learn_costs(plan, draft, seconds)
         if self._looking:
             self._looks += 1

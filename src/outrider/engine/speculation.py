@@ -101,6 +101,7 @@ class Speculator:
             sorted({i for each in live.values() for i in each.target_layers})
         )
         self._foreign = {n for n, each in live.items() if is_foreign(each)}
+        self._preparing = [n for n, each in live.items() if overrides(each, "prepare")]
         self._observing = [n for n, each in live.items() if overrides(each, "observe")]
         self._releasing = [n for n, each in live.items() if overrides(each, "release")]
         self._usual = self._choice(DEFAULT_SPECULATION)
@@ -253,6 +254,8 @@ class Speculator:
         """
         names = [item.drafter for item in plan.batch]
         self.spent = {}
+        if self._preparing:
+            self._prepare(plan)
         nobody = names.count(NoSpec.name) == len(names)
         if nobody and type(self.drafters[NoSpec.name]) is NoDrafter:  # else one that watches
             return Draft.chains([[] for _ in names])._replace(drafters=names)
@@ -266,6 +269,26 @@ class Speculator:
             for name, indices in parts.items()
         }
         return _merged(names, parts, made)
+
+    def _prepare(self, plan: Plan) -> None:
+        """Let drafters look for what they need, on sequences that may be drafted for."""
+        if self._paused or not self._enabled:
+            return
+        ready = [
+            item.sequence
+            for item in plan.batch
+            if item.count == 1
+            and item.start == len(item.sequence.tokens) - 1
+            and item.sequence.request.speculation.enabled
+        ]
+        for name in [*self._preparing]:
+            begin = time.perf_counter()
+            try:
+                seen = [self._shield.seen(s) for s in ready] if name in self._foreign else ready
+                if self.drafters[name].prepare(seen, self._noise):
+                    self.spent[name] = time.perf_counter() - begin
+            except BaseException as error:
+                self._switch_off(name, error)
 
     def _made(self, name: str, items: Sequence[Scheduled]) -> Draft:
         """Return the drafts of a drafter, or of several merged; empty ones where it failed."""
@@ -292,7 +315,7 @@ class Speculator:
                 else:
                     made = drafter.propose(items, budgets, self._noise)
                 check_draft(made, budgets, self._vocab_size)
-                self.spent[name] = time.perf_counter() - begin
+                self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
                 return made
             except BaseException as error:
                 self._switch_off(name, error)
