@@ -153,10 +153,10 @@ class OutputProcessor:
         return self._words[id]
 
     @cached_property
-    def special_tokens(self) -> frozenset[str]:
-        """The texts of the tokenizer's special tokens."""
-        added = self.tokenizer.get_added_tokens_decoder().values() if self.tokenizer else ()
-        return frozenset(token.content for token in added if token.special)
+    def special_tokens(self) -> dict[str, int]:
+        """The texts of the tokenizer's special tokens, and their ids."""
+        added = self.tokenizer.get_added_tokens_decoder().items() if self.tokenizer else ()
+        return {token.content: id for id, token in added if token.special}
 
     def words(self, logprobs: Logprobs) -> Logprobs:
         """Return log probabilities with the text of each token."""
