@@ -195,9 +195,9 @@ class OutputProcessor:
         return self.tokenizer.get_added_tokens_decoder() if self.tokenizer else {}
 
     @cached_property
-    def special_tokens(self) -> frozenset[str]:
-        """The texts of the tokenizer's special tokens."""
-        return frozenset(token.content for token in self._added.values() if token.special)
+    def special_tokens(self) -> dict[str, int]:
+        """The texts of the tokenizer's special tokens, and their ids."""
+        return {token.content: id for id, token in self._added.items() if token.special}
 
     def words(self, logprobs: Logprobs) -> Logprobs:
         """Return log probabilities with the text of each token."""

@@ -18,6 +18,7 @@ from outrider.async_llm import AsyncLLM
 from outrider.engine.messages import Ready
 from outrider.engine.switch import SpeculationState
 from outrider.outputs import RequestState
+from outrider.params import StructuredOutputsParams
 from outrider.server.app import create_app
 from outrider.server.errors import Refusal
 from outrider.server.fields import IGNORED, Unless
@@ -180,11 +181,26 @@ def test_names_of_the_template_call_are_not_the_clients(front: TestClient) -> No
 def test_options_of_structured_outputs_are_not_dropped(front: TestClient) -> None:
     others: list[Any] = [
         {"whitespace_pattern": " "}, {"disable_any_whitespace": True}, {"json": {}},
-        {"structural_tag": "x"}, {"disable_additional_properties": True},
+        {"structural_tag": "x"}, {"disable_additional_properties": "some"},
     ]  # fmt: skip
     for more in others:
         body = PLAIN[CHATS] | {"structured_outputs": {"json_object": True, **more}}
         check_error(front.post(CHATS, json=body), "structured_outputs")
+
+
+@pytest.mark.parametrize(("said", "open_"), [(True, False), (None, False), (False, True)])
+def test_who_says_so_gets_open_objects(said: bool | None, open_: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {}}}
+    strict = None if said is None else not open_
+    for more in (
+        {"structured_outputs": {"json": schema, "disable_additional_properties": said}},
+        {"response_format": {"type": "json_schema",
+                             "json_schema": {"name": "x", "schema": schema, "strict": strict}}},
+    ):  # fmt: skip
+        params = ChatRequest.model_validate(PLAIN[CHATS] | more).sampling(9, {})
+        form = params.structured_outputs
+        assert isinstance(form, StructuredOutputsParams)
+        assert form.disable_additional_properties is not open_
 
 
 def test_a_template_error_is_short_and_valid_text(front: TestClient) -> None:

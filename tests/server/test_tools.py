@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from outrider import SamplingParams
 from outrider.pocket import PATH
+from outrider.sampling.grammar import Grammars
 from outrider.server.protocol import ChatRequest
-from outrider.server.tools import choice_of, constraint, read
+from outrider.server.tools import choice_of, constraint, read, reason_of
 from outrider.text.calls import Form, form_of
 
 CITY = {
@@ -56,6 +59,25 @@ def test_calls_are_read_the_same_streamed_or_whole(form: Form, choice: str, text
     assert told == [call.arguments for call in calls]
 
 
+@pytest.mark.parametrize(("form", "choice", "text"), ALL)
+def test_a_call_that_was_cut_is_no_reason_to_call(form: Form, choice: str, text: str) -> None:
+    for end in range(len(text) + 1):
+        calls = read(text[:end], choice, form, True)[1]
+        whole = bool(calls) and all(_is_object(call.arguments) for call in calls)
+        assert reason_of("stop", calls, choice) == ("tool_calls" if whole else "stop"), text[:end]
+        assert reason_of("length", calls, choice) == "length"
+        assert reason_of(None, calls, choice) is None
+    assert whole
+    assert reason_of("stop", read("{}", "=weather", form, True)[1], "=weather") == "stop"
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
 @pytest.mark.parametrize("text", ["plain", "a < b", "tail <tool_ca", " {x}", "<|python", ""])
 @pytest.mark.parametrize("form", ["hermes", "llama3"])
 def test_text_that_is_no_call_stays_text(text: str, form: Form) -> None:
@@ -75,6 +97,108 @@ def test_a_named_tool_is_all_arguments() -> None:
     assert found["json"]["properties"] == CITY["properties"]
 
 
+def asked(parameters: Any, choice: str = "required", **more: Any) -> str:
+    """The form's text for a tool with such parameters."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+    messages = [{"role": "user", "content": "x"}]
+    found = ChatRequest.model_validate(
+        {"messages": messages, "tools": [tool], "tool_choice": choice}
+    )
+    made = constraint(found, choice_of(found), "hermes", ())
+    assert made is not None
+    return str(made["grammar"])
+
+
+def arguments_fit(parameters: Any, arguments: str, **more: Any) -> bool:
+    tokenizer = Tokenizer.from_file(str(Path(PATH) / "tokenizer.json"))
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), frozenset([0]))
+    params = SamplingParams(structured_outputs={"grammar": asked(parameters, **more)})
+    grammar = grammars.compile(params)
+    assert grammar is not None
+    text = f'[{{"name": "f", "arguments": {arguments}}}]'
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return grammar.accepts(ids) == len(ids)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        None, {}, {"type": "object"}, {"type": "object", "properties": {}}, {"properties": {}},
+        {"type": "object", "properties": {}, "required": [], "additionalProperties": False},
+        {"title": "Nothing", "description": "none", "properties": None, "$defs": {"A": CITY}},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("strict", [None, True, False])
+def test_a_tool_without_parameters_has_none(parameters: Any, strict: bool | None) -> None:
+    assert arguments_fit(parameters, "{}", strict=strict)
+    assert not arguments_fit(parameters, '{"a": 1}', strict=strict)
+
+
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def test_tools_have_the_keys_that_they_name() -> None:
+    for strict in (None, True):
+        assert arguments_fit(OPEN, '{"a": 1}', strict=strict)
+        assert not arguments_fit(OPEN, '{"a": 1, "c": 2}', strict=strict)
+    assert arguments_fit(OPEN, '{"a": 1, "c": 2}', strict=False)
+    assert not arguments_fit(OPEN, '{"a": "x"}', strict=False)
+    for anything in (True, {}, {"type": "integer"}):
+        assert arguments_fit({"type": "object", "additionalProperties": anything}, '{"c": 2}')
+    assert not arguments_fit({"properties": {"a": {}}}, "[1]")  # arguments are an object
+
+
+def marked(special: bool) -> Tokenizer:
+    """A tokenizer whose <tool_call>, <think> and </tool_call> are tokens."""
+    letters = [*map(chr, range(33, 127)), "Ġ", "Ċ"]
+    tokenizer = Tokenizer(
+        models.BPE({c: i + 1 for i, c in enumerate(letters)} | {"<|end|>": 0}, [])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    own = [AddedToken(t, special=special) for t in ("<think>", "<tool_call>", "</tool_call>")]
+    tokenizer.add_tokens(
+        [*own, AddedToken("<|end|>", special=True), AddedToken("[INST]", special=True)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("form", ["hermes", "llama3"])
+def test_free_text_has_every_token_of_the_model(form: Form, special: bool) -> None:
+    tokenizer = marked(special)
+    added = {t.content: i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
+    others = [id for token, id in added.items() if id and "tool_call" not in token]
+    found = constraint(body("auto"), "auto", form, added, others)
+    size = tokenizer.get_vocab_size()
+    grammar = Grammars(tokenizer, size, frozenset([0])).compile(
+        SamplingParams(structured_outputs=found)
+    )
+    assert grammar is not None
+    written = f"<think>so {{}}[INST]\n</tool_call>, <think>{ROME if form == 'hermes' else ''}"
+    ids = tokenizer.encode(written, add_special_tokens=False).ids
+    allowed = [id for id in ids if not (special and id == tokenizer.token_to_id("</tool_call>"))]
+    assert grammar.accepts(allowed) == len(allowed)
+    if form == "hermes":
+        call = tokenizer.encode(f"<tool_call>\n{ROME}\n</tool_call>", add_special_tokens=False).ids
+        assert tokenizer.token_to_id("<tool_call>") == call[0]
+        begun = [*allowed, call[0], tokenizer.token_to_id("h")]
+        assert grammar.accepts(begun) == len(begun) - 1
+        assert grammar.accepts([*allowed, *call, *call, ids[0]]) == len(allowed) + 2 * len(call) + 1
+        spelled = [tokenizer.token_to_id(c) for c in "<tool_call>"]
+        assert grammar.accepts([*spelled, *call[1:]]) == len(spelled) + len(call) - 1
+        assert grammar.accepts([*spelled, tokenizer.token_to_id("h")]) == len(spelled)
+    else:
+        brace, letter = map(tokenizer.token_to_id, "{x")
+        assert grammar.accepts([brace, letter]) == 1  # a text may not look like a call
+        assert not special or grammar.accepts([ids[0], brace]) == 1
+    (mask,) = grammar.masks([[]])
+    assert isinstance(mask, np.ndarray)
+    kept = {i for i in range(size) if mask[i // 8] >> i % 8 & 1}
+    missing = {tokenizer.id_to_token(i) for i in set(range(size)) - kept}
+    assert missing <= {"</tool_call>", "<tool_call>" if form == "llama3" else ""}
+
+
 def matcher(form: Form, choice: str, **more: Any) -> tuple[LLMatcher, Tokenizer]:
     tokenizer = Tokenizer.from_file(str(Path(PATH) / "tokenizer.json"))
     found = constraint(body(choice, **more), choice, form, ())
@@ -88,10 +212,13 @@ def matcher(form: Form, choice: str, **more: Any) -> tuple[LLMatcher, Tokenizer]
 GOOD = [
     *ALL, ("hermes", "auto", "no call {at} all <b>"), ("llama3", "auto", "no call {at} all <b>"),
     ("hermes", "auto", ""), ("llama3", "auto", ""), ("hermes", "auto", f"{HERMES} and so on"),
-    ("hermes", "auto", '<tool_call>{"name":"time","arguments":{"any":[1, 2]}}</tool_call>'),
+    ("hermes", "auto", '<tool_call>{"name":"time","arguments":{}}</tool_call>'),
+    ("hermes", "auto", '<tool_call>\n{\n  "name": "time",\n  "arguments": { }\n}\n</tool_call>'),
 ]  # fmt: skip
 WRONG: list[tuple[Form, str, str]] = [
     ("hermes", "auto", '<tool_call>{"name": "rain"'),
+    ("hermes", "auto", '<tool_call>{"name":"time","arguments":{"any":[1, 2]}}</tool_call>'),
+    ("hermes", "auto", '<tool_call>   {"name":"time","arguments":{}}</tool_call>'),
     ("hermes", "auto", '<tool_call>{"name": "weather", "arguments": {"city": "Paris"'),
     ("hermes", "auto", "<tool_call> hello"),
     ("hermes", "auto", ROME.join(("<tool_call>", "</tool_ca"))),

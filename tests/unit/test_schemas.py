@@ -134,7 +134,7 @@ def test_values_are_no_schemas() -> None:
 LAYOUTS = [
     '{"a": 1, "b": [{"c": null}]}', '{"a":1,"b":[{"c":null}]}', '{ "a" : 1 , "b" : [ { } ] }',
     json.dumps({"a": 1, "b": [{"c": [1, {}]}]}, indent=4),
-    json.dumps({"a": 1, "b": [{"c": [1, {}]}]}, indent="\t"), '{\n\n  "a": 1\n\n}',
+    json.dumps({"a": 1, "b": [{"c": [1, {}]}]}, indent="\t"),
 ]  # fmt: skip
 ANY_PAIR = {"type": "object", "properties": {"a": {}, "b": {}}}
 
@@ -147,7 +147,7 @@ ANY_PAIR = {"type": "object", "properties": {"a": {}, "b": {}}}
 def test_blanks_are_as_people_write_them_and_bounded(form: dict[str, Any]) -> None:
     grammar = compiled(**form)
     assert [text for text in LAYOUTS if not allows(grammar, text)] == []
-    for blanks in ("  ", "\n" * 3, "\n" + " " * 33, "\t\t"):
+    for blanks in ("  ", "\n\n", "\n" + " " * 33, "\t\t"):
         assert not allows(grammar, f'{{"a":{blanks}1}}'), blanks
     rng = random.Random(1)
     for begin in ("{", '{"a"', '{"a": 1'):  # whatever blanks come, they come to an end

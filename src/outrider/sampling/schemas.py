@@ -15,8 +15,8 @@ from ..errors import RequestError
 
 Schema = Any
 """A JSON schema: a dict, or true or false."""
-BLANKS = r"( |\n{1,2}[ \t]{0,32})"
-"""Blanks between two tokens of JSON: a space, or a line break or two and the next line's indent."""
+BLANKS = r"( |\n[ \t]{0,32})"
+"""Blanks between two tokens of JSON: a space, or a line break and the next line's indent."""
 MOST_STEPS = 100_000
 """Parts of a schema that are visited and keys that are added, with references followed."""
 LONG = 16

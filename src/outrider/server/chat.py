@@ -12,7 +12,7 @@ from .api_call import ApiCall
 from .errors import Refusal
 from .protocol import ChatRequest
 from .service import Service
-from .tools import ToolCall, choice_of, constraint, read
+from .tools import MARKS, ToolCall, choice_of, constraint, read, reason_of
 
 
 class Chat(ApiCall[ChatRequest]):
@@ -52,7 +52,7 @@ class Chat(ApiCall[ChatRequest]):
             message: dict[str, Any] = {"role": "assistant", "content": shown, **nulls("message")}
             if calls:
                 message["tool_calls"] = [call.as_json() for call in calls]
-            reason = self._reason(sample.finish_reason, calls)
+            reason = reason_of(sample.finish_reason, calls, self.choice)
             begun = {"index": i, "message": message, **nulls("chat choice")}
             choices.append(self._choice(begun, sample, 0, reason))
         answer: dict[str, Any] = {
@@ -113,7 +113,7 @@ class Chat(ApiCall[ChatRequest]):
         choice: dict[str, Any] = {"index": i, "delta": delta}
         if body.return_speculation:
             choice["speculation"] = step_of(events, self.service.llm.inputs.outputs.decode)
-        return self._choice(choice, sample, start, self._reason(reason, calls))
+        return self._choice(choice, sample, start, reason_of(reason, calls, self.choice))
 
     def _constraint(self) -> dict[str, Any]:
         """Return the form that calls of tools must have, where nothing else gives one.
@@ -121,8 +121,16 @@ class Chat(ApiCall[ChatRequest]):
         Raises:
             Refusal: a call must be made, and something else gives the output a form.
         """
-        body, special = self.body, self.service.llm.inputs.outputs.special_tokens
-        form = constraint(body, self.choice, self.service.settings.tool_form, special)
+        body, inputs = self.body, self.service.llm.inputs
+        special = inputs.outputs.special_tokens
+        marks = MARKS[self.service.settings.tool_form]
+        ends = inputs.eos_token_ids
+        others = sorted(
+            id
+            for token, id in special.items()
+            if token not in marks and id not in ends and id < inputs.vocab_size
+        )
+        form = constraint(body, self.choice, self.service.settings.tool_form, special, others)
         if form is None:
             return {}
         has_another = body.form() is not None
@@ -130,8 +138,9 @@ class Chat(ApiCall[ChatRequest]):
             return {}
         if has_another:
             raise Refusal("tool_choice and a form of the output exclude each other.", "tool_choice")
-        # Openings of calls may be special tokens, and the form lets no others come.
-        return {"structured_outputs": form, "skip_special_tokens": False}
+        # Where openings of calls are special tokens, they must be read.
+        shown = {"skip_special_tokens": False} if marks & special.keys() else {}
+        return {"structured_outputs": form, **shown}
 
     def _read(self, sample: SampleState, whole: bool) -> tuple[str, list[ToolCall]]:
         return read(sample.text, self.choice, self.service.settings.tool_form, whole)
@@ -149,10 +158,6 @@ class Chat(ApiCall[ChatRequest]):
                 shown[n] = call
                 news.append({"index": n, "function": {"arguments": more}})
         return news
-
-    def _reason(self, reason: str | None, calls: list[ToolCall]) -> str | None:
-        called = calls and reason == "stop" and not self.choice.startswith("=")
-        return "tool_calls" if called else reason
 
     def _choice(
         self, choice: dict[str, Any], sample: SampleState, start: int, reason: str | None

@@ -111,7 +111,7 @@ class StructuredOutputs(Wire):
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: Annotated[Any, Unless((False,), BLANKS)] = None
-    disable_additional_properties: Annotated[Any, Unless((False,))] = None
+    disable_additional_properties: bool | None = None
     whitespace_pattern: Annotated[Any, Unless((), BLANKS)] = None
     structural_tag: Annotated[Any, Unless()] = None
 
@@ -243,6 +243,9 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
             raise Refusal(
                 f"{' and '.join(forms)} ask for forms that differ; give one of them.", [*forms][-1]
             )
+        strict = shape.json_schema.strict if shape and shape.json_schema else None
+        if forms and False in (strict, guided and guided.disable_additional_properties):
+            return {**next(iter(forms.values())), "disable_additional_properties": False}
         return next(iter(forms.values()), None)
 
     def sampling(
@@ -341,12 +344,13 @@ class CompletionRequest(Generation, NotInCompletions):  # type: ignore[misc]
 
 
 class Function(Wire):
-    """A function that the model may call; the chat template gets further fields, as ``strict``."""
+    """A function that the model may call; the chat template gets further fields."""
 
     model_config = ConfigDict(extra="allow")
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(Wire):

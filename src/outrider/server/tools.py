@@ -15,27 +15,34 @@ from typing import Any
 
 from ..errors import shown
 from ..params import LARGEST_GRAMMAR
+from ..sampling.schemas import BLANKS, opened
 from ..text.calls import CLOSING, OPENING, PYTHON_TAG, Form
 from ..text.stop import longest_start
 from .errors import Refusal
 from .protocol import ChatRequest, NamedTool, Tool
 from .shapes import check_schema
 
+MARKS: dict[Form, set[str]] = {"hermes": {OPENING, CLOSING}, "llama3": {PYTHON_TAG}}
+"""What marks calls, often special tokens."""
 HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 """The text before the arguments of a call."""
 PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
 """Strings, which may hold brackets, and brackets."""
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
-BLANKS: dict[str, Any] = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,2}"}}
-"""Arguments are read by programs: models may not go on with blanks."""
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": False}
+SAY_NOTHING = ("type", "$schema", "$defs", "definitions", "title", "description")
+"""Keywords of a schema that name no argument."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model writes; ``arguments`` is JSON, as far as it has come."""
+    """A call that the model writes; ``arguments`` is JSON, as far as it has come.
+
+    ``whole`` is False for one whose arguments have not ended.
+    """
 
     name: str
     arguments: str
+    whole: bool = field(default=True, compare=False)
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -81,12 +88,21 @@ def choice_of(body: ChatRequest) -> str:
 
 
 def constraint(
-    body: ChatRequest, choice: str, form: Form, special: Container[str]
+    body: ChatRequest,
+    choice: str,
+    form: Form,
+    special: Container[str],
+    others: Sequence[int] = (),
 ) -> dict[str, Any] | None:
     """Return the form of the output for ``StructuredOutputsParams``, None for any.
 
-    A named tool's output is its arguments, "required" a list of calls, "auto" free text and calls
-    in the model's form. ``special`` has the texts of the model's special tokens.
+    A named tool's output is its arguments, "required" a list of calls, "auto" calls in the model's
+    form and free text, in which every token may come.
+
+    Args:
+        body, choice, form: the call, its ``choice_of`` and the model's ``form_of``.
+        special: texts of the model's special tokens.
+        others: ids of those that neither mark calls nor end a text.
     """
     tools = body.tools or []
     if choice.startswith("="):
@@ -95,30 +111,35 @@ def constraint(
     if choice == "none":
         return None
     several = body.parallel_tool_calls
+    mark = f"<[{','.join(map(str, others))}]>" if others else ""
     if choice == "required":
         more = '(W "," W call)*' if several else ""
-        start = f'"[" W call {more} W "]"'
+        rules = [f'start: "[" W call {more} W "]"']
     elif form == "llama3":
         tag = f"{PYTHON_TAG}? " if PYTHON_TAG in special else ""
         more = '(W ";" W call)*' if several else ""
-        start = f"FREE | {tag}W call {more} W"
+        lead, rest = (f"(B? {mark})*", f"({mark} TEXT)*") if mark else ("", "")
+        rules = [f"start: {lead} (FREE {rest})? | {tag}W call {more} W"]
     else:
-        opening = OPENING if OPENING in special else "opening"
-        closing = CLOSING if CLOSING in special else f'"{CLOSING}"'
-        begin = "TEXT " if OPENING in special else ""
-        one = f"{begin}{opening} W call W {closing}"
-        start = f"({one})* TEXT" if several else f"{one} W | TEXT"
-    return {"grammar": _grammar(start, tools, "parameters" if form == "llama3" else "arguments")}
+        before = f"(TEXT {mark})*" if mark else ""
+        rules = [
+            f"start: call_in_text{'*' if several else ' W |'} {before} TEXT",
+            "call_in_text: opening W call W closing",
+            f"opening: {before} spelled" + f" | {before} TEXT {OPENING}" * (OPENING in special),
+            f"spelled[lazy]: TEXT {json.dumps(OPENING)}",
+            f"closing: {json.dumps(CLOSING)}" + f" | {CLOSING}" * (CLOSING in special),
+        ]
+    return {"grammar": _grammar(rules, tools, "parameters" if form == "llama3" else "arguments")}
 
 
-def _grammar(start: str, tools: Sequence[Tool], key: str) -> str:
+def _grammar(rules: list[str], tools: Sequence[Tool], key: str) -> str:
     """Return a grammar in llguidance's dialect of Lark, with each schema a document of its own."""
     rules = [
-        f"start: {start}",
+        *rules,
         r"TEXT: /(.|\n)*/",
-        r"FREE: /([ \n\t]*[^{ \n\t](.|\n)*)?/",
-        f"opening[lazy]: TEXT {json.dumps(OPENING)}",
-        r"W: /[ \n]{0,2}/",
+        r"FREE: /[ \n\t]*[^{ \n\t](.|\n)*/",
+        r"B: /[ \n\t]+/",
+        f"W: /{BLANKS}?/",
         "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
     ]
     for i, tool in enumerate(tools):
@@ -130,7 +151,13 @@ def _grammar(start: str, tools: Sequence[Tool], key: str) -> str:
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    return (tool.function.parameters or ANY_OBJECT) | BLANKS
+    """Return the schema of a tool's arguments; a tool that names none has none."""
+    given = tool.function.parameters or {}
+    said = {keyword: value for keyword, value in given.items() if keyword not in SAY_NOTHING}
+    if said.get("additionalProperties", False) is False and not any(said.values()):
+        return NO_ARGUMENTS
+    schema = {"type": "object", **given}
+    return opened(schema) if tool.function.strict is False else schema
 
 
 def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[ToolCall]]:
@@ -154,17 +181,24 @@ def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[Too
     return ("" if held else text), []
 
 
+def reason_of(reason: str | None, calls: Sequence[ToolCall], choice: str) -> str | None:
+    """Return why an output ended, as clients see it: for its calls, if no one of them was cut."""
+    whole = bool(calls) and all(call.whole for call in calls)
+    return "tool_calls" if whole and reason == "stop" and not choice.startswith("=") else reason
+
+
 def _calls(text: str) -> list[ToolCall]:
     """Return every call in a text, the last one as far as it has come."""
     calls, at = [], 0
     while head := HEAD.search(text, at):
-        at = _end(text, head.end())
-        calls.append(ToolCall(head[1], text[head.end() : at]))
+        end = _end(text, head.end())
+        at = len(text) if end is None else end
+        calls.append(ToolCall(head[1], text[head.end() : at], end is not None))
     return calls
 
 
-def _end(text: str, start: int) -> int:
-    """Return where the JSON object that begins at ``start`` ends, or the text."""
+def _end(text: str, start: int) -> int | None:
+    """Return where the JSON object that begins at ``start`` ends, None if it does not."""
     depth = 0
     for part in PARTS.finditer(text, start):
         depth += part[0] in "{["
@@ -172,4 +206,4 @@ def _end(text: str, start: int) -> int:
             depth -= 1
             if depth == 0:
                 return part.end()
-    return len(text)
+    return None
