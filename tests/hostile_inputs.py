@@ -73,7 +73,8 @@ def _spots(tree: Any, at: Spot = ()) -> list[Spot]:
 def _changed(tree: Any, changes: Sequence[tuple[Spot, Any, str | None]]) -> Any:
     """Return a copy whose spots hold other values, are gone, or have a sibling of another name."""
     tree = copy.deepcopy(tree)
-    for spot, value, name in changes:
+    for spot, drawn, name in changes:
+        value = drawn if drawn is GONE else copy.deepcopy(drawn)
         if not spot:
             tree = value if value is not GONE else {}
             continue

@@ -392,3 +392,10 @@ def test_a_last_message_with_a_call_goes_on(codec: TextCodec) -> None:
     text = said(codec, CHATML, talk, tools=TOOLS, add_generation_prompt=False,
                 continue_final_message=True)  # fmt: skip
     assert text.endswith("<|user|>Add.<|end|><|assistant|>I ad")
+
+
+def test_a_template_of_a_mebibyte_is_not_compiled() -> None:
+    began = time.process_time()
+    with pytest.raises(RequestError, match="it has more than 131072 characters"):
+        render("{% set x = 1 %}" * 70_000, [{"role": "user", "content": "a"}])
+    assert time.process_time() - began < 2

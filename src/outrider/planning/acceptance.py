@@ -356,5 +356,6 @@ def parse_acceptance(text: str, drafter: str | None = None) -> Acceptance:
         ) from None
     if len(positions) == 1:
         _checked(positions[0], "acceptance")
-        raise ConfigError(f"acceptance {text} has no K; give the draft length too: {text}@5.")
+        given = printable(text, 50)
+        raise ConfigError(f"acceptance {given} has no K; give the draft length too: {given}@5.")
     return of_positions(positions)

@@ -27,6 +27,8 @@ STEPS = 1_000_000
 """Iterations, calls and operations of one rendering."""
 LONGEST_TEXT = 1 << 24
 """Characters of any text that a template makes, the prompt included."""
+LONGEST_TEMPLATE = 1 << 17
+"""Characters of a template; jinja2 takes a minute to read a MiB."""
 WIDEST = 64
 """The largest width, indent or count as an argument of ``PADDING``."""
 PADDING = frozenset(
@@ -208,6 +210,8 @@ def _tojson(
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> Template:
+    if len(template) > LONGEST_TEMPLATE:
+        raise TemplateError(f"it has more than {LONGEST_TEMPLATE} characters")
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
