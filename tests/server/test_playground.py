@@ -302,6 +302,7 @@ def test_escape_stops(page) -> None:
 
 
 def test_it_fits_a_phone_and_needs_nothing_from_elsewhere(page, server) -> None:
+    page.get_log("browser")  # reading empties it of what other tests left
     page.set_window_size(360, 740)
     at(page, "#run").click()
     until(page, lambda: "tokens in" in at(page, "#message").text)
