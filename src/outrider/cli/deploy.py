@@ -70,7 +70,6 @@ def render(
     output: Output = None,
 ) -> None:
     """Write an engine's command, its config, a compose file or kustomize manifests."""
-    from ..deploy import advised
     from ..deploy import spec as specs
     from ..deploy.capabilities import find
     from ..deploy.render import render as rendered
@@ -86,6 +85,8 @@ def render(
         "limits": {"max_model_len": max_model_len},
     }
     if given is not None:
+        from ..deploy import advised  # it brings numpy
+
         specs.parse(_merged({"target": {"model": "the advice's"}}, document), _source(spec))
         document = _merged(
             advised.document_of(given, flags["engine"], flags["engine_version"]), document
@@ -98,6 +99,8 @@ def render(
     notes: list[str] = []
     parsed = specs.parse(document, _source(spec))
     if given is not None:
+        from ..deploy import advised
+
         known = find(parsed.engine, parsed.engine_version)
         advised.check_names(document, given, known)
         notes = advised.notes_of(document, given, known)
@@ -162,12 +165,14 @@ def _advice(spec: Path | None, advice: Path | None) -> tuple[Advice | None, bool
     Raises:
         ConfigError: there are two, or it is damaged.
     """
-    from ..deploy.advised import is_advice
-    from ..planning import load_advice, read_advice
-
     text = read_text(spec, str(spec)) if spec else ""
-    if not is_advice(text):
-        return load_advice(advice) if advice else None, True
+    own = not text.lstrip().startswith("{")  # an object of JSON, which a spec never is
+    if own and advice is None:
+        return None, True
+    from ..planning import load_advice, read_advice  # they bring numpy
+
+    if own and advice is not None:
+        return load_advice(advice), True
     if advice is not None:
         raise ConfigError(f"{spec} is an advice, and --advice names another; give one.")
     return read_advice(text, str(spec)), False

@@ -19,11 +19,6 @@ FLOATS = {"fp32": "float32", "bf16": "bfloat16"}
 """Dtypes of an advice that are no quantization, and their names in a spec."""
 
 
-def is_advice(text: str) -> bool:
-    """Return whether a text is a JSON object, which a spec never is."""
-    return text.lstrip().startswith("{")
-
-
 def document_of(advice: Advice, engine: str | None, version: str | None) -> dict[str, Any]:
     """Return the document of a spec that follows an advice.
 
