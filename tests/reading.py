@@ -233,8 +233,8 @@ HEADS = [
 ]  # fmt: skip
 
 
-def read_heads() -> Any:
-    listener = socket.create_server(("127.0.0.1", 0))
+def answering(listener: socket.socket) -> list[bytes]:
+    """Answer every connection with the one item of the list that is returned."""
     said: list[bytes] = [b""]
 
     def serve() -> None:
@@ -245,6 +245,12 @@ def read_heads() -> Any:
                 link.sendall(said[0])
 
     threading.Thread(target=serve, daemon=True).start()
+    return said
+
+
+def read_heads() -> Any:
+    listener = socket.create_server(("127.0.0.1", 0))
+    said = answering(listener)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     heads = st.sampled_from(HEADS)
 
@@ -319,16 +325,7 @@ def read_haproxy() -> Any:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
-    said: list[bytes] = [b""]
-
-    def serve() -> None:
-        while True:
-            link, _ = listener.accept()
-            with link, suppress(OSError):
-                link.recv(65536)
-                link.sendall(said[0])
-
-    threading.Thread(target=serve, daemon=True).start()
+    said = answering(listener)
     switch = HAProxy(policy.Traffic("haproxy", f"unix:{path}", "b", "e", "s"))
     good = st.just(b"100 (initial 100)\n")
 

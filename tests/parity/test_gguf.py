@@ -424,18 +424,23 @@ def pieces() -> tuple[Tokenizer, list[str]]:
     return tokenizer, sorted(vocab, key=vocab.__getitem__)
 
 
+def add_pieces(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
+    """Write SentencePiece tokens: three control tokens, 256 bytes, then pieces by their rank."""
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0 if i < 259 else 259.0 - i for i in range(len(tokens))])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
 def test_sentencepiece_tokens_are_the_sources(tmp_path: Path) -> None:
     source, tokens = pieces()
 
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
-        writer.add_token_list(tokens)
-        writer.add_token_scores([0.0 if i < 259 else 259.0 - i for i in range(len(tokens))])
-        writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
-        writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
-        writer.add_unk_token_id(0)
+        add_pieces(writer, tokens)
 
     path = empty(tmp_path / "a.gguf", fill)
     texts = [*TEXTS, "the quick brown fox, the  lazy dogs", "hi</s>the fox", "▁x"]
@@ -451,12 +456,7 @@ def test_sentencepiece_tokens_are_forged_by_no_text(tmp_path: Path) -> None:
 
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")
-        writer.add_token_list(tokens)
-        writer.add_token_scores([0.0 if i < 259 else 259.0 - i for i in range(len(tokens))])
-        writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
-        writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
-        writer.add_unk_token_id(0)
+        add_pieces(writer, tokens)
 
     codec = TextCodec(empty(tmp_path / "a.gguf", fill), specials=False)
     assert codec.encode("the quick fox") == [1, *source.encode("the quick fox").ids]

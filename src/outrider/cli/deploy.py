@@ -168,14 +168,14 @@ def _advice(spec: Path | None, advice: Path | None) -> tuple[Advice | None, bool
     text = read_text(spec, str(spec)) if spec else ""
     own = not text.lstrip().startswith("{")  # an object of JSON, which a spec never is
     if own and advice is None:
-        return None, True
-    from ..planning import load_advice, read_advice  # they bring numpy
+        return None, True  # planning, which brings numpy, is not needed
+    from ..planning import load_advice, read_advice
 
-    if own and advice is not None:
-        return load_advice(advice), True
-    if advice is not None:
+    if advice is None:
+        return read_advice(text, str(spec)), False
+    if not own:
         raise ConfigError(f"{spec} is an advice, and --advice names another; give one.")
-    return read_advice(text, str(spec)), False
+    return load_advice(advice), True
 
 
 def _source(spec: Path | None) -> str:
