@@ -31,7 +31,7 @@ from outrider.config import PRESETS
 from outrider.errors import ConfigError, OutriderError
 from outrider.llm import LLM
 from outrider.models.families import read_config, read_shape
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 from outrider.types import SamplingParams
 
 from .common import Length, Rounds, Tokens, measured, ratio, table
@@ -74,7 +74,7 @@ def cut_prompts(pair: Pair, text: Path | None, length: int, count: int) -> list[
         written = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise ConfigError(f"--text {text} cannot be read as UTF-8 text.") from None
-    ids = TextCodec(pair.target).backend.encode(written, add_special_tokens=False).ids
+    ids = read_codec(pair.target).backend.encode(written, add_special_tokens=False).ids
     spare = len(ids) - length
     if spare < 0:
         raise ConfigError(

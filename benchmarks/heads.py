@@ -96,8 +96,8 @@ def first_token(head: Path, rounds: int = 41) -> dict[str, Any]:
     cells = {}
     for name, drafter in (("head", str(head)), ("none", "none")):
         llm = LLM(TARGET, drafter, max_num_seqs=1, enable_prefix_caching=False)
-        assert llm.inputs.backend is not None
-        prompt = (llm.inputs.backend.encode(texts).ids * 8)[:PROMPT]
+        assert llm.inputs.outputs.tokenizer is not None
+        prompt = (llm.inputs.outputs.tokenizer.encode(texts).ids * 8)[:PROMPT]
         cells[name] = partial(lambda llm, ids, _: run_all(llm, [ids], [params]).ttft, llm, prompt)
     found = measured(cells, rounds)
     milliseconds = {name: 1e3 * median(each) for name, each in found.items()}

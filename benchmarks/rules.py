@@ -16,8 +16,8 @@ import typer
 from outrider.bench.machine import machine
 from outrider.cli.common import numbers
 from outrider.engine.build import build_engine
+from outrider.engine.checkpoint import Checkpoint
 from outrider.errors import ConfigError
-from outrider.input_processor import InputProcessor
 from outrider.llm import LLM
 from outrider.sampling.acceptance import AcceptanceRule
 from outrider.sampling.pipeline import StepLogits
@@ -88,7 +88,7 @@ class Recorder:
 
 
 def measure(
-    inputs: InputProcessor,
+    checkpoint: Checkpoint,
     rule: AcceptanceRule,
     prompts: Sequence[str | Sequence[int]],
     temperature: float,
@@ -98,13 +98,15 @@ def measure(
     """Decode every prompt in a new engine; return it, and the ``first_bounds`` of every draft.
 
     Args:
-        inputs: the pair, whose drafter is a model.
+        checkpoint: the pair, whose drafter is a model.
         tokens: output tokens of each prompt.
         seed: of the first prompt, the next one's is one more.
     """
     recorder = Recorder(rule)
-    engine = build_engine(inputs.folder, inputs.spec, inputs.config, inputs.backend, rule=recorder)
-    llm = LLM.from_engine(inputs, engine)
+    engine = build_engine(
+        checkpoint.folder, checkpoint.spec, checkpoint.config, checkpoint.tokenizer, rule=recorder
+    )
+    llm = LLM.from_engine(checkpoint, engine)
     params = [
         SamplingParams(temperature=temperature, seed=seed + i, max_tokens=tokens, ignore_eos=True)
         for i in range(len(prompts))
@@ -123,13 +125,13 @@ def main(
     seed: Seed = 0,
 ) -> None:
     """Measure what each rule accepts, beside the bounds of theory, as a Markdown table."""
-    inputs = InputProcessor(model, drafter, {"num_speculative_tokens": num_speculative_tokens})
-    if inputs.spec.name != "model":
+    checkpoint = Checkpoint(model, drafter, {"num_speculative_tokens": num_speculative_tokens})
+    if checkpoint.spec.name != "model":
         raise ConfigError("the rules differ by the drafter's law; give a drafter that is a model.")
     texts, rows = read_prompts(prompts), []
     for temperature in numbers(temperatures, float, "--temperatures"):
         for name in RULES:
-            llm, bounds = measure(inputs, make_rule(name), texts, temperature, tokens, seed)
+            llm, bounds = measure(checkpoint, make_rule(name), texts, temperature, tokens, seed)
             counts = llm.engine.counts
             rows.append([
                 f"{temperature:g}", name, f"{counts.acceptance_rate or 0.0:.3f}",

@@ -73,10 +73,10 @@ def generation_config(folder: Path) -> Made:
 
 def tokenized(folder: Path) -> None:
     """Read a checkpoint's tokenizer, and use it."""
-    from outrider.text.codec import TextCodec
+    from outrider.text.read import read_codec
 
-    codec = TextCodec(folder)
-    codec.tokenizer.decode(codec.encode("def greet(name):\n    return 1"))
+    codec = read_codec(folder)
+    codec.backend.decode(codec.encode("def greet(name):\n    return 1"))
     codec.chat([{"role": "user", "content": "hello"}])
 
 

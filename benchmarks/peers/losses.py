@@ -23,7 +23,7 @@ from outrider.config import Recipe
 from outrider.errors import OutriderError
 from outrider.llm import LLM
 from outrider.models.export import bits_per_weight
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 
 from .. import install
 from ..common import table
@@ -119,7 +119,7 @@ def main(
     recipes = {name: Recipe.parse(name) for name in quantization.split(",")}
     engines = known.peers()
     asked = chosen(peers, tuple(READERS), "--peers")
-    text = cut(pocket.held_out(), TextCodec(pocket.PATH), WINDOW, windows)
+    text = cut(pocket.held_out(), read_codec(pocket.PATH), WINDOW, windows)
     losses: dict[tuple[str, str], list[float]] = {}
     bits: dict[tuple[str, str], float] = {}
     exact = our_losses(text, None)

@@ -22,7 +22,7 @@ from outrider.drafters.registry import sibling
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.models.families import find_folder, read_config
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 from outrider.types import SamplingParams
 
 from ..install import home, say
@@ -244,6 +244,6 @@ def find_pair(which: str, count: int | None = None) -> Pair:
         return Pair(which, recipe.folder, recipe.folder / "drafter", prompts, count or 2, agreement)
     folder = find_folder(pocket.PATH if which == "pocket" else which)
     read_config(folder)  # says best what is wrong with a folder that holds no model
-    codec = TextCodec(folder)
+    codec = read_codec(folder)
     prompts = [codec.encode(prompt) for prompt in pocket.prompts()]
     return Pair(which, folder, sibling(folder), prompts, count or 4)

@@ -15,12 +15,12 @@ from outrider.bench.offline import recorded_answers
 from outrider.bench.replay import Replay
 from outrider.bench.workload import CODE, Workload, load_workload
 from outrider.engine.build import build_engine, load_target
+from outrider.engine.checkpoint import Checkpoint
 from outrider.errors import ConfigError
-from outrider.input_processor import InputProcessor
 from outrider.llm import LLM
 from outrider.models.base import Model
 from outrider.params import StructuredOutputsParams
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 from outrider.types import SamplingParams
 
 WORKLOADS = (CODE, "edit", "prose", "json")
@@ -109,7 +109,7 @@ class Source:
     def __init__(self, name: str, pair: Pair) -> None:
         self._pair = pair
         self._code = name == CODE
-        codec = TextCodec(pocket.PATH)
+        codec = read_codec(pocket.PATH)
         workload = (
             Workload.of_prompts(name, pocket.prompts()) if self._code else load_workload(name)
         )
@@ -146,13 +146,13 @@ class Source:
         return self._replay.open(drafter, **options)
 
     def _pocket(self, drafter: str, options: Mapping[str, Any]) -> LLM:
-        inputs = InputProcessor(pocket.PATH, drafter, options)
+        found = Checkpoint(pocket.PATH, drafter, options)
         if self._model is None:
-            self._model = load_target(inputs.folder, inputs.config, inputs.model_config)
+            self._model = load_target(found.folder, found.config, found.model_config)
         engine = build_engine(
-            inputs.folder, inputs.spec, inputs.config, inputs.backend, model=self._model
+            found.folder, found.spec, found.config, found.tokenizer, model=self._model
         )
-        return LLM.from_engine(inputs, engine)
+        return LLM.from_engine(found, engine)
 
     def asked(self, cell: Cell, number: int) -> list[tuple[list[int], SamplingParams]]:
         """Return the prompts and parameters of a cell in round ``number``, seeds and all.

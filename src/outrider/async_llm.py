@@ -7,32 +7,35 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .config import POCKET, EngineOptions
 from .engine.deaths import Deaths
+from .engine.given import given
 from .engine.messages import (
     Abort,
     Beat,
     Beliefs,
     Gauges,
     Left,
-    Logged,
     Message,
     Ready,
     Stepped,
     WorkerSpec,
 )  # fmt: skip
+from .engine.post import Post, end_of
 from .engine.process import UNGUARDED, WorkerProcess, unguarded
 from .engine.pulse import Watch
 from .engine.suspects import Suspects, fingerprint
 from .engine.switch import SpeculationState, check_choice
 from .errors import GenerationError, OutriderError, RequestError, WorkerError
 from .input_processor import InputProcessor, Prompt
-from .models.families import Folder
 from .outputs import RequestOutput, RequestState
-from .types import Event, SamplingParams, Speculation, grouped_by
+from .types import Event, Folder, SamplingParams, Speculation, grouped_by
 from .vllm_names import of_engine_args
+
+if TYPE_CHECKING:
+    from .drafters.base import DrafterSpec
 
 logger = logging.getLogger("outrider")
 
@@ -53,6 +56,9 @@ class _Queue:
 class AsyncLLM:
     """A model behind a worker process; for one event loop.
 
+    The worker starts at once and reads the checkpoint, so that this process needs neither torch nor
+    transformers. ``start`` waits until it has loaded the weights.
+
     A worker that dies or hangs takes its requests with it (``WorkerError``) and is started again,
     until it has died three times in a minute without a request, or before it was ready. A request
     that ran alone at two deaths is refused.
@@ -70,14 +76,11 @@ class AsyncLLM:
     def __init__(
         self,
         model: Folder = POCKET,
-        drafter: Folder | None = "auto",
+        drafter: Folder | DrafterSpec | None = "auto",
         **options: Unpack[EngineOptions],
     ) -> None:
-        self.inputs = inputs = InputProcessor(model, drafter, cast(Mapping[str, Any], options))
-        self.config = inputs.config
-        self.spec = WorkerSpec(
-            inputs.folder, inputs.model_config, inputs.tokenizer, inputs.spec, inputs.config
-        )
+        self.spec = WorkerSpec(model, drafter, dict(options))
+        given(drafter, self.spec.options).config()  # refuses without a worker what it can
         self.ready: Ready | None = None
         self.gauges = Gauges()
         self.beliefs: dict[str, Any] | None = None
@@ -97,6 +100,16 @@ class AsyncLLM:
         self._watch = Watch()
         self._changed = asyncio.Event()
         self._closing = False
+        self._post = Post(self._take, self._died)
+        try:
+            self._worker = self._new_worker()
+            self.inputs = InputProcessor(self._post.facts())
+        except OSError as error:
+            raise WorkerError(f"the engine cannot be started ({error}).") from None
+        except BaseException:  # an interruption, too
+            self.shutdown()
+            raise
+        self.config = self.inputs.config
 
     @classmethod
     def from_engine_args(cls, engine_args: Any = None, **options: Any) -> AsyncLLM:
@@ -109,14 +122,14 @@ class AsyncLLM:
         return cls(**{**(args if isinstance(args, dict) else of_engine_args(args)), **options})
 
     def launch(self) -> None:
-        """Start the worker unless it was started, without waiting for it."""
+        """Watch the worker, without waiting for it."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._spawn()
+            self._post.begin(self._loop)
             self._loop.call_later(TICK_SECONDS, self._tick)
 
     async def start(self) -> Ready:
-        """Start the worker unless it runs, and wait until it has decoded something.
+        """Wait until the worker has decoded something.
 
         Raises:
             OutriderError: it cannot be loaded, died too often, or was shut down.
@@ -281,19 +294,21 @@ class AsyncLLM:
         self._end_streams("the engine was shut down")
         self._notify()
 
+    def _new_worker(self) -> WorkerProcess:
+        """Start a worker.
+
+        Raises:
+            OSError, WorkerError: it cannot be started.
+        """
+        return WorkerProcess(self.spec, self.restarts, self._post.message, self._post.end)
+
     def _spawn(self) -> None:
         """Start a worker; again later where the system cannot do it now."""
         assert self._loop is not None
         if self._closing:
             return
-        call = self._loop.call_soon_threadsafe
         try:
-            self._worker = WorkerProcess(
-                self.spec,
-                self.restarts,
-                lambda worker, message: call(self._take, worker, message),
-                lambda worker, code: call(self._died, worker, code),
-            )
+            self._worker = self._new_worker()
         except OSError as error:
             self._unstarted = f"the engine cannot be started ({error})"
             logger.error("%s; it is tried again", self._unstarted)
@@ -367,8 +382,6 @@ class AsyncLLM:
             case OutriderError():
                 self.failure = message
                 self._notify()
-            case Logged(level, text):
-                logger.log(level, "%s", text)
 
     def _observe(self, step: Stepped, events: Mapping[str, list[Event]]) -> None:
         """Call the observers with a step; log the first failure of each."""
@@ -393,8 +406,7 @@ class AsyncLLM:
         if code == UNGUARDED:
             self._fail(unguarded())
             return
-        how = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
-        how = "hung" if hung else how
+        how = "hung" if hung else end_of(code)
         logger.error("the engine %s", how)
         self._end_streams(f"the engine {how} while the request ran")
         self.suspects.died(bodies)

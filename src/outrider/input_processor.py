@@ -2,82 +2,28 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from .config import EngineConfig
-from .drafters.base import DrafterSpec
-from .drafters.heads import verifier_of
-from .drafters.ngram import NgramSpec
-from .drafters.registry import AUTO, GroupSpec, find_drafter, with_head
-from .errors import ModelError, RequestError, shown
-from .limits import LOOKUP
-from .models.families import Folder, find_folder, read_config, read_shape
-from .models.heads import read_head
+from .engine.messages import Facts
+from .errors import RequestError, shown
 from .outputs import OutputProcessor, RequestState
 from .params import DEFAULT_MAX_TOKENS
 from .sampling.seeds import fresh_seed, request_seed
-from .text.codec import Message, TextCodec, differing_entries, has_lone_surrogates, has_tokenizer
+from .text.codec import Message, has_lone_surrogates
 from .types import DEFAULT_SPECULATION, Request, SamplingParams, Speculation, check_vocabulary
-from .vllm_names import translate
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class InputProcessor:
-    """Reads a checkpoint's config and tokenizer once, and makes requests for its engine.
+    """Makes requests for the engine of a checkpoint."""
 
-    Args:
-        model, drafter, options: as ``LLM`` takes them.
-
-    Raises:
-        ConfigError: an option is wrong.
-        ModelError: the checkpoint or a tokenizer cannot be used.
-    """
-
-    def __init__(
-        self, model: Folder, drafter: Folder | DrafterSpec | None, options: Mapping[str, Any]
-    ) -> None:
-        values = translate(options)
-        drafter = values.pop("drafter", drafter)
-        values = {name: value for name, value in values.items() if value is not None}
-        sizes = {name: values.pop(name) for name in LOOKUP if name in values}
-        tokenizer = values.pop("tokenizer", None)
-        self.folder = find_folder(model)
-        head = read_head(self.folder)
-        if head is not None:
-            self.folder = verifier_of(head)
-            if head.longest is not None and drafter == AUTO:
-                values.setdefault("num_speculative_tokens", head.longest)
-        self.config = EngineConfig(**values)
-        self.model_config = read_config(self.folder)
-        shape = read_shape(self.model_config, self.folder)
-        self.vocab_size = shape.vocab_size
-        self.max_model_len = self.config.model_length(shape.context)
-        self.spec = find_drafter(drafter, self.folder)
-        if head is not None:
-            self.spec = with_head(self.spec, head)
-        lookup = NgramSpec(**sizes)  # refuses a wrong size for any drafter
-        if isinstance(self.spec, NgramSpec):
-            self.spec = lookup
-        elif isinstance(self.spec, GroupSpec):
-            members = (lookup if isinstance(m, NgramSpec) else m for m in self.spec.members)
-            self.spec = replace(self.spec, members=tuple(members))
-        self.tokenizer = self.folder if tokenizer is None else find_folder(tokenizer)
-        self.codec = (
-            TextCodec(self.tokenizer, self.config.special_tokens_in_text)
-            if has_tokenizer(self.tokenizer)
-            else None
-        )
-        if self.codec is None and tokenizer is not None:
-            raise ModelError(f"{tokenizer} has no tokenizer; give a folder with tokenizer.json.")
-        ends = shape.eos_token_ids | (self.codec.end_token_ids if self.codec else frozenset())
-        self.eos_token_ids = ends
-        self.model_config.eos_token_id = sorted(ends) or None  # the engine reads it there
-        for each in (self.spec, *self.spec.members):
-            _check_tokenizers(self.codec, each)
+    def __init__(self, facts: Facts) -> None:
+        self.folder, self.config, self.codec = facts.folder, facts.config, facts.codec
+        self.drafter = facts.drafter
+        self.vocab_size, self.max_model_len = facts.vocab_size, facts.max_model_len
+        self.eos_token_ids = facts.eos_token_ids
         self.outputs = OutputProcessor(self.codec)
-        self.backend = self.outputs.tokenizer
         self._numbers = itertools.count()
 
     def request(
@@ -198,26 +144,6 @@ class InputProcessor:
         if self.codec is None:
             raise RequestError("this model has no tokenizer, so it cannot chat.", "messages")
         return self.codec.render(messages, *options, **values)
-
-
-def _check_tokenizers(target: TextCodec | None, spec: DrafterSpec) -> None:
-    """Refuse a drafter whose token ids mean other text than the target's.
-
-    Raises:
-        ModelError: they do.
-    """
-    if spec.folder is None or spec.retokenizes or target is None:
-        return
-    if not has_tokenizer(spec.folder):
-        return
-    entries = differing_entries(*(c.backend.get_vocab() for c in (target, TextCodec(spec.folder))))
-    if entries:
-        more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
-        raise ModelError(
-            f"the drafter in {spec.folder} has another tokenizer: {'; '.join(entries[:3])}{more}. "
-            "Give a drafter trained with the target's tokenizer, or drafter="
-            f"{f'retokenize:{spec.folder}'!r} to have its drafts written in the target's."
-        )
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

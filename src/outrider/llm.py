@@ -14,14 +14,14 @@ from tqdm import tqdm
 from .config import POCKET, EngineOptions
 from .drafters.base import DrafterSpec, NoSpec
 from .engine.build import build_engine
+from .engine.checkpoint import Checkpoint
 from .engine.engine import Engine
 from .engine.switch import SpeculationState
 from .errors import GenerationError, OutriderError, RequestError
 from .input_processor import InputProcessor, Prompt, as_list
-from .models.families import Folder
 from .outputs import RequestOutput, RequestState
 from .text.codec import Message
-from .types import Event, SamplingParams, Speculation
+from .types import Event, Folder, SamplingParams, Speculation
 
 logger = logging.getLogger("outrider")
 T = TypeVar("T")
@@ -54,28 +54,28 @@ class LLM:
         drafter: Folder | DrafterSpec | None = "auto",
         **options: Unpack[EngineOptions],
     ) -> None:
-        inputs = InputProcessor(model, drafter, cast(Mapping[str, Any], options))
+        checkpoint = Checkpoint(model, drafter, cast(Mapping[str, Any], options))
         engine = build_engine(
-            inputs.folder,
-            inputs.spec,
-            inputs.config,
-            inputs.backend,
-            model_config=inputs.model_config,
+            checkpoint.folder,
+            checkpoint.spec,
+            checkpoint.config,
+            checkpoint.tokenizer,
+            model_config=checkpoint.model_config,
         )
-        self._wire(inputs, engine)
+        self._wire(checkpoint, engine)
 
     @classmethod
-    def from_engine(cls, inputs: InputProcessor, engine: Engine) -> LLM:
-        """Return an ``LLM`` over an engine that was built for ``inputs``."""
+    def from_engine(cls, checkpoint: Checkpoint, engine: Engine) -> LLM:
+        """Return an ``LLM`` over an engine that was built for a checkpoint."""
         llm = cls.__new__(cls)
-        llm._wire(inputs, engine)
+        llm._wire(checkpoint, engine)
         return llm
 
-    def _wire(self, inputs: InputProcessor, engine: Engine) -> None:
-        self.inputs, self.engine = inputs, engine
-        self.config = inputs.config
-        drafts = self.speculation.drafter == inputs.spec.name
-        self.drafter = inputs.spec if drafts else NoSpec()
+    def _wire(self, checkpoint: Checkpoint, engine: Engine) -> None:
+        self.inputs, self.engine = InputProcessor(checkpoint.facts), engine
+        self.config = checkpoint.config
+        drafts = self.speculation.drafter == checkpoint.spec.name
+        self.drafter = checkpoint.spec if drafts else NoSpec()
         logger.info("%s", self.engine.budget)
 
     @property

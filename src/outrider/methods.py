@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from .errors import ConfigError, shown
 
+AUTO, NONE = "auto", "none"
+"""Drafters by name: what the engine chooses by itself, and plain decoding."""
+TOGETHER = "+"
+"""Joins the names of drafters whose drafts are merged."""
+
 
 @dataclass(frozen=True)
 class Method:

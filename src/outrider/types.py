@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .errors import RequestError, shown
@@ -20,6 +21,8 @@ from .params import SamplingParams as SamplingParams
 from .trees import depths, is_chain
 
 K = TypeVar("K")
+Folder = str | Path
+"""Of a checkpoint; a GGUF file will do as well."""
 
 
 class Origin(StrEnum):

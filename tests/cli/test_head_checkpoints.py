@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from outrider import LLM, SamplingParams
 from outrider.cli import app
 from outrider.drafters.medusa import MedusaSpec
-from outrider.drafters.registry import find_drafter
+from outrider.drafters.registry import GroupSpec, find_drafter
 from outrider.errors import ConfigError, ModelError, OutriderError
 from outrider.models import families
 from outrider.models.convert import convert
@@ -131,9 +131,10 @@ def test_a_target_in_the_heads_own_folder_is_found(target: Path, tmp_path: Path)
     shutil.copytree(head, head / "inner" / "drafter", ignore=lambda *_: ["inner"])
     llm = LLM(head, memory=2**24)
     assert llm.inputs.folder == head / "inner" / "target"
-    members = {each.name: each for each in llm.inputs.spec.members}
+    assert isinstance(llm.drafter, GroupSpec)
+    members = {each.name: each for each in llm.drafter.members}
     assert members["eagle3"].folder == head  # not the one beside the target
-    assert len(members) == len(llm.inputs.spec.members)
+    assert len(members) == len(llm.drafter.members)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from outrider.cli import app
 from outrider.config import Recipe
 from outrider.errors import ConfigError
 from outrider.models.export import export
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 
 TEXT = " ".join(f"def f{i}(fox): return the_dog[{i * i % 97}]\n" for i in range(400))
 
@@ -40,7 +40,7 @@ def oracle(folder: Path, recipe: Recipe | None, windows: list[list[int]]) -> Any
 def test_figures_are_those_of_transformers(tiny_llama: Path) -> None:
     recipe = Recipe.parse("int4")
     found = quality(tiny_llama, [TEXT], ["int4"], 9, "float32")
-    windows = cut([TEXT], TextCodec(tiny_llama), 256, 9)
+    windows = cut([TEXT], read_codec(tiny_llama), 256, 9)
     exact = oracle(tiny_llama, None, windows)
     few = oracle(tiny_llama, recipe, windows)
     after = torch.tensor(windows)[:, 1:, None]
@@ -87,7 +87,7 @@ def test_equal_laws_agree_and_do_not_diverge() -> None:
 
 
 def test_windows_are_spread_and_whole(tiny_llama: Path) -> None:
-    codec = TextCodec(tiny_llama)
+    codec = read_codec(tiny_llama)
     everything = cut([TEXT, TEXT], codec, 64, 10**6)
     assert {len(window) for window in everything} == {64}
     some = cut([TEXT, TEXT], codec, 64, 10)

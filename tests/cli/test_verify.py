@@ -25,7 +25,7 @@ from outrider.audit.verify import FALSE_ALARM, QUICK, Size, verify
 from outrider.audit.wrapped import WrappedPipeline
 from outrider.cli import app
 from outrider.cli import verify as cli_verify
-from outrider.input_processor import InputProcessor
+from outrider.engine.checkpoint import Checkpoint
 from outrider.sampling.ratio import RULES, make_rule
 
 TINY = Size("tiny", 2, 20, 8, 1, (Mix("model", 3, 4), Mix("tree", 3, 2)), 12, 2**10)
@@ -172,7 +172,7 @@ def test_coupled_acceptance_of_many_laws_is_the_oracles() -> None:
 
 def test_the_rules_are_compared_beside_the_bounds(pair: Path) -> None:
     """Measured acceptance of the first position is the theory's; 5 sigma: a false alarm of 1e-6."""
-    intake = InputProcessor(pair, "model", {"num_speculative_tokens": 2, "memory": 2**24})
+    intake = Checkpoint(pair, "model", {"num_speculative_tokens": 2, "memory": 2**24})
     for name in ("coupled", "rejection"):
         llm, bounds = measure(intake, make_rule(name), prompts() * 8, 1.0, 40, 3)
         mean = float(bounds[:, int(name == "coupled")].mean())

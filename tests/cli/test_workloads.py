@@ -19,6 +19,7 @@ from outrider.errors import ConfigError
 from outrider.params import StructuredOutputsParams
 from outrider.sampling.grammar import Grammars
 from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 
 
 def written(tmp_path: Path, name: str, text: str) -> str:
@@ -97,7 +98,7 @@ def test_files_that_cannot_be_read_and_counts_that_are_not_there(tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def codec() -> TextCodec:
-    return TextCodec(pocket.PATH)
+    return read_codec(pocket.PATH)
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -16,7 +16,7 @@ from outrider.audit.adversary import AdversarySpec, Answers
 from outrider.audit.faults import Fault
 from outrider.audit.sweep import MIXES, asks, decode, open_mix
 from outrider.native.choice import library
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 from outrider.types import Request, SamplingParams
 
 pytestmark = [
@@ -172,7 +172,7 @@ def test_the_pocket_pair_says_the_same_in_any_bits(target: str | None, drafter: 
     rng = random.Random(f"{target} {drafter}")
     options = {"model": pocket.PATH, "max_model_len": 128, **Weights(target, drafter).options()}
     plain = LLM(**options, drafter=None, max_num_seqs=1)
-    codec = TextCodec(pocket.PATH)
+    codec = read_codec(pocket.PATH)
     prompts = [codec.encode(text)[: rng.randint(8, 64)] for text in pocket.prompts()[:4]]
     longest = max(map(len, prompts)) + TOKENS
     shape = plain.engine.model.shape

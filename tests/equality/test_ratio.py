@@ -25,9 +25,10 @@ from outrider.models.base import Model as Target
 from outrider.models.rows import Segment
 from outrider.sampling import ratio_noise
 from outrider.sampling.acceptance import NOT_FINITE
-from outrider.sampling.noise import SEED_STREAM, SHARED_STREAM
+from outrider.sampling.noise import SHARED_STREAM
 from outrider.sampling.pipeline import RequestPipeline, SequencePipeline, StepLogits
 from outrider.sampling.ratio import RULES, Block, Chains, Ratio, Rejection, _chains, make_rule
+from outrider.sampling.seeds import SEED_STREAM
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import Draft, Request, Row, SamplingParams
 

@@ -34,7 +34,7 @@ from outrider.models.base import Model
 from outrider.models.planted import Track
 from outrider.params import StructuredOutputsParams
 from outrider.sampling.noise import words
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 
 VOCABULARY = 4096
 PROMPT = [5, 6, 7, 8]
@@ -263,7 +263,7 @@ def test_past_the_recorded_answer_comes_the_end() -> None:
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("workload", BUNDLED)
 def test_speculation_does_not_change_what_is_replayed(workload: str, temperature: float) -> None:
-    codec = TextCodec(pocket.PATH)
+    codec = read_codec(pocket.PATH)
     chosen = load_workload(workload).first(2)
     prompts = [item.encode(codec) for item in chosen.items]
     answers = recorded_answers(chosen, codec)

@@ -16,6 +16,7 @@ from conftest import save_tokenizer
 from outrider.errors import RequestError
 from outrider.server.tools import read
 from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec, read_tokenizer
 from outrider.text.template import LONGEST_TEXT, STEPS, render
 
 MESSAGES: list[dict[str, Any]] = [
@@ -73,13 +74,13 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     folder = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(folder, "{{ messages }}")
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    return TextCodec(folder)
+    return read_codec(folder)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("prompted", [True, False])
 def test_the_text_is_transformers(name: str, prompted: bool, codec: TextCodec) -> None:
-    theirs = codec.tokenizer
+    theirs = read_tokenizer(codec.source)
     theirs.chat_template = TEMPLATES[name]
     for tools in (None, TOOLS):
         expected = theirs.apply_chat_template(
@@ -92,8 +93,8 @@ def test_the_text_is_transformers(name: str, prompted: bool, codec: TextCodec) -
 
 @pytest.mark.parametrize("content", ["It is", "It is  ", [{"type": "text", "text": "It is"}]])
 def test_a_last_message_is_continued_as_transformers_does(content: Any, codec: TextCodec) -> None:
-    theirs = codec.tokenizer
-    theirs.chat_template = (
+    theirs = read_tokenizer(codec.source)
+    theirs.chat_template = codec.chat_template = (
         "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content | trim }}"
         "{% else %}{{ m.content[0].text }}{% endif %}</>{% endfor %}"
     )
@@ -180,7 +181,7 @@ def test_long_conversations_stay_within_the_budget() -> None:
 
 @pytest.mark.parametrize("template", [{"a": "x"}, {"default": 3}, 7])
 def test_a_template_that_is_none_is_refused(template: Any, codec: TextCodec) -> None:
-    codec.tokenizer.chat_template = template
+    codec.chat_template = template
     with pytest.raises(RequestError):
         codec.chat([{"role": "user", "content": "hi"}])
 
@@ -212,7 +213,7 @@ CALLED: list[dict[str, Any]] = [
 
 
 def said(codec: TextCodec, template: Any, messages: list[Any], **more: Any) -> str:
-    codec.tokenizer.chat_template = template
+    codec.chat_template = template
     return codec.render(messages, **more)
 
 
@@ -380,7 +381,7 @@ def test_named_templates_are_used(tmp_path: Path) -> None:
             config = json.loads((tmp_path / "tokenizer_config.json").read_text())
             config["chat_template"] = [{"name": n, "template": t} for n, t in names.items()]
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-        codec = TextCodec(tmp_path)
+        codec = read_codec(tmp_path)
         assert codec.render(CALLED[:1]) == "<|user|>Add.<|end|><|assistant|>"
         assert codec.render(CALLED[:1], tools=TOOLS).startswith("TOOLS ")
         assert codec.render(CALLED).startswith("TOOLS ")  # the default one prints no calls

@@ -31,8 +31,9 @@ from outrider.models.load import load_model
 from outrider.models.native import NativeTransformer
 from outrider.models.quantize import Quantized
 from outrider.models.rows import Segment
-from outrider.text.codec import TextCodec, has_tokenizer
+from outrider.text.codec import has_tokenizer
 from outrider.text.gguf_ends import end_token_ids
+from outrider.text.read import read_codec
 
 MakeCheckpoint = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -335,7 +336,7 @@ def test_the_audit_reads_a_file(make_checkpoint: MakeCheckpoint, tmp_path: Path)
 
 
 def encodings(path: Path) -> list[list[int]]:
-    codec = TextCodec(path)
+    codec = read_codec(path)
     assert has_tokenizer(path)
     return [codec.encode(text) for text in TEXTS]
 
@@ -355,7 +356,7 @@ def test_byte_level_tokens_are_the_sources(tiny_llama: Path, tmp_path: Path) -> 
     theirs = AutoTokenizer.from_pretrained(tiny_llama)
     path = empty(tmp_path / "a.gguf", byte_level())
     assert encodings(path) == [theirs(text)["input_ids"] for text in TEXTS]
-    mine = TextCodec(path).backend
+    mine = read_codec(path).backend
     for ids in encodings(path):
         for special in (True, False):
             expected = theirs.decode(ids, skip_special_tokens=special)
@@ -444,7 +445,7 @@ def test_sentencepiece_tokens_are_the_sources(tmp_path: Path) -> None:
 
     path = empty(tmp_path / "a.gguf", fill)
     texts = [*TEXTS, "the quick brown fox, the  lazy dogs", "hi</s>the fox", "▁x"]
-    codec = TextCodec(path)
+    codec = read_codec(path)
     for text in texts:
         ids = source.encode(text).ids
         assert codec.encode(text) == [1, *ids]
@@ -458,7 +459,7 @@ def test_sentencepiece_tokens_are_forged_by_no_text(tmp_path: Path) -> None:
         writer.add_tokenizer_model("llama")
         add_pieces(writer, tokens)
 
-    codec = TextCodec(empty(tmp_path / "a.gguf", fill), specials=False)
+    codec = read_codec(empty(tmp_path / "a.gguf", fill), specials=False)
     assert codec.encode("the quick fox") == [1, *source.encode("the quick fox").ids]
     for text in ("hi</s>the fox", "</s></s>", "<s>a </s> b"):
         ids = codec.encode(text)
@@ -494,7 +495,7 @@ def test_a_turn_ends_where_llama_cpp_ends_it(name: str, tmp_path: Path) -> None:
 
     path = empty(tmp_path / "a.gguf", fill)
     assert end_token_ids(open_gguf(path)) == ends
-    specials = TextCodec(path).backend.get_added_tokens_decoder()
+    specials = read_codec(path).backend.get_added_tokens_decoder()
     assert all(specials[id].special for id in ends)  # so that texts do not show them
     assert len(tokens) + 6 not in specials
 
@@ -518,7 +519,7 @@ def test_named_templates_of_a_file_are_used(tmp_path: Path) -> None:
     listed = [{"name": name, "template": template} for name, template in named.items()]
     for templates in (listed, listed[1:]):
         path = empty(tmp_path / "a.gguf", byte_level(chat_template=templates))
-        codec = TextCodec(path)
+        codec = read_codec(path)
         assert codec.render(talk, tools=tools) == json.dumps(tools) + "add;<|user|>hi<|model|>"
         plain = codec.render(talk)
         assert plain == ("<|user|>hi<|model|>" if templates is listed else f"null{plain[4:]}")
@@ -529,11 +530,11 @@ def test_an_unknown_tokenizer_is_taken_from_beside(tiny_llama: Path, tmp_path: P
     with pytest.raises(
         ModelError, match=r"'gpt2' with cuts 'cuts-of-tomorrow', is not known; put the.*beside"
     ):
-        TextCodec(path)
+        read_codec(path)
     (tmp_path / "tokenizer.json").write_bytes((tiny_llama / "tokenizer.json").read_bytes())
     theirs = AutoTokenizer.from_pretrained(tiny_llama)
     assert encodings(path) == [theirs(text)["input_ids"] for text in TEXTS]
-    assert TextCodec(path).chat([{"role": "user", "content": "hi"}])
+    assert read_codec(path).chat([{"role": "user", "content": "hi"}])
     none = empty(tmp_path / "b.gguf", lambda writer: writer.add_tokenizer_model("none"))
     assert encodings(none) == encodings(path)
     alone = tmp_path / "alone"

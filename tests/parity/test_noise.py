@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.sampling import noise, shared_noise
-from outrider.sampling.noise import gumbel, gumbel_of_words, gumbel_on, gumbel_torch, philox
-from outrider.sampling.seeds import fresh_seed, request_seed
+from outrider.sampling.noise import gumbel, gumbel_of_words, gumbel_on, gumbel_torch
+from outrider.sampling.philox import philox
+from outrider.sampling.seeds import SEED_STREAM, fresh_seed, request_seed
 from outrider.sampling.shared_noise import SharedNoise
 
 CPU = torch.device("cpu")
@@ -320,7 +321,7 @@ def test_blocks_at_the_ends() -> None:
 def test_request_seeds() -> None:
     engine = 0x0123456789ABCDEF
     index = 2**33 + 5
-    counter = (5, 2, 0, noise.SEED_STREAM)
+    counter = (5, 2, 0, SEED_STREAM)
     low, high, *_ = philox(counter, (0x89ABCDEF, 0x01234567))
     assert request_seed(engine, index) == int(low) + 2**32 * (int(high) % 2**21)
     assert [request_seed(0, i) for i in range(3)] == [

@@ -303,7 +303,8 @@ def test_vllms_arguments(tiny_llama: Path) -> None:
     args = SimpleNamespace(model=str(tiny_llama), speculative_model="[ngram]", max_num_seqs=3)
     with pytest.warns(FutureWarning, match="is an old"):
         llm = AsyncLLM.from_engine_args(args)
-    assert (llm.inputs.spec.name, llm.config.max_num_seqs) == ("ngram", 3)
+    llm.shutdown()
+    assert (llm.inputs.drafter, llm.config.max_num_seqs) == ("ngram", 3)
 
 
 SCRIPT = """

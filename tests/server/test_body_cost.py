@@ -27,7 +27,7 @@ from outrider.server.build import build
 from outrider.server.errors import LONGEST_SENTENCE, Refusal, error_body, sentence
 from outrider.server.options import resolve
 from outrider.server.protocol import ChatRequest, CompletionRequest
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 
 MIB = 1 << 20
 MOST_MEMORY = 200 * MIB
@@ -258,7 +258,7 @@ def test_bodies_wait_for_room() -> None:
 
 
 def test_tokens_of_a_long_text_are_counted_piece_by_piece(tiny_llama: Path) -> None:
-    codec = TextCodec(tiny_llama)
+    codec = read_codec(tiny_llama)
     for text in ("the quick brown fox " * 10_000, "a" * 100_000, "\n" * 70_000, "é" * 90_000):
         tokens = len(codec.encode(text))
         assert codec.exceeds(text, tokens - 1000)

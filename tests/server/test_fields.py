@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from outrider.async_llm import AsyncLLM
+from outrider.engine.checkpoint import Checkpoint
 from outrider.engine.messages import Ready
 from outrider.engine.switch import SpeculationState
 from outrider.outputs import RequestState
@@ -41,6 +42,10 @@ ANSWER = 40, 41, 42
 
 class Echo(AsyncLLM):
     """A model without a worker that always gives the same tokens."""
+
+    def _new_worker(self) -> Any:
+        facts = Checkpoint(self.spec.model, self.spec.drafter, self.spec.options).facts
+        self._post.message(cast(Any, None), facts)
 
     def launch(self) -> None:
         state = SpeculationState(False, "none", 1)
@@ -136,8 +141,8 @@ def test_what_the_template_does_not_read_is_refused(front: TestClient) -> None:
 
 def test_what_the_template_reads_reaches_it(front: TestClient) -> None:
     codec = front.app.state.service.llm.inputs.codec  # type: ignore[attr-defined]
-    before = codec.tokenizer.chat_template
-    codec.tokenizer.chat_template = (
+    before = codec.chat_template
+    codec.chat_template = (
         "{% for d in documents or [] %}{{ d['text'] }};{% endfor %}"
         "{{ reasoning_effort }} {{ enable_thinking }}:{{ messages[-1]['content'] }}"
     )
@@ -155,7 +160,7 @@ def test_what_the_template_reads_reaches_it(front: TestClient) -> None:
             usage = front.post(CHATS, json=PLAIN[CHATS] | more).json()["usage"]
             assert usage["prompt_tokens"] == len(ids)
     finally:
-        codec.tokenizer.chat_template = before
+        codec.chat_template = before
 
 
 def test_parts_and_fields_that_are_no_text_are_refused(front: TestClient) -> None:
@@ -205,14 +210,14 @@ def test_who_says_so_gets_open_objects(said: bool | None, open_: bool) -> None:
 
 def test_a_template_error_is_short_and_valid_text(front: TestClient) -> None:
     codec = front.app.state.service.llm.inputs.codec  # type: ignore[attr-defined]
-    before = codec.tokenizer.chat_template
-    codec.tokenizer.chat_template = "{{ raise_exception(messages[0]['content']) }}"
+    before = codec.chat_template
+    codec.chat_template = "{{ raise_exception(messages[0]['content']) }}"
     try:
         for content in ("x" * 100_000, "a\nb", "\ud800", "\0\x1b[31m"):
             text = json.dumps({"messages": [{"role": "user", "content": content}]})
             check_error(front.post(CHATS, content=text), None)
     finally:
-        codec.tokenizer.chat_template = before
+        codec.chat_template = before
 
 
 STRANGE = ["\ud800", "a\0b", "\x1b[31m", "\u2028\x85", "", " ", "\ufffe", "😀" * 50, "x" * 5000]
@@ -283,8 +288,8 @@ def test_any_value_of_any_field_is_answered(
 def test_messages_reach_the_model_or_are_refused_here_as_offline(front: TestClient) -> None:
     inputs = front.app.state.service.llm.inputs  # type: ignore[attr-defined]
     codec = inputs.codec
-    before = codec.tokenizer.chat_template
-    codec.tokenizer.chat_template = (
+    before = codec.chat_template
+    codec.chat_template = (
         "{% for m in messages if m.role in ['system', 'user', 'assistant'] %}<|user|>{{ m.role }} "
         "{{ m.content }}{% endfor %}"
     )
@@ -311,7 +316,7 @@ def test_messages_reach_the_model_or_are_refused_here_as_offline(front: TestClie
                 check_error(found, "messages")
                 assert "messages[4]" in found.json()["error"]["message"]
     finally:
-        codec.tokenizer.chat_template = before
+        codec.chat_template = before
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

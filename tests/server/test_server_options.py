@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from outrider.cli import app
 from outrider.config import ENGINE_OPTIONS, EngineConfig, EngineOptions
 from outrider.drafters.ngram import NgramSpec
+from outrider.engine.checkpoint import Checkpoint
 from outrider.errors import ConfigError, OutriderError
 from outrider.options import Option
 from outrider.server.build import build, read_defaults, read_hosts, read_keys, read_slo
@@ -210,8 +211,10 @@ def test_vllms_speculative_config(tiny_llama: Path) -> None:
     llm, settings = build(
         tiny_llama, "tiny", resolve({"speculative_config": json.dumps(given)}, {}, None)
     )
-    assert isinstance(llm.spec.drafter, NgramSpec)
-    assert llm.spec.drafter.prompt_lookup_max == 2
+    llm.shutdown()
+    spec = Checkpoint(llm.spec.model, llm.spec.drafter, llm.spec.options).spec
+    assert isinstance(spec, NgramSpec)
+    assert spec.prompt_lookup_max == 2
     assert (llm.config.num_speculative_tokens, settings.longest) == (3, 3)
     for wrong, said in (
         ('{"method": "medusa"}', "method 'medusa'"), ("[1]", "give an object"), ("{", "no JSON"),
@@ -300,8 +303,9 @@ def test_another_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((tiny_llama / name).read_bytes())
     llm, _ = build(tiny_llama, "tiny", resolve({"tokenizer": str(tmp_path)}, {}, None))
-    assert llm.spec.tokenizer == tmp_path
+    llm.shutdown()
     assert llm.inputs.codec is not None
+    assert llm.inputs.codec.source == tmp_path
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(OutriderError, match="has no tokenizer"):

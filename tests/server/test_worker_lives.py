@@ -15,6 +15,7 @@ from httpx import ASGITransport
 from outrider import SamplingParams, async_llm
 from outrider.async_llm import AsyncLLM
 from outrider.engine import pulse, suspects
+from outrider.engine.checkpoint import Checkpoint
 from outrider.engine.deaths import LONGEST_PAUSE, Deaths
 from outrider.engine.messages import Abort, Beat, Beliefs, Gauges, Left, Ready, Stepped
 from outrider.engine.process import Outbox
@@ -49,6 +50,7 @@ class Player:
         self.killed = False
         self.unsent: set[object] = set()
         self.lives.append(self)
+        take(self, Checkpoint(spec.model, spec.drafter, spec.options).facts)
 
     def ready(self) -> None:
         self.take(self, Ready(("ngram", "none"), ("ngram", "none"), STATE, "budget", 999, 256, 4))

@@ -21,7 +21,7 @@ from outrider.params import StructuredOutputsParams
 from outrider.pocket import PATH
 from outrider.sampling import grammar as limits
 from outrider.sampling.grammar import Grammar, Grammars
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 
 BOMB = "start: s\ns: s s | s s s | A |\nA: /.|\\n/"
 MANY = "start: s\ns: " + " | ".join(f"A{i} s" for i in range(20)) + " |\n"
@@ -48,7 +48,7 @@ def test_a_bomb_ends_its_request_only(text: str) -> None:
 
 def test_what_the_parser_says_of_drafts_reaches_no_output() -> None:
     """Behind drafted tokens it may give up: the grammar goes on from the committed ones."""
-    codec = TextCodec(Path(PATH))
+    codec = read_codec(Path(PATH))
     grammar = compiled(Grammars(codec.backend, 4096, frozenset([0])), grammar=BOMB)
     ids = codec.encode("abcdefgh" * 8)
     first, behind = grammar.masks([[], ids])
@@ -142,13 +142,13 @@ def test_thousands_of_choices(large: Grammars) -> None:
 
 
 def pocket() -> Grammars:
-    return Grammars(TextCodec(Path(PATH)).backend, 4096, frozenset([0]))
+    return Grammars(read_codec(Path(PATH)).backend, 4096, frozenset([0]))
 
 
 def test_masks_that_take_long_end_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FEW_ITEMS", 1)
     grammars = pocket()
-    grammar, ids = compiled(grammars, grammar=JSON), TextCodec(Path(PATH)).encode("{\n")
+    grammar, ids = compiled(grammars, grammar=JSON), read_codec(Path(PATH)).encode("{\n")
     (expected,) = grammar.masks([[]])
     times = iter([0.0, 1.0, 1.0, 2.0])  # the first mask is known
     monkeypatch.setattr(time, "thread_time", lambda: next(times, 0.0))
@@ -221,7 +221,7 @@ def test_prompts_of_one_call_compile_their_form_once(monkeypatch: pytest.MonkeyP
         return LLMatcher(*args, **more)
 
     monkeypatch.setattr(limits, "LLMatcher", counted)
-    grammars = Grammars(TextCodec(Path(PATH)).backend, 4096, frozenset([0]))
+    grammars = Grammars(read_codec(Path(PATH)).backend, 4096, frozenset([0]))
     first, second = (compiled(grammars, regex="[a-z]+") for _ in range(2))
     assert made == 1
     assert first is not second
@@ -241,7 +241,7 @@ def test_lone_surrogates_are_refused(form: dict[str, Any]) -> None:
     "form", [{"json": {"type": "\x1b]0;title\x07"}}, {"grammar": f"root ::= a{'0' * 5000}"}]
 )
 def test_what_the_parser_says_is_one_printable_line(form: dict[str, Any]) -> None:
-    grammars = Grammars(TextCodec(PATH).backend, 5000, frozenset({0}))
+    grammars = Grammars(read_codec(PATH).backend, 5000, frozenset({0}))
     with pytest.raises(RequestError, match="correct it") as refused:
         grammars.compile(SamplingParams(structured_outputs=form))
     assert str(refused.value).isprintable()

@@ -34,8 +34,8 @@ from outrider.models.formats.shared import Checkpoint, read_scales
 from outrider.models.load import load_model
 from outrider.models.rope import PART, Rope
 from outrider.server.build import read_defaults
-from outrider.text.codec import TextCodec
 from outrider.text.gguf_tokenizer import gguf_tokenizer
+from outrider.text.read import read_codec
 
 CPU = torch.device("cpu")
 Edit = Callable[..., Path]
@@ -312,7 +312,7 @@ def test_a_tokenizer_of_python_is_refused(plain: Path, monkeypatch: pytest.Monke
         "outrider.text.codec.AutoTokenizer.from_pretrained", lambda *_, **__: Slow()
     )
     with pytest.raises(ModelError, match=r"written in Python and has no tokenizer.json"):
-        TextCodec(plain)
+        read_codec(plain)
 
 
 def test_a_panic_of_the_tokenizer_is_a_sentence(
@@ -326,7 +326,7 @@ def test_a_panic_of_the_tokenizer_is_a_sentence(
 
     monkeypatch.setattr("outrider.text.codec.AutoTokenizer.from_pretrained", panic)
     with pytest.raises(ModelError, match=r"cannot be read \(called `Option::unwrap"):
-        TextCodec(plain)
+        read_codec(plain)
 
 
 def test_what_is_read_is_what_was_stored(plain: Path) -> None:
@@ -382,7 +382,7 @@ def test_what_is_no_file_is_not_waited_for(
     put(folder / name)
     with suppress(ModelError):
         load_model(folder, "float32", CPU, 64)
-        TextCodec(folder)
+        read_codec(folder)
     if name == "model.safetensors":
         with pytest.raises(
             ModelError, match=r"model\.safetensors (is no plain file|has no|is dam)"

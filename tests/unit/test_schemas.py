@@ -18,12 +18,12 @@ from outrider.params import StructuredOutputsParams
 from outrider.pocket import PATH
 from outrider.sampling import schemas
 from outrider.sampling.grammar import Grammar, Grammars
-from outrider.text.codec import TextCodec
+from outrider.text.read import read_codec
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
 DEFS = {"A": A, "B": B}
-CODEC = TextCodec(Path(PATH))
+CODEC = read_codec(Path(PATH))
 GRAMMARS = Grammars(CODEC.backend, 4096, frozenset([0]))
 
 

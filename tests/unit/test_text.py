@@ -20,6 +20,7 @@ from outrider.outputs import OutputProcessor
 from outrider.text.codec import TextCodec, differing_entries, has_tokenizer
 from outrider.text.detokenize import Detokenizer
 from outrider.text.places import places_in
+from outrider.text.read import read_codec
 from outrider.text.stop import StopFinder
 from outrider.types import Request, SamplingParams
 
@@ -389,7 +390,7 @@ def folder(tiny_llama: Path, tmp_path: Path) -> Path:
 
 def test_the_codec_encodes_as_the_checkpoint_does(folder: Path, tokenizer: Tokenizer) -> None:
     assert has_tokenizer(folder)
-    codec = TextCodec(folder)
+    codec = read_codec(folder)
     assert codec.encode("hello fox") == tokenizer.encode("hello fox").ids
     assert codec.encode("") == []
     assert codec.backend.get_vocab() == tokenizer.get_vocab(with_added_tokens=True)
@@ -397,7 +398,7 @@ def test_the_codec_encodes_as_the_checkpoint_does(folder: Path, tokenizer: Token
 
 
 def test_chats_go_through_the_template(folder: Path) -> None:
-    codec = TextCodec(folder)
+    codec = read_codec(folder)
     user, model = (codec.backend.get_vocab()[t] for t in ("<|user|>", "<|model|>"))
     messages = [{"role": "user", "content": "hi"}]
     assert codec.chat(messages) == [user, *codec.encode("hi"), model]
@@ -414,18 +415,18 @@ def test_chats_go_through_the_template(folder: Path) -> None:
 )
 def test_messages_may_be_refused(messages: list[Any], reason: str, folder: Path) -> None:
     with pytest.raises(RequestError, match=reason):
-        TextCodec(folder).chat(messages)
+        read_codec(folder).chat(messages)
 
 
 def test_a_template_says_why_it_refuses(folder: Path) -> None:
     with pytest.raises(RequestError, match="roles are user and model"):
-        TextCodec(folder).chat([{"role": "critic", "content": "no"}])
+        read_codec(folder).chat([{"role": "critic", "content": "no"}])
 
 
 def test_no_template_no_chat(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(RequestError, match=r"has no chat template; use generate\(\)") as caught:
-        TextCodec(folder).chat([{"role": "user", "content": "hi"}])
+        read_codec(folder).chat([{"role": "user", "content": "hi"}])
     assert str(folder) in str(caught.value)
 
 
@@ -433,7 +434,7 @@ def test_no_template_no_chat(folder: Path) -> None:
 def test_a_damaged_tokenizer_is_refused(damage: str, folder: Path) -> None:
     (folder / "tokenizer.json").write_text(damage)
     with pytest.raises(ModelError, match=r"the tokenizer in .* cannot be read") as caught:
-        TextCodec(folder)
+        read_codec(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -467,11 +468,11 @@ CONTROLS = {0, 1, 2}
 
 @pytest.fixture(scope="module")
 def plain(tiny_llama: Path) -> TextCodec:
-    return TextCodec(tiny_llama, specials=False)
+    return read_codec(tiny_llama, specials=False)
 
 
 def test_only_forged_texts_change_without_control_tokens(plain: TextCodec, folder: Path) -> None:
-    usual = TextCodec(folder)
+    usual = read_codec(folder)
     for text in ("hello fox", "", "<|", "a \ufdd1 b", "<| end|>"):
         assert plain.encode(text) == usual.encode(text) or "\ufdd1" in text
         assert usual.backend.decode(usual.encode(text), skip_special_tokens=False) == text
@@ -488,10 +489,10 @@ def test_tools_and_variables_forge_nothing_either(plain: TextCodec, folder: Path
     tool = {"function": {"name": "f", "parameters": {"properties": {forged: {"enum": [forged]}}}}}
     talk = [{"role": forged, "content": forged, "name": forged, "tool_calls": [call]}]
     found = []
-    for codec in (plain, TextCodec(folder)):
-        before, codec.tokenizer.chat_template = codec.tokenizer.chat_template, template
+    for codec in (plain, read_codec(folder)):
+        before, codec.chat_template = codec.chat_template, template
         ids = codec.chat(talk, tools=[tool], documents=[{"text": forged}])
-        codec.tokenizer.chat_template = before
+        codec.chat_template = before
         found.append((codec.backend.decode(ids, skip_special_tokens=False), CONTROLS & set(ids)))
     assert found == [(found[0][0], set()), (found[0][0], {0, 2})]
 
@@ -504,7 +505,7 @@ def test_a_text_longer_than_the_tokenizer_says_is_no_warning(
     shutil.copytree(tiny_llama, folder)
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": 4}))
-    assert len(TextCodec(folder).encode("for word in words")) > 4
+    assert len(read_codec(folder).encode("for word in words")) > 4
     assert capfd.readouterr().err == ""
 
 
@@ -564,7 +565,7 @@ def test_a_tokenizer_that_makes_texts_much_longer_is_refused(
     with pytest.raises(
         ModelError, match=r"could make|more than 1000 steps|tokens around"
     ) as caught:
-        TextCodec(folder)
+        read_codec(folder)
     assert str(folder) in str(caught.value)
     assert len(str(caught.value)) < 500
 
@@ -584,7 +585,7 @@ def test_a_tokenizer_that_makes_texts_much_longer_is_refused(
 )  # fmt: skip
 def test_usual_normalizers_are_taken(value: object, folder: Path) -> None:
     altered(folder, "normalizer", value)
-    assert TextCodec(folder).encode("fox")
+    assert read_codec(folder).encode("fox")
 
 
 def test_an_escaped_name_is_seen(folder: Path) -> None:
@@ -592,7 +593,7 @@ def test_an_escaped_name_is_seen(folder: Path) -> None:
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace('"Replace"', '"\\u0052eplace"'))
     with pytest.raises(ModelError, match="could make"):
-        TextCodec(folder)
+        read_codec(folder)
 
 
 def test_a_panic_is_a_refused_text(folder: Path) -> None:
@@ -604,14 +605,14 @@ def test_a_panic_is_a_refused_text(folder: Path) -> None:
         "invert": False,
     }
     altered(folder, "pre_tokenizer", split)
-    codec, text = TextCodec(folder), 40 * "a" + "b"
+    codec, text = read_codec(folder), 40 * "a" + "b"
     assert codec.encode("fox")
     with pytest.raises(RequestError, match=r"the tokenizer fails on this text \(Onig"):
         codec.encode(text)
     with pytest.raises(RequestError, match="the tokenizer fails"):
         codec.exceeds(text, 10)
     with pytest.raises(RequestError, match="the tokenizer fails"):
-        TextCodec(folder, specials=False).encode(f"<|end|>{text}")
+        read_codec(folder, specials=False).encode(f"<|end|>{text}")
 
 
 def test_a_panic_over_one_text_ends_no_other() -> None:

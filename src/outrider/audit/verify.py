@@ -23,15 +23,17 @@ import torch
 from ..config import Recipe
 from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec
-from ..drafters.registry import AUTO, sibling
+from ..drafters.registry import sibling
 from ..errors import ConfigError, RequestError
 from ..llm import LLM
-from ..models.families import Folder, find_folder, read_config, read_shape
+from ..methods import AUTO
+from ..models.families import find_folder, read_config, read_shape
 from ..sampling.acceptance import AcceptanceRule
 from ..sampling.ratio import RULES, make_rule
 from ..sampling.seeds import fresh_seed
-from ..text.codec import TextCodec, has_tokenizer
-from ..types import Request, SamplingParams
+from ..text.codec import has_tokenizer
+from ..text.read import read_codec
+from ..types import Folder, Request, SamplingParams
 from .contexts import LAW_ERROR, record
 from .faults import Fault
 from .outcome import Check, Report, visible_error
@@ -139,7 +141,7 @@ class Audit:
         if not isinstance(prompt, str):
             return list(prompt)
         if has_tokenizer(self.folder):
-            return TextCodec(self.folder).encode(prompt)
+            return read_codec(self.folder).encode(prompt)
         # A model without a tokenizer gets the text's bytes as ids.
         return [b % self.plain.engine.model.shape.vocab_size for b in prompt.encode()]
 

@@ -9,15 +9,17 @@ from typing import Any, TypeVar
 
 from ..drafters.model import ModelSpec
 from ..drafters.ngram import NgramSpec
-from ..drafters.registry import AUTO, find_drafter, sibling
+from ..drafters.registry import find_drafter, sibling
 from ..engine.build import build_engine
+from ..engine.checkpoint import Checkpoint
 from ..errors import ConfigError, RequestError
-from ..input_processor import InputProcessor
 from ..llm import LLM
+from ..methods import AUTO
 from ..models.base import Model
 from ..models.families import find_folder, read_config
 from ..params import StructuredOutputsParams
 from ..text.codec import TextCodec
+from ..text.read import read_codec
 from ..types import Request, SamplingParams
 from .record import Pass, run_all
 from .replay import Replay, parts_of
@@ -162,7 +164,7 @@ class Bench:
                 )
         folder = find_folder(options.model)
         read_config(folder)  # says best what is wrong with a folder that holds no model
-        codec = TextCodec(folder)
+        codec = read_codec(folder)
         self.prompts = [item.encode(codec) for item in workload.items]
         self.limits = [options.max_tokens] * count
         self.replay: Replay | None = None
@@ -208,13 +210,13 @@ class Bench:
         }
         if self.replay is not None:
             return self.replay.open(drafter, **options)
-        inputs = InputProcessor(self.options.model, drafter, options)
+        found = Checkpoint(self.options.model, drafter, options)
         engine = build_engine(
-            inputs.folder, inputs.spec, inputs.config, inputs.backend,
-            model_config=inputs.model_config, model=self._target,
+            found.folder, found.spec, found.config, found.tokenizer,
+            model_config=found.model_config, model=self._target,
         )  # fmt: skip
         self._target = engine.model
-        return LLM.from_engine(inputs, engine)
+        return LLM.from_engine(found, engine)
 
     def params(self, temperature: float) -> list[SamplingParams]:
         """Each prompt's parameters; its seed is its index."""

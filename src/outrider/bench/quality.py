@@ -20,9 +20,11 @@ from ..errors import ConfigError
 from ..llm import LLM
 from ..models.base import Model
 from ..models.export import bits_per_weight
-from ..models.families import Folder, find_folder
+from ..models.families import find_folder
 from ..models.rows import Segment
 from ..text.codec import TextCodec
+from ..text.read import read_codec
+from ..types import Folder
 
 WINDOW = 512
 """Tokens of a window, at most the model's context."""
@@ -157,7 +159,7 @@ def quality(
 
     reference = open_model(folder)
     length = min(WINDOW, reference.shape.context)
-    read = cut(texts, TextCodec(folder), length, windows)
+    read = cut(texts, read_codec(folder), length, windows)
     models = {name: open_model(*of) for name, of in chosen.items()}
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models}
     exact = []

@@ -35,14 +35,14 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs
-from ..drafters.combine import TOGETHER
 from ..drafters.model import ModelSpec
-from ..drafters.registry import AUTO, GroupSpec, find_drafter
+from ..drafters.registry import GroupSpec, find_drafter
 from ..drafters.suffix import SuffixSpec
 from ..engine.build import build_engine, load_target
+from ..engine.checkpoint import Checkpoint
 from ..errors import ConfigError
-from ..input_processor import InputProcessor
 from ..llm import LLM
+from ..methods import AUTO, TOGETHER
 from ..models.base import Model, Output, Store
 from ..models.decide import DraftInput, DraftNodes, SampleInput, Samples
 from ..models.families import Shape, read_config, read_shape
@@ -356,15 +356,13 @@ class Replay:
         """
         spec = find_drafter(None, self._source) if drafter == "none" else self._spec(drafter)
         target = self._folder(self._size)
-        inputs = InputProcessor(target, spec, {"enable_prefix_caching": False, **options})
-        key = inputs.config.dtype, inputs.config.quantization, inputs.max_model_len
+        found = Checkpoint(target, spec, {"enable_prefix_caching": False, **options})
+        key = found.config.dtype, found.config.quantization, found.facts.max_model_len
         if key not in self._models:
-            self._models[key] = load_target(target, inputs.config, inputs.model_config)
+            self._models[key] = load_target(target, found.config, found.model_config)
         model = ReplayModel(self._models[key], self.tracks)
-        engine = build_engine(
-            inputs.folder, inputs.spec, inputs.config, inputs.backend, model=model
-        )
-        return LLM.from_engine(inputs, engine)
+        engine = build_engine(found.folder, found.spec, found.config, found.tokenizer, model=model)
+        return LLM.from_engine(found, engine)
 
     def _spec(self, drafter: str) -> DrafterSpec:
         parts, auto = parts_of(drafter)

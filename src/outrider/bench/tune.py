@@ -13,14 +13,15 @@ from typing import Any
 
 from ..drafters.base import NoSpec
 from ..drafters.prediction import PredictionSpec
-from ..drafters.registry import AUTO, find_drafter
+from ..drafters.registry import find_drafter
 from ..engine.switch import SpeculationState
 from ..errors import ConfigError, OutriderError
 from ..limits import LARGEST_DRAFT
 from ..llm import LLM
+from ..methods import AUTO
 from ..models.families import find_folder
 from ..params import StructuredOutputsParams
-from ..text.codec import TextCodec
+from ..text.read import read_codec
 from ..types import SamplingParams
 from .machine import machine
 from .race import FEWEST, ROUNDS, Run, Setting, race
@@ -153,7 +154,7 @@ class Workbench:
         """Settings that no other tells of."""
         self._num_prompts = len(workload.first(num_prompts).items)
         self._items = workload.items[: self._num_prompts + most]
-        codec = TextCodec(folder)
+        codec = read_codec(folder)
         self._prompts = [item.encode(codec) for item in self._items]
         self._max_tokens, self._temperature = max_tokens, temperature
 

@@ -9,8 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ..drafters.base import NoSpec
-from ..drafters.registry import AUTO
-from ..methods import BY_NAME
+from ..methods import AUTO, BY_NAME
 from .intervals import median_interval
 from .race import PLAIN_SETTING, Race, Run, Setting
 from .record import Pass, total

@@ -15,8 +15,9 @@ from ..errors import OutriderError
 from .common import FAILED, Group, report_console, status, write
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..drafters.base import DrafterContext, DrafterSpec
-    from ..input_processor import InputProcessor
 
 UNSAID = "not said"
 app = typer.Typer(cls=Group)
@@ -86,25 +87,26 @@ def at_hand(model: str) -> tuple[list[Facts], int]:
     """
     from ..drafters.base import DrafterContext
     from ..drafters.prediction import PredictionSpec
-    from ..drafters.registry import AUTO, find_drafter
+    from ..drafters.registry import find_drafter
     from ..engine.build import load_target
-    from ..input_processor import InputProcessor
+    from ..engine.checkpoint import Checkpoint
+    from ..methods import AUTO
 
-    inputs = InputProcessor(model, None, {})
-    target = load_target(inputs.folder, inputs.config, inputs.model_config)
-    context = DrafterContext(target, inputs.backend, inputs.config, inputs.max_model_len)
-    auto = {each.name for each in find_drafter(AUTO, inputs.folder).members}
+    own = Checkpoint(model, None, {})
+    target = load_target(own.folder, own.config, own.model_config)
+    context = DrafterContext(target, own.tokenizer, own.config, own.facts.max_model_len)
+    auto = {each.name for each in find_drafter(AUTO, own.folder).members}
     auto |= {PredictionSpec.name}
-    found = [_with_model(facts, inputs, context, facts.name in auto) for facts in known()]
-    return found, inputs.config.page_size
+    found = [_with_model(facts, own.folder, context, facts.name in auto) for facts in known()]
+    return found, own.config.page_size
 
 
-def _with_model(facts: Facts, inputs: InputProcessor, context: DrafterContext, auto: bool) -> Facts:
+def _with_model(facts: Facts, target: Path, context: DrafterContext, auto: bool) -> Facts:
     """Return a drafter's facts with what it takes of this model's engine, or why it cannot."""
     from dataclasses import replace
 
     try:
-        spec = _spec(facts.name, inputs, context)
+        spec = _spec(facts.name, target, context)
         needs = spec.needs(context)
     except OutriderError as error:
         return replace(facts, at_hand=False, why=str(error), auto=False)
@@ -120,7 +122,7 @@ def _with_model(facts: Facts, inputs: InputProcessor, context: DrafterContext, a
     )
 
 
-def _spec(name: str, inputs: InputProcessor, context: DrafterContext) -> DrafterSpec:
+def _spec(name: str, target: Path, context: DrafterContext) -> DrafterSpec:
     """Return the drafter of that name for a model.
 
     Raises:
@@ -128,20 +130,20 @@ def _spec(name: str, inputs: InputProcessor, context: DrafterContext) -> Drafter
     """
     from ..drafters.base import NoSpec
     from ..drafters.registry import known_specs, recognised, sibling
+    from ..engine.checkpoint import Checkpoint
     from ..errors import ConfigError
-    from ..input_processor import InputProcessor
     from ..models.load import cannot_go_back
 
     if name != NoSpec.name and not context.model.truncates:
-        raise ConfigError(f"{cannot_go_back(inputs.folder, context.model)}.")
-    spec, near = known_specs()[name], sibling(inputs.folder)
+        raise ConfigError(f"{cannot_go_back(target, context.model)}.")
+    spec, near = known_specs()[name], sibling(target)
     if spec.by_folder and (near is None or recognised(near).name != name):
         raise ConfigError(
             f"no {KINDS.get(name, name)} in the model's sub-folder or sibling drafter."
         )
     if not spec.by_folder and spec.recognise(name) is None:
         raise ConfigError("its name alone does not choose it; its package says what does.")
-    return InputProcessor(inputs.folder, name, {}).spec
+    return Checkpoint(target, name, {}).spec
 
 
 def table(found: list[Facts], page_size: int | None) -> Table:

@@ -73,9 +73,9 @@ def encoded(file: str, folder: str | Path) -> list[list[int]]:
     """Return the token ids of a workload file's prompts."""
     from ..bench.workload import load_workload
     from ..models.families import find_folder
-    from ..text.codec import TextCodec
+    from ..text.read import read_codec
 
-    codec = TextCodec(find_folder(folder))
+    codec = read_codec(find_folder(folder))
     return [item.encode(codec) for item in load_workload(file).items]
 
 

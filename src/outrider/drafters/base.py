@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 from tokenizers import Tokenizer
 
 from ..config import EngineConfig
+from ..methods import NONE
 from ..models.base import Model, Store
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
@@ -246,7 +247,7 @@ class DrafterSpec(ABC):
 class NoSpec(DrafterSpec):
     """Plain decoding."""
 
-    name = "none"
+    name = NONE
     wants = "nothing"
     costs = "nothing"
     suits = "batches so large that every row costs time, and comparisons"
@@ -258,7 +259,7 @@ class NoSpec(DrafterSpec):
 class NoDrafter(ChainDrafter):
     """Drafts nothing: plain decoding on the same path."""
 
-    name = "none"
+    name = NONE
 
     def draft(self, sequence: SequenceState, length: int) -> list[int]:
         return []

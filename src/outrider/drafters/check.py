@@ -14,8 +14,9 @@ from ..models.families import Architecture, read_architecture, read_config, read
 from ..models.head_tensors import HeadTensors, drafted_ids, misfits
 from ..models.heads import MEDUSA, Head, read_head
 from ..models.native import covers
-from ..text.codec import TextCodec, differing_entries, has_tokenizer
+from ..text.codec import differing_entries, has_tokenizer
 from ..text.intersection import Intersection, intersection, pieces_of
+from ..text.read import read_codec
 from .retokenize import RetokenizeSpec
 
 DRAFT = 4
@@ -60,7 +61,7 @@ def _retokenized(folder: Path, target: Path, texts: Sequence[str]) -> Iterator[F
         words = ["there" if each else "none" for each in there]
         yield Fact("tokenizer", words[1], words[0], False)
         return
-    codecs = [TextCodec(each) for each in both]
+    codecs = [read_codec(each) for each in both]
     sizes = [read_shape(*pair).vocab_size for pair in zip(configs, both, strict=True)]
     try:
         theirs, ours = (
@@ -134,7 +135,7 @@ def _model(folder: Path, target: Path) -> Iterator[Fact]:
 def _vocabulary(folder: Path, target: Path, own: int, theirs: int) -> Fact:
     """Return whether the sizes of two vocabularies are equal, or differ by padding only."""
     held = [
-        1 + max(TextCodec(each).backend.get_vocab().values(), default=-1)
+        1 + max(read_codec(each).backend.get_vocab().values(), default=-1)
         for each in (folder, target)
         if has_tokenizer(each)
     ]
@@ -148,7 +149,7 @@ def _vocabulary(folder: Path, target: Path, own: int, theirs: int) -> Fact:
 def _tokenizer(folder: Path, target: Path, needed: str) -> Iterator[Fact]:
     """Yield whether two checkpoints have the same tokenizer, if both have one."""
     if has_tokenizer(folder) and has_tokenizer(target):
-        both = (TextCodec(each).backend.get_vocab() for each in (target, folder))
+        both = (read_codec(each).backend.get_vocab() for each in (target, folder))
         entries = differing_entries(*both)
         more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
         said = "; ".join(entries[:SHOWN]) + more if entries else "the same"

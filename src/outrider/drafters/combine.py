@@ -6,9 +6,6 @@ from collections.abc import Sequence
 
 from ..types import Draft, DraftBudget
 
-TOGETHER = "+"
-"""Joins the names of drafters whose drafts are merged."""
-
 
 def part_of(budgets: Sequence[DraftBudget], parts: int) -> list[DraftBudget]:
     """Return each of ``parts`` drafters' share of the budgets: all depths, a part of the nodes."""

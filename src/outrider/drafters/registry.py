@@ -7,11 +7,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from ..errors import ConfigError, shown
-from ..methods import find_method
-from ..models.families import Folder
+from ..methods import AUTO, TOGETHER, find_method
 from ..models.heads import Head
+from ..types import Folder
 from .base import Drafter, DrafterContext, DrafterSpec, NoSpec
-from .combine import TOGETHER
 from .eagle import EagleSpec
 from .layerskip import LayerskipSpec
 from .medusa import MedusaSpec
@@ -23,7 +22,6 @@ from .suffix import SuffixSpec
 
 GROUP = "outrider.drafters"
 """The entry points of drafters in other packages: the name of a drafter, its ``DrafterSpec``."""
-AUTO = "auto"
 BUILT_IN: tuple[type[DrafterSpec], ...] = (
     NoSpec, NgramSpec, SuffixSpec, PredictionSpec, LayerskipSpec, EagleSpec, MedusaSpec,
     RetokenizeSpec, ModelSpec,

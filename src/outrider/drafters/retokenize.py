@@ -20,8 +20,9 @@ from ..models.load import load_model
 from ..models.native import NativeTransformer
 from ..models.rows import Segment
 from ..sampling.shared_noise import Noise
-from ..text.codec import TextCodec, has_tokenizer
+from ..text.codec import has_tokenizer
 from ..text.intersection import Intersection, intersection, pieces_of
+from ..text.read import read_codec
 from ..text.reencode import Context, Reencoder
 from ..types import Draft, DraftBudget, HiddenStates, Scheduled, SequenceState, Verdict
 from .base import Drafter, DrafterContext, DrafterSpec, Needs
@@ -102,9 +103,7 @@ class RetokenizeSpec(DrafterSpec):
                 f"{self.folder}: drafter {self.name!r} needs a model that the native step runs; "
                 "give one of a native family."
             )
-        own = TextCodec(self.folder).backend
-        own.no_truncation()
-        own.no_padding()
+        own = read_codec(self.folder).backend
         theirs = pieces_of(context.tokenizer, target.shape.vocab_size, "the target")
         ours = pieces_of(own, model.shape.vocab_size, str(self.folder))
         shared = intersection(theirs, ours)

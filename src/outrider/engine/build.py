@@ -11,11 +11,11 @@ from transformers import PretrainedConfig
 
 from ..config import PRESETS, EngineConfig
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec, memory_of
-from ..drafters.combine import TOGETHER
 from ..drafters.ngram import NgramSpec
 from ..drafters.prediction import PredictionSpec
 from ..drafters.suffix import SuffixSpec
 from ..errors import ConfigError
+from ..methods import TOGETHER
 from ..models.base import Model
 from ..models.families import read_config, read_shape
 from ..models.load import cannot_go_back, load_model

@@ -1,28 +1,45 @@
 """The messages between the frontend and the engine's process."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config import EngineConfig
-from ..drafters.base import DrafterSpec
 from ..errors import OutriderError
-from ..types import Event, Request
+from ..text.codec import TextCodec
+from ..types import Event, Folder, Request
 from .switch import SpeculationState
+
+if TYPE_CHECKING:
+    from ..drafters.base import DrafterSpec
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything that a worker builds its engine from, see ``build.build_engine``."""
+    """Everything that a worker reads its checkpoint by, see ``checkpoint.Checkpoint``."""
+
+    model: Folder
+    drafter: Folder | DrafterSpec | None
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the frontend knows of a checkpoint. None of it needs torch or transformers.
+
+    ``drafter`` is the name of the default drafter; ``codec`` is None where there is no tokenizer.
+    """
 
     folder: Path
-    model_config: PretrainedConfig
-    tokenizer: Path
-    drafter: DrafterSpec
     config: EngineConfig
+    drafter: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    codec: TextCodec | None
 
 
 class Abort(NamedTuple):
@@ -107,5 +124,6 @@ class Logged(NamedTuple):
     text: str
 
 
-Message = Ready | OutriderError | Stepped | Beliefs | Left | Beat | Logged
-"""From the worker to the frontend; an ``OutriderError`` says why the engine cannot be loaded."""
+Message = Facts | Ready | OutriderError | Stepped | Beliefs | Left | Beat | Logged
+"""From the worker to the frontend, first ``Facts``; an ``OutriderError`` says why the engine cannot
+be loaded."""

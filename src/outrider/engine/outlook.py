@@ -7,8 +7,8 @@ from itertools import groupby, zip_longest
 from math import inf
 from typing import NamedTuple
 
-from ..drafters.combine import TOGETHER
 from ..limits import LARGEST_INT
+from ..methods import TOGETHER
 from .costs import CostModel
 from .survival import Survival
 

@@ -20,7 +20,8 @@ from ..models.files import weight_files
 from ..models.native import covers
 from ..native.choice import available, library
 from ..native.threads import allowed_threads
-from ..text.codec import TextCodec, has_tokenizer
+from ..text.codec import has_tokenizer
+from ..text.read import read_codec
 from .footprint import footprint
 
 
@@ -68,7 +69,7 @@ def checkpoint(model: str, drafts: bool = False) -> dict[str, Any]:
         files = [folder] if is_gguf(folder) else weight_files(folder)
         takes = footprint(folder, shape, architecture, native, drafts)
         largest = (
-            max(TextCodec(folder).backend.get_vocab().values()) if has_tokenizer(folder) else None
+            max(read_codec(folder).backend.get_vocab().values()) if has_tokenizer(folder) else None
         )
     except OutriderError as error:
         return {"error": str(error)}

@@ -10,10 +10,10 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 from ..errors import WorkerError
 from .messages import Command, Message, WorkerSpec
-from .worker import run_worker
 
 logger = logging.getLogger("outrider")
 
@@ -84,6 +84,13 @@ def unguarded() -> WorkerError:
     )
 
 
+def run(link: Connection, spec: WorkerSpec, generation: int) -> None:
+    """Run a worker in this process, which is new: torch is imported here, not by the frontend."""
+    from .worker import run_worker
+
+    run_worker(link, spec, generation)
+
+
 class WorkerProcess:
     """One life of a worker. No method blocks.
 
@@ -113,7 +120,7 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         self._link, its = context.Pipe()
         self._process = context.Process(
-            target=run_worker, args=(its, spec, generation), name=NAME, daemon=True
+            target=run, args=(its, spec, generation), name=NAME, daemon=True
         )
         self.kill = self._process.kill  # at once, also one that is stopped
         try:

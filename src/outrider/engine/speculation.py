@@ -8,10 +8,10 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from ..drafters.base import Drafter, NoDrafter, NoSpec
-from ..drafters.combine import TOGETHER, merged, part_of
+from ..drafters.combine import merged, part_of
 from ..drafters.prediction import PredictionSpec
-from ..drafters.registry import AUTO
 from ..errors import ConfigError, RequestError
+from ..methods import AUTO, TOGETHER
 from ..sampling.shared_noise import Noise
 from ..trees import depths, is_chain
 from ..types import (

@@ -24,10 +24,10 @@ from weakref import WeakValueDictionary
 from tqdm import tqdm
 
 from ..errors import OutriderError, RequestError
-from ..text.codec import TextCodec, has_tokenizer
 from ..types import Request, SamplingParams, SequenceState
 from .beliefs import summary
 from .build import build_engine
+from .checkpoint import Checkpoint
 from .engine import Engine
 from .messages import (
     Abort,
@@ -87,7 +87,7 @@ class _Forward(logging.Handler):
 
 
 def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
-    """Load the engine, warm it up and serve until the frontend is gone."""
+    """Read the checkpoint, load the engine, warm it up and serve until the frontend is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the frontend decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     guard()
@@ -100,13 +100,14 @@ def run_worker(link: Connection, spec: WorkerSpec, generation: int) -> None:
     pulse = Pulse(outlet.send)
     try:
         try:
-            backend = TextCodec(spec.tokenizer).backend if has_tokenizer(spec.tokenizer) else None
+            checkpoint = Checkpoint(spec.model, spec.drafter, spec.options)
+            outlet.send(checkpoint.facts)
             engine = build_engine(
-                spec.folder,
-                spec.drafter,
-                spec.config,
-                backend,
-                model_config=spec.model_config,
+                checkpoint.folder,
+                checkpoint.spec,
+                checkpoint.config,
+                checkpoint.tokenizer,
+                model_config=checkpoint.model_config,
                 thorough=True,
             )
         except OutriderError as error:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..sampling.noise import WORD, gumbel, gumbel_of_tensors
+from ..sampling.noise import gumbel, gumbel_of_tensors
+from ..sampling.philox import WORD
 from ..sampling.seeds import request_seed
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from ..config import Recipe
 from ..errors import ConfigError, ModelError
 from ..fields import read_object
 from ..gguf import is_gguf
-from ..text.codec import TextCodec, has_tokenizer
+from ..text.codec import has_tokenizer
+from ..text.read import read_tokenizer
 from .families import Architecture, read_architecture, read_config
 from .folders import new_folder, save_file
 from .formats.gguf_weights import GGUFTensors
@@ -92,7 +93,7 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
         (new / "config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
         if is_gguf(folder):
             if has_tokenizer(folder):
-                TextCodec(folder).tokenizer.save_pretrained(new)
+                read_tokenizer(folder).save_pretrained(new)
             return bits
         for file in folder.iterdir():
             copied = file.name != "config.json" and not file.name.endswith(WEIGHT_FILES)

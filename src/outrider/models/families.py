@@ -24,6 +24,7 @@ from ..errors import ModelError, shown
 from ..fields import Fields, one_line, read_object
 from ..gguf import is_gguf
 from ..limits import LARGEST_INT
+from ..types import Folder
 from .activations import keep_light
 from .claims import check_claims
 from .formats.gguf_config import read_gguf_config
@@ -34,7 +35,6 @@ from .rope import ROPE_TYPES, check_rope, head_dim, rope_parameters, rotary_dim
 logger = logging.getLogger("outrider")
 keep_light()  # before any config is read
 
-Folder = str | Path  # of a checkpoint; a GGUF file will do as well
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 UNBOUNDED = 32768
 """Tokens of context for a model whose config names no limit."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from ..sampling.logprobs import Measure, measure
-from ..sampling.noise import WORD
+from ..sampling.philox import WORD
 from ..sampling.pipeline import RequestPipeline, SequencePipeline
 from ..sampling.shared_noise import SharedNoise
 from ..types import Row

@@ -1,11 +1,15 @@
 """The acceptance rule: it accepts draft tokens and adds the bonus token."""
 
+from __future__ import annotations
+
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..types import Draft, Verdict
-from .pipeline import StepLogits
-from .shared_noise import Noise, SharedNoise
+
+if TYPE_CHECKING:
+    from .pipeline import StepLogits
+    from .shared_noise import Noise, SharedNoise
 
 NOT_FINITE = "the model's logits are NaN or infinite; check the checkpoint, or try dtype='float32'."
 NOTHING_LEFT = (

@@ -45,15 +45,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-SHARED_STREAM = 0  # the noise that target and drafters share
-SEED_STREAM = 2**32 - 1  # seeds of requests; the ratio rules use the numbers between (fresh.py)
+from .philox import WORD, check, rounds
+
+SHARED_STREAM = 0  # the noise that target and drafters share; the ratio rules use those above
 Streams = int | Sequence[int]  # one for all rows, or one each
-
-WORD = 2**32 - 1  # all bits of one
-_MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
-_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 
 _LARGEST_W = 1.0 - 2.0**-24
 TWO_THIRDS, EXPONENT, _ONE = 0x3F2AAAAB, -0x800000, 0x3F800000  # bit patterns, as int32
@@ -80,45 +77,13 @@ _CHUNK = 65536  # words that NumPy works on at once, so that the intermediates s
 _A = TypeVar("_A", NDArray[Any], torch.Tensor)
 
 
-def _philox(counter: tuple[_A, _A, _A, _A], key: tuple[_A, _A]) -> tuple[_A, _A, _A, _A]:
-    """Return Philox4x32-10 of broadcastable words.
-
-    Between rounds only the low halves of c1 and c3 are valid: a mask is needed only before a word
-    is multiplied.
-    """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for number in range(10):
-        if number < 4:
-            # Words that do not vary along an axis stay small here; after four rounds every word
-            # depends on all inputs, so it is a fresh array of the full shape.
-            low0, low1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
-            c0 = ((low1 >> 32) ^ (c1 ^ k0)) & WORD
-            c2 = ((low0 >> 32) ^ (c3 ^ k1)) & WORD
-            c1, c3 = low1, low0
-        else:
-            c2 *= _MULTIPLIER_1
-            c1 ^= k0
-            c1 ^= c2 >> 32
-            c1 &= WORD
-            c0 *= _MULTIPLIER_0
-            c3 ^= k1
-            c3 ^= c0 >> 32
-            c3 &= WORD
-            c0, c1, c2, c3 = c1, c2, c3, c0
-        k0, k1 = (k0 + _WEYL_0) & WORD, (k1 + _WEYL_1) & WORD
-    c1 &= WORD
-    c3 &= WORD
-    return c0, c1, c2, c3
-
-
 def _words(rows: _A, quarters: _A, out: _A) -> _A:
     """Write the words of `rows` [n, 5] at `quarters` [1, m] to `out` [n, m, 4]; return [n, 4 * m].
 
     All have one integer dtype; see `_row_words` for the columns of `rows`.
     """
     position, sample, stream, low, high = (rows[:, i : i + 1] for i in range(5))
-    for lane, word in enumerate(_philox((position, quarters, sample, stream), (low, high))):
+    for lane, word in enumerate(rounds((position, quarters, sample, stream), (low, high))):
         out[..., lane] = word
     return out.reshape(len(out), 4 * out.shape[1])
 
@@ -196,17 +161,6 @@ def gumbel_of_words(words: _A) -> _A:
     return _neg_log(f, n)
 
 
-def check(name: str, value: int, bits: int) -> int:
-    """Return ``value``, which must be at least 0 and below 2**bits.
-
-    Raises:
-        ValueError: it is out of range.
-    """
-    if not 0 <= value < 1 << bits:
-        raise ValueError(f"{name} must be at least 0 and below 2^{bits}, got {value}")
-    return value
-
-
 def _row_words(
     seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int], stream: Streams
 ) -> NDArray[np.uint64]:
@@ -237,23 +191,6 @@ def _quarters(vocab_size: int) -> int:
     if vocab_size < 1:
         raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
     return (vocab_size + 3) // 4
-
-
-def philox(
-    counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[ArrayLike, ArrayLike]
-) -> tuple[NDArray[np.uint32], ...]:
-    """Return Philox4x32-10 (Salmon et al., SC 2011) of any counter and key.
-
-    Args:
-        counter: four words in [0, 2^32), broadcastable against each other and the key.
-        key: two words in [0, 2^32), low word first.
-
-    Returns:
-        Four uint32 arrays of the broadcast shape.
-    """
-    words = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in (*counter, *key)))
-    c0, c1, c2, c3, k0, k1 = words
-    return tuple(word.astype(np.uint32) for word in _philox((c0, c1, c2, c3), (k0, k1)))
 
 
 def words(

@@ -2,7 +2,10 @@
 
 import secrets
 
-from .noise import SEED_STREAM, WORD, check, philox
+from .philox import WORD, check, philox
+
+SEED_STREAM = 2**32 - 1
+"""The stream of seeds; noise has the first streams."""
 
 
 def request_seed(engine_seed: int, index: int) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from ..types import Row
-from .noise import check, gumbel_on
+from .noise import gumbel_on
+from .philox import check
 
 BLOCK = 2**17
 """Numbers of noise in a block, unless one position has more."""

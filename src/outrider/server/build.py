@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ SECONDS = {"ms": 0.001, "s": 1.0}
 
 
 def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[AsyncLLM, Settings]:
-    """Return the engine, not started yet, and the server's settings.
+    """Return the engine, which is being loaded, and the server's settings.
 
     Args:
         model: the checkpoint.
@@ -41,23 +42,13 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
     """
     values = {name: one.value for name, one in chosen.items()}
     options = {o.name: values[o.name] for o in ENGINE_OPTIONS if chosen[o.name].source != "default"}
-    llm = AsyncLLM(model, **options)
-    codec = llm.inputs.codec
-    if values["chat_template"] is not None:
-        template = read_text(Path(values["chat_template"]), "chat_template")
-        if codec is None:
-            raise ConfigError("chat_template is given, but the model has no tokenizer; drop it.")
-        codec.tokenizer.chat_template = template
-    parser = choice(values, "tool_call_parser", ("auto", *PARSERS))
-    if codec is not None:
-        codec.call_form = PARSERS.get(parser)
-    return llm, Settings(
+    template = values["chat_template"]
+    if template is not None:
+        template = read_text(Path(template), "chat_template")
+    form = PARSERS.get(choice(values, "tool_call_parser", ("auto", *PARSERS)))
+    settings = Settings(
         names=tuple(filter(None, (values["served_model_name"] or name).split(","))) or (name,),
-        longest=llm.config.max_draft_length,
         detail=choice(values, "per_request_spec_decode_metrics", ("none", "summary", "detailed")),
-        tool_form=codec.call_form if codec else "hermes",
-        defaults=read_defaults(values["generation_config"], llm.inputs.folder),
-        fingerprint=fingerprint(llm),
         api_keys=read_keys(values["api_key"], values["api_key_file"]),
         host=values["host"],
         allowed_hosts=read_hosts(values["allowed_hosts"]),
@@ -73,6 +64,27 @@ def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[A
         shutdown_timeout=values["shutdown_timeout"],
         slo=read_slo(values["slo"]),
     )
+    llm = AsyncLLM(model, **options)
+    try:
+        codec = llm.inputs.codec
+        if template is not None:
+            if codec is None:
+                raise ConfigError(
+                    "chat_template is given, but the model has no tokenizer; drop it."
+                )
+            codec.chat_template = template
+        if codec is not None:
+            codec.call_form = form
+        return llm, replace(
+            settings,
+            longest=llm.config.max_draft_length,
+            tool_form=codec.call_form if codec else "hermes",
+            defaults=read_defaults(values["generation_config"], llm.inputs.folder),
+            fingerprint=fingerprint(llm),
+        )
+    except BaseException:
+        llm.shutdown()
+        raise
 
 
 def choice(values: Mapping[str, Any], name: str, words: Sequence[str]) -> Any:

@@ -7,7 +7,7 @@ import re
 import time
 from typing import Any, Literal
 
-from ..drafters.combine import TOGETHER
+from ..methods import TOGETHER
 from ..types import Counts
 from . import beliefs
 from .metrics import Metrics

@@ -1,18 +1,23 @@
 """Options of chat templates, as clients send them."""
 
-import inspect
 import re
 from typing import Any
-
-from transformers import PreTrainedTokenizerBase
 
 from .errors import Refusal
 from .protocol import Templated
 
 TEMPLATE_OWN = frozenset(
-    {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
-)
-"""Names in a template's call that are not the client's to give in ``chat_template_kwargs``."""
+    {
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation",
+        "documents", "kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask",
+        "return_dict", "return_tensors", "sanitize_control_tokens", "self", "tokenize",
+        "tokenizer_kwargs", "tools", "truncation",
+    }
+)  # fmt: skip
+"""Names in a template's call that are not the client's to give in ``chat_template_kwargs``.
+
+They are "messages" and the parameters of transformers' ``apply_chat_template``.
+"""
 
 
 def template_options(body: Templated, template: str) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..async_llm import AsyncLLM
-from ..drafters.base import NoSpec
-from ..drafters.registry import AUTO
 from ..engine.messages import Gauges, Stepped
+from ..methods import AUTO, NONE
 from ..types import SAMPLE, Counts, Event, Origin, Request, grouped_by
 from . import beliefs
 from .tally import Rate
@@ -137,7 +136,7 @@ class Metrics(Collector):
     def begin(self, request: Request) -> None:
         """Begin to time a request."""
         wishes = request.speculation
-        wants_drafts = wishes.length(1) > 0 and wishes.drafter != NoSpec.name
+        wants_drafts = wishes.length(1) > 0 and wishes.drafter != NONE
         self._lives[request.id] = _Life(
             time.perf_counter(), len(request.prompt_token_ids), request.params.n, wants_drafts
         )

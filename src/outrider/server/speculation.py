@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ..drafters.combine import TOGETHER
 from ..engine.switch import SpeculationState
 from ..errors import ConfigError
+from ..methods import TOGETHER
 from ..types import Counts
 from . import beliefs
 from .errors import Refusal

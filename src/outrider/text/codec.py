@@ -1,21 +1,17 @@
 """The tokenizer of a checkpoint: ids from text and from chat messages."""
 
 import re
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..errors import ModelError, RequestError
-from ..fields import readable
+from ..errors import RequestError
 from ..gguf import is_gguf, open_gguf
 from .calls import Form, form_of
 from .conversation import write
-from .gguf_tokenizer import chat_templates, gguf_tokenizer
-from .growth import check_growth, check_specials
 from .messages import readable as readable_messages
 from .panics import no_panic
 
@@ -29,34 +25,35 @@ BREAK = "\ufdd1"
 
 
 class TextCodec:
-    """Encodes prompts and chats as the checkpoint's own tokenizer does.
+    """Encodes prompts and chats as the checkpoint's own tokenizer does; ``read_codec`` makes it.
+
+    It can be pickled, and needs neither torch nor transformers.
 
     Args:
-        folder: the checkpoint: a folder or a GGUF file.
+        backend: the tokenizer, without truncation and padding.
+        chat_template: the only one, or all by name, None without any.
+        special_tokens: the tokenizer's, by their names in templates.
+        end: the id of the tokenizer's own end of a text, if it has one.
+        source: the checkpoint, for messages.
         specials: whether texts of clients may hold control tokens; else these are plain text.
-
-    Raises:
-        ModelError: the tokenizer's files are damaged, or a GGUF file's tokenizer is unknown.
     """
 
-    def __init__(self, folder: Path, specials: bool = True) -> None:
-        self._call_form: Form | None = None
+    def __init__(
+        self,
+        backend: Tokenizer,
+        chat_template: str | dict[str, str] | None,
+        special_tokens: Mapping[str, Any],
+        end: int | None,
+        source: Path,
+        specials: bool = True,
+    ) -> None:
+        self.backend = backend
+        self.chat_template = chat_template
+        self.end_token_ids = frozenset([] if end is None else [end])
+        self._special_tokens = special_tokens
+        self.source = source
         self._specials = specials
-        self._folder = folder
-        with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
-            self.tokenizer: PreTrainedTokenizerBase = (
-                _of_gguf(folder) if is_gguf(folder) else _of_folder(folder)
-            )
-            backend = getattr(self.tokenizer, "backend_tokenizer", None)
-            if not isinstance(backend, Tokenizer):
-                raise ModelError(
-                    f"the tokenizer in {folder} is written in Python and has no tokenizer.json; "
-                    "convert it to one."
-                )
-            self.backend = backend
-            check_specials(backend, folder)
-            found = self.tokenizer("a tokenizer's try: 1, 2\n")["input_ids"]
-            self.tokenizer.decode(found)  # finds damage
+        self._call_form: Form | None = None
 
     def encode(self, text: str, special: bool = True, rendered: bool = False) -> list[int]:
         """Return the ids of a text, with the tokenizer's ``special`` tokens around it.
@@ -67,10 +64,8 @@ class TextCodec:
             text = text if rendered else self._broken(text)
             if BREAK in text:
                 return self._without_breaks(text, special)
-        # The tokenizer's own warning of length is not about what is done here.
         with no_panic():
-            found = self.tokenizer(text, add_special_tokens=special, verbose=False)
-        ids: list[int] = found["input_ids"]
+            ids: list[int] = self.backend.encode(text, add_special_tokens=special).ids
         return ids
 
     def _without_breaks(self, text: str, special: bool) -> list[int]:
@@ -99,12 +94,6 @@ class TextCodec:
             return {self._broken(name): self._broken(each) for name, each in value.items()}
         return value
 
-    @property
-    def end_token_ids(self) -> frozenset[int]:
-        """The tokenizer's own end of a text."""
-        end = self.tokenizer.eos_token_id
-        return frozenset([end] if isinstance(end, int) else [])
-
     def exceeds(self, text: str, limit: int) -> bool:
         """Return whether a text has more than ``limit`` tokens, in the memory of a short text.
 
@@ -131,11 +120,13 @@ class TextCodec:
         Raises:
             RequestError: one is no text.
         """
-        known = self.tokenizer.chat_template
+        known = self.chat_template
         named = known if isinstance(known, dict) else {"default": known} if known else {}
-        found = {name: named[name] for name in ("default", "tool_use") if name in named}
+        found: dict[str, str] = {
+            name: named[name] for name in ("default", "tool_use") if name in named
+        }
         if not all(isinstance(template, str) for template in found.values()):
-            raise RequestError(f"{self._folder} has a chat template that is no text; correct it.")
+            raise RequestError(f"{self.source} has a chat template that is no text; correct it.")
         return found
 
     @property
@@ -165,7 +156,7 @@ class TextCodec:
         named = self.templates
         if not named:
             raise RequestError(
-                f"{self._folder} has no chat template; use generate() with a plain prompt."
+                f"{self.source} has no chat template; use generate() with a plain prompt."
             )
         if not messages:
             raise RequestError("the conversation is empty; give at least one message.")
@@ -181,35 +172,13 @@ class TextCodec:
             listed,
             self.call_form,
             {
-                "documents": None, **self.tokenizer.special_tokens_map, **variables,
+                "documents": None, **self._special_tokens, **variables,
                 "add_generation_prompt": add_generation_prompt,
             },
         )  # fmt: skip
         if has_lone_surrogates(text):
             raise RequestError("the messages have lone surrogates; send UTF-8.")
         return text
-
-
-def _of_folder(folder: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a folder."""
-    if (folder / "tokenizer.json").is_file():
-        check_growth(folder / "tokenizer.json")
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    return found
-
-
-def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in the GGUF file at ``path``, or the one in its folder if unknown."""
-    file, in_folder = open_gguf(path), path.with_name("tokenizer.json").is_file()
-    with suppress(ModelError) if in_folder else nullcontext():
-        tokenizer = gguf_tokenizer(file)
-        if tokenizer is not None:
-            return tokenizer
-    if in_folder:
-        check_growth(path.with_name("tokenizer.json"))
-    other: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(path.parent)
-    other.chat_template = chat_templates(file) or other.chat_template
-    return other
 
 
 def has_tokenizer(folder: Path) -> bool:

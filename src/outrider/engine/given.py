@@ -1,0 +1,41 @@
+"""The options of ``LLM`` as they are given, sorted by what they are for."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..config import EngineConfig
+from ..limits import LOOKUP
+from ..vllm_names import translate
+
+
+class Given(NamedTuple):
+    """The options that were given.
+
+    ``engine`` are those of ``EngineConfig``, ``lookup`` those of the drafter ngram.
+    """
+
+    drafter: Any
+    tokenizer: Any
+    lookup: dict[str, Any]
+    engine: dict[str, Any]
+
+    def config(self) -> EngineConfig:
+        """Return the engine's options.
+
+        Raises:
+            ConfigError: one is wrong.
+        """
+        return EngineConfig(**self.engine)
+
+
+def given(drafter: Any, options: Mapping[str, Any]) -> Given:
+    """Return the arguments of ``LLM``; options of None are left out.
+
+    Raises:
+        ConfigError: an option of vLLM's cannot be translated.
+    """
+    values = translate(options)
+    drafter = values.pop("drafter", drafter)
+    values = {name: value for name, value in values.items() if value is not None}
+    lookup = {name: values.pop(name) for name in LOOKUP if name in values}
+    return Given(drafter, values.pop("tokenizer", None), lookup, values)
