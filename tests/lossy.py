@@ -38,6 +38,8 @@ class Faults:
         refused: fields that are answered with 400.
         raw: an answer to every completion behind the first ``after``, with ``status``.
         tells: what else answers hold.
+        parts: the first so many words are parts of characters: all have the text U+FFFD, and
+            log probabilities name one by its bytes where another has that text.
     """
 
     typical: bool = False
@@ -60,6 +62,7 @@ class Faults:
     switch: tuple[int, bytes] = (404, b"no such path")
     """The answer at Outrider's switch of speculation."""
     running: int = 0
+    parts: int = 0
 
 
 @functools.cache
@@ -132,6 +135,9 @@ class Toy:
                 out.append(int(rng.choice(len(p), p=rest / rest.sum())))
         return out
 
+    def word(self, i: int) -> str:
+        return "\ufffd" if i < self.faults.parts else WORDS[i]
+
     def choice(self, index: int, body: Body) -> Body:
         faults, text = self.faults, body["prompt"]
         if isinstance(text, list):
@@ -145,7 +151,7 @@ class Toy:
         length = body["max_tokens"] + 2 * (faults.overshoots and body["max_tokens"] > 2)
         formed = "response_format" in body or "guided_regex" in body
         out = [] if formed else self.generate(text, body, rng, length)
-        said, reason = "".join(WORDS[i] for i in out), "length"
+        said, reason = "".join(map(self.word, out)), "length"
         for word in body.get("stop") or ():
             if word in said:
                 said, reason = said[: said.index(word) + len(word) * faults.stops_late], "stop"
@@ -163,9 +169,13 @@ class Toy:
             for at in range(len(out)):
                 p = law(text + "".join(WORDS[i] for i in out[:at]))
                 best = np.argsort(-p)[: body["logprobs"]]
-                tops.append({WORDS[i]: float(np.log(p[i])) for i in {*best.tolist(), out[at]}})
+                top = dict[str, float]()
+                for i in dict.fromkeys([out[at], *best.tolist()]):
+                    word = self.word(i)
+                    top[f"bytes:\\x{i:02x}" if word in top else word] = float(np.log(p[i]))
+                tops.append(top)
                 own.append(0.0 if faults.certain and at else float(np.log(p[out[at]])))
-            words = [WORDS[i] for i in out]
+            words = [self.word(i) for i in out]
             found["logprobs"] = {"tokens": words, "top_logprobs": tops, "token_logprobs": own}
         return found | {"count": len(out)}
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from outrider.audit.endpoint import Report, Status, martingale, source, verify_endpoint
 from outrider.audit.endpoint import audit as module
 from outrider.audit.endpoint.answers import Law, Token, completions, law_of, message
+from outrider.audit.endpoint.laws import Context, Prompt
 from outrider.audit.endpoint.martingale import compare, visible_alike, visible_apart
 from outrider.audit.endpoint.outcome import share
 from outrider.audit.endpoint.sampling import CELLS, SAMPLINGS, Sampling, expected
@@ -53,6 +54,14 @@ def test_an_honest_server_passes() -> None:
     for sampling in SAMPLINGS:
         assert done[f"law, {sampling.name}: later tokens"].status is Status.PASSED
     assert all(0 < r.visible < 1 for r in report.results if r.visible is not None)
+
+
+def test_an_honest_server_with_parts_of_characters_passes() -> None:
+    report = audit(Faults(parts=3), laws=["temperature 1", "min_p 0.2", "temperature 0.5"])
+    assert failed(report) == set()
+    done = {result.name: result for result in report.results}
+    for name in ("temperature 1", "temperature 0.5"):
+        assert done[f"law, {name}: first token"].status is Status.PASSED
 
 
 @pytest.mark.parametrize(
@@ -404,6 +413,14 @@ def test_tokens_that_cannot_be_told_apart_count_as_others() -> None:
     assert found is not None
     assert found[1] == pytest.approx(np.exp(-1.2))
     assert found[-1] == pytest.approx(1 - np.exp(-1.2))
+    named = law_of([(Token("bytes:\\x80"), -1.0), (Token("a"), -1.2), (Token("\ufffd"), -3.0)])
+    assert named.rank(Token("\ufffd", 7)) is None
+    for sampling in SAMPLINGS[1:]:
+        found = expected(named, sampling, ())
+        assert found is None or (found[0], found[-1]) == (0, 0)
+    assert Context(Prompt("p"), (Token("\ufffd", 7),)).given is None
+    assert Context(Prompt("p"), (Token("bytes:\\xe2\\x80"),)).given is None
+    assert Context(Prompt("p", (1, 2)), (Token("\ufffd", 7),)).given == (1, 2, 7)
     assert Token("x", 3).same(Token("y", 3))
     assert not Token("x", 3).same(Token("x", 4))
 

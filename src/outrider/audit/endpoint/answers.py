@@ -16,7 +16,8 @@ from ...outside.text import well_formed
 
 NAMED = 5
 """Tokens whose log probability is asked for, the most that OpenAI's completions name."""
-UNCLEAR = "\ufffd"
+PARTIAL = re.compile(r".*\ufffd.*|bytes:(\\x[0-9a-fA-F]{2})+", re.DOTALL)
+"""How servers write a token that is part of a character; one token may be written both ways."""
 SPECIAL = re.compile(r"<[^<>]*>|\[[A-Z_]+\]")
 """Names that tokens without text have: a token that ends an answer is not shown."""
 NOT_OPENAI = "{} answers with something that is not OpenAI's ({}); is it the right address?"
@@ -32,11 +33,16 @@ class Token:
     id: int | None = None
 
     @property
+    def partial(self) -> bool:
+        """Whether the token is part of a character, so that its text does not identify it."""
+        return PARTIAL.fullmatch(self.text) is not None
+
+    @property
     def clear(self) -> bool:
-        """Whether the token can be told apart: many are part of a letter, or of no text at all."""
+        """Whether the token can be identified: it has text, and an id or a text of its own."""
         if SPECIAL.fullmatch(self.text) or self.text == "":
             return False
-        return self.id is not None or UNCLEAR not in self.text
+        return self.id is not None or not self.partial
 
     def same(self, other: Token) -> bool:
         """Return whether two tokens are the same, by id where both have one."""
@@ -55,7 +61,7 @@ class Law:
     def tells(self, token: Token) -> bool:
         """Return whether the token would be known here: by its id, or by a text of its own."""
         by_id = token.id is not None and all(own.id is not None for own in self.tokens)
-        return by_id or UNCLEAR not in token.text
+        return by_id or not token.partial
 
     def rank(self, token: Token) -> int | None:
         """Return the token's index; None if it is not among the named that can be told apart."""

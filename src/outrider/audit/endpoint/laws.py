@@ -42,7 +42,7 @@ class Context(NamedTuple):
         ids = [token.id for token in self.tokens if token.id is not None]
         if self.prompt.ids is not None and len(ids) == len(self.tokens):
             return (*self.prompt.ids, *ids)
-        if all(token.clear for token in self.tokens):
+        if all(token.clear and not token.partial for token in self.tokens):
             return self.prompt.text + "".join(token.text for token in self.tokens)
         return None
 
