@@ -258,6 +258,9 @@ HEADS = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     b"HTTP/1.1 302 Found\r\nLocation: http://other/\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 404 Not Found\r\n\r\nno",
+    b"HTTP/1.0 503 \xff\xfe\r\nX\r\n\r\n",
+    b"HTTP/1.1 204 No\r\n\r\n",
+    b"HTTP/1.1 200\r\n\r\nrest",
     b"HTTP/1.1 500 Oops\r\nX: y\r\n z\r\nContent-Length: 2\r\n\r\nno",
 )
 HEAD_PIECES = (

@@ -213,25 +213,32 @@ def translate_manifests(folder: Path) -> Made:
     return texts(cases), translate
 
 
+def check_document(found: Any) -> None:
+    """Assert that a document can be written: finite numbers, no lone surrogates."""
+    json.dumps(found, allow_nan=False, ensure_ascii=False, default=str).encode()
+
+
 @reader("YAML documents")
 def yaml_documents(folder: Path) -> Made:
     from outrider.outside.documents import parse_yaml
 
-    return damaged(MANIFEST, LAUGHS, MERGES), lambda data: parse_yaml(data, "It")
+    return damaged(MANIFEST, LAUGHS, MERGES), lambda data: check_document(parse_yaml(data, "It"))
 
 
 @reader("JSON documents")
 def json_documents(folder: Path) -> Made:
     from outrider.outside.documents import read_json
 
-    return jsons(REPORT, SERVED), in_file(folder, "x.json", lambda file: read_json(file, "It"))
+    return jsons(REPORT, SERVED), in_file(
+        folder, "x.json", lambda file: check_document(read_json(file, "It"))
+    )
 
 
 @reader("TOML documents")
 def toml_documents(folder: Path) -> Made:
     from outrider.outside.documents import parse_toml
 
-    return damaged(SPEC, DEMAND), lambda data: parse_toml(data, "It")
+    return damaged(SPEC, DEMAND), lambda data: check_document(parse_toml(data, "It"))
 
 
 SERVER = """

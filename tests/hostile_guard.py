@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import tempfile
+import tomllib
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hostile_inputs import damaged, jsons, tomls
 from hostile_readers import (
@@ -19,6 +25,8 @@ from hostile_readers import (
     reader,
 )
 from hypothesis import strategies as st
+
+from outrider.errors import EndpointError
 
 POLICY = """
 folder = "guard"
@@ -97,6 +105,7 @@ def guard_state(folder: Path) -> Made:
         state = store.load("http://e:8000")
         carried_over(state, 5.0, 3600.0)
         store.save(state)
+        assert store.load("http://e:8000") == state
 
     return jsons(guard_documents()[0]), in_file(folder, "state.json", read)
 
@@ -154,13 +163,15 @@ def policy_of(**parts: Any) -> Any:
     return parse({**document, **parts})
 
 
+SWITCH = {"enabled": True, "num_speculative_tokens": 4, "draft_length": 3}
+
+
 @reader("switch: speculation")
 def switch_speculation(folder: Path) -> Made:
     from outrider.guard.policy import Server
     from outrider.guard.switches import speculation
 
     own = speculation.Speculation(Server("http://e:8000"))
-    sample = {"enabled": True, "num_speculative_tokens": 4, "draft_length": 3}
     error = {"error": {"message": "no", "code": 400}}
 
     def call(case: tuple[bytes, int]) -> None:
@@ -168,7 +179,14 @@ def switch_speculation(folder: Path) -> Made:
             own.read()
             own.set({"enabled": False})
 
-    return st.tuples(jsons(sample, error), STATUSES), call
+    return st.tuples(jsons(SWITCH, error), STATUSES), call
+
+
+WEIGHTS = {"engine": 100, "standby": 0}
+
+
+def check_weights(weights: tuple[int, int]) -> None:
+    assert all(type(each) is int and each >= 0 for each in weights)
 
 
 @reader("switch: webhook")
@@ -180,10 +198,10 @@ def switch_webhook(folder: Path) -> Made:
 
     def call(case: tuple[bytes, int]) -> None:
         with answering([webhook], *case):
-            own.read()
+            check_weights(own.read())
             own.set((100, 0))
 
-    return st.tuples(jsons({"engine": 100, "standby": 0}), STATUSES), call
+    return st.tuples(jsons(WEIGHTS), STATUSES), call
 
 
 ROUTE: dict[str, Any] = {
@@ -210,7 +228,7 @@ def switch_route(folder: Path) -> Made:
     def call(case: tuple[bytes, int]) -> None:
         with answering([kubernetes], *case):
             own.set((90, 10))
-            own.read()
+            check_weights(own.read())
 
     even = {**ROUTE, "spec": {"rules": ROUTE["spec"]["rules"][:1]}}
     return st.tuples(jsons(even, ROUTE), STATUSES), call
@@ -287,9 +305,13 @@ def guard_pages(folder: Path) -> Made:
     def call(case: tuple[bytes, int]) -> None:
         with answering([sources], *case):
             for each in own:
-                each.read(float(next(clock)))
+                for side in each.read(float(next(clock))):
+                    assert side.errors is None or 0 <= side.errors <= 1
 
     return st.tuples(damaged(*PAGES, pieces=PAGE_PIECES), STATUSES), call
+
+
+ANSWER = {"data": [{"id": "m"}], "choices": [{"text": "x"}]}
 
 
 @reader("guard: probe")
@@ -297,10 +319,102 @@ def guard_probe(folder: Path) -> Made:
     from outrider.guard import watch
     from outrider.guard.policy import Server
 
-    sample = {"data": [{"id": "m"}], "choices": [{"text": "x"}]}
-
     def call(case: tuple[bytes, int]) -> None:
         with answering([watch], *case):
             watch.is_warm(Server("http://e:1"), 1.0)
 
-    return st.tuples(jsons(sample), STATUSES), call
+    return st.tuples(jsons(ANSWER), STATUSES), call
+
+
+GUARDED = """
+window = 30
+webhook = "http://w:1"
+minimum = {requests = 0, drafted = 0}
+signals = {p99 = {above = 5.0, clear = 3.0, for = 1}}
+recovery = {stages = [0.1, 0.5]}
+[engine]
+url = "http://e:1"
+[standby]
+url = "http://s:1"
+[source]
+kind = "scrape"
+[traffic]
+kind = "webhook"
+url = "http://t:1"
+"""
+PAGE = b"""# TYPE x counter
+outrider_requests_total{status="200"} 5
+vllm:request_success_total{a="b"} 5
+vllm:e2e_request_latency_seconds_bucket{le="0.5"} 3
+vllm:e2e_request_latency_seconds_bucket{le="+Inf"} 5
+vllm:kv_cache_usage_perc 0.5
+vllm:num_requests_running 1
+outrider_request_errors_total{code="503"} 2
+outrider_draft_length 4
+"""
+Step = tuple[float, bytes | None, float | None]
+"""Seconds that pass, a command that a person left, and what the clock is set by at a death."""
+
+
+@reader("guard: whole")
+def guard_whole(folder: Path) -> Made:
+    """Turns of guards whose every answer is hostile, over deaths and clocks that are set."""
+    from outrider.guard import events, sources, watch
+    from outrider.guard.loop import Guard
+    from outrider.guard.policy import parse
+    from outrider.guard.store import AUDIT, COMMAND
+    from outrider.guard.switches import speculation, webhook
+    from outrider.outside.http import Answer
+
+    folder.mkdir(parents=True)
+    answer = st.tuples(
+        st.sampled_from([True] + [False] * 5), st.sampled_from([200, 200, 200, 503]),
+        st.one_of(st.just(PAGE), damaged(PAGE, pieces=PAGE_PIECES)),
+        jsons(WEIGHTS, SWITCH, ANSWER),
+    )  # fmt: skip
+    step = st.tuples(
+        st.sampled_from([1.0, 10.0, 200.0, 1e5]),
+        st.none() | st.none() | jsons({"force": "plain"}, {"force": None}),
+        st.none() | st.none() | st.sampled_from([-1e5, 0.0, 1e5]),
+    )
+
+    def call(case: tuple[list[Step], list[tuple[bool, int, bytes, bytes]]]) -> None:
+        steps, answers = case
+        turning = itertools.cycle(answers)
+
+        def answered(url: str, *_: Any, take: Any = None, **__: Any) -> Answer:
+            fails, status, page, body = next(turning)
+            if fails:
+                raise EndpointError("http://x cannot be reached.")
+            if take is not None:
+                take(page)
+                return Answer(status, b"")
+            return Answer(status, body)
+
+        own = parse(tomllib.loads(GUARDED) | {"folder": tempfile.mkdtemp(dir=folder)})
+        now = [1e9]
+        with ExitStack() as stack:
+            for module in (webhook, watch, speculation, sources, events):
+                stack.enter_context(patch.object(module, "call", answered))
+            guard = Guard(own, clock=partial(now.__getitem__, 0))
+            for seconds, command, death in steps:
+                now[0] += seconds
+                if command is not None:
+                    (guard.store.folder / COMMAND).write_bytes(command)
+                guard.turn()
+                if death is not None:
+                    guard.lease.release()
+                    now[0] += death
+                    guard = Guard(own, clock=partial(now.__getitem__, 0))
+            guard.lease.release()
+        shown = guard.store.status()
+        assert shown is not None
+        for text in (*shown["alerts"].values(), *shown["reasons"].values()):
+            check_said(text)
+        lines = (guard.store.folder / AUDIT).read_bytes().splitlines()
+        assert len(guard.store.history()) == len(lines)
+        assert Guard(own, clock=partial(now.__getitem__, 0)).state == guard.state
+
+    return st.tuples(
+        st.lists(step, min_size=1, max_size=4), st.lists(answer, min_size=1, max_size=12)
+    ), call

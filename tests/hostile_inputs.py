@@ -52,6 +52,25 @@ VALUES: SearchStrategy[Any] = st.one_of(
 GONE = object()
 
 
+def _like(value: Any) -> SearchStrategy[Any]:
+    """Values of the same type as one, which a reader may well take."""
+    match value:
+        case bool():
+            return st.booleans()
+        case int():
+            return st.one_of(st.integers(0, 300), st.sampled_from(NUMBERS), st.integers())
+        case float():
+            return st.one_of(st.floats(0, 2), st.sampled_from(NUMBERS), st.floats())
+        case str():
+            return st.one_of(st.sampled_from(TEXTS), st.text(max_size=20))
+        case list():
+            return st.sampled_from([[], value[::-1], value * 2, value * 1000])
+        case dict():
+            return st.sampled_from([{}, {"": value}, {**value, "other": value}])
+        case _:
+            return LEAVES
+
+
 def _nested(depth: int) -> Any:
     value: Any = 1
     for level in range(depth):
@@ -59,14 +78,14 @@ def _nested(depth: int) -> Any:
     return value
 
 
-def _spots(tree: Any, at: Spot = ()) -> list[Spot]:
-    found = [at]
+def _spots(tree: Any, at: Spot = ()) -> dict[Spot, Any]:
+    found = {at: tree}
     if isinstance(tree, dict):
         for key, value in tree.items():
-            found += _spots(value, (*at, key))
+            found |= _spots(value, (*at, key))
     elif isinstance(tree, list):
         for place, value in enumerate(tree[:20]):
-            found += _spots(value, (*at, place))
+            found |= _spots(value, (*at, place))
     return found
 
 
@@ -99,10 +118,13 @@ def trees(*samples: Any, values: SearchStrategy[Any] = VALUES) -> SearchStrategy
 
     def of(sample: Any) -> SearchStrategy[Any]:
         # The root itself is changed now and then only: little is read of what is no object.
-        spots = _spots(sample)[1:] or [()]
-        where = st.one_of(*[st.sampled_from(spots)] * 9, st.just(()))
-        change = st.tuples(where, st.one_of(*[values] * 5, st.just(GONE)), names)
-        return st.lists(change, min_size=1, max_size=3).map(partial(_changed, sample))
+        spots = _spots(sample)
+        inner = list(spots)[1:] or [()]
+        where = st.one_of(*[st.sampled_from(inner)] * 9, st.just(()))
+        wild = st.tuples(where, st.one_of(*[values] * 5, st.just(GONE)), names)
+        kin = st.one_of([st.tuples(st.just(at), _like(spots[at]), st.none()) for at in inner])
+        changes = st.lists(kin | wild, min_size=1, max_size=3) | st.lists(kin, max_size=3)
+        return changes.map(partial(_changed, sample))
 
     return st.one_of(*map(of, samples))
 
@@ -142,6 +164,7 @@ PIECES: tuple[bytes, ...] = (
     b"*a", b"!!python/object/apply:os.system [id]", b"? [a, b]\n: c", b"%YAML 9.9", b"---\n",
     b"...\n",
     b"a." * 5000 + b"a = 1\n", b"[[a]]\n", b"[a.b.c]\n", b"a = {" * 2000, b"- " * 2000, b"(" * 3000,
+    b"a: 1" + b":59" * 9000, b"? " * 5000, b"[" + b"[]," * 50_000 + b"[]]", b'"' * 10_000,
     b"x\n" * 100_000, b"a b " * 50_000, b"data: {}\n\n" * 2000, b"\\\n" * 3000, b"$(" * 500,
 )  # fmt: skip
 

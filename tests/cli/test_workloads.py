@@ -62,6 +62,8 @@ def test_lines_and_lists_say_the_same(tmp_path: Path) -> None:
         ("x.json", '[""]', "prompt is '';"),
         ("x.json", '[{"prompt": "a", "answer": 3}]', "answer is 3;"),
         ("x.json", '[{"prompt": "a", "schema": "object"}]', "schema is 'object';"),
+        ("x.json", json.dumps([{"prompt": ["a"] * 3000}]), "..."),
+        ("x.json", json.dumps([{"prompt": "a", "schema": "x" * 9999}]), "..."),
         ("x.json", '[{"messages": []}]', "messages must be a list"),
         ("x.json", '[{"messages": [{"role": "user"}]}]', "messages must be a list"),
         ("x.txt", "a", "is not known; give one of code, edit, prose, json, chat"),
@@ -71,6 +73,7 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, name: str, text: str,
     with pytest.raises(ConfigError) as caught:
         load_workload(written(tmp_path, name, text))
     assert said in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
 def test_a_schema_that_cannot_be_used_is_refused_before_the_work(

@@ -199,6 +199,14 @@ def test_no_text_and_no_names_break_the_parser(text: str, values: dict[str, Any]
     facts_of(of_mapping(values))
 
 
+def test_numbers_beyond_float64_are_broken_lines() -> None:
+    digits = "9" * 400
+    page = parse(f"a {digits}\nb -{digits}\nc 1 {digits}\nd 3\n")
+    assert page.broken == 3
+    assert page.total("d") == 3
+    assert page.total("a") is None
+
+
 def test_a_window_counts_what_is_new() -> None:
     counter, gauge = "vllm:spec_decode_num_draft_tokens_total", "vllm:num_requests_running"
     before = parse(f'{counter}{{engine="0"}} 100\n{counter}{{engine="1"}} 50\n{gauge} 9\n')

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from ..text.codec import Message, TextCodec
@@ -136,14 +136,18 @@ def _item(entry: Any, where: str) -> Item:
         raise ConfigError(f"{where}: give either prompt or messages.")
     for key in ("prompt", "answer"):
         if key in entry and not (isinstance(entry[key], str) and entry[key]):
-            raise ConfigError(f"{where}: {key} is {entry[key]!r}; give a text that is not empty.")
+            raise ConfigError(
+                f"{where}: {key} is {shown(entry[key])}; give a text that is not empty."
+            )
     if "messages" in entry and not _are_messages(entry["messages"]):
         raise ConfigError(
             f'{where}: messages must be a list like [{{"role": "user", "content": "..."}}]; '
             "correct it."
         )
     if "schema" in entry and not isinstance(entry["schema"], dict):
-        raise ConfigError(f"{where}: schema is {entry['schema']!r}; give a JSON schema, an object.")
+        raise ConfigError(
+            f"{where}: schema is {shown(entry['schema'])}; give a JSON schema, an object."
+        )
     return Item(
         entry.get("prompt", ""), tuple(entry.get("messages", ())), entry.get("answer"),
         entry.get("schema"),

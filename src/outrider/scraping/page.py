@@ -177,8 +177,8 @@ class Reader:
         try:
             text = line.decode("utf-8", "replace")
             for family in text_string_to_metric_families(text + "\n"):
-                self._samples.extend(family.samples)
-        except (ValueError, IndexError, KeyError, TypeError):
+                self._samples += [each._replace(value=float(each.value)) for each in family.samples]
+        except (ValueError, IndexError, KeyError, TypeError, OverflowError):
             self._broken += 1
 
     def _wanted(self, line: bytes) -> bool:
