@@ -22,7 +22,6 @@ from outrider.cli import app
 from outrider.drafters.medusa import MedusaSpec
 from outrider.drafters.registry import GroupSpec, find_drafter
 from outrider.errors import ConfigError, ModelError, OutriderError
-from outrider.models import families
 from outrider.models.convert import convert
 from outrider.models.heads import read_head
 from outrider.native import choice as native
@@ -153,7 +152,7 @@ def test_a_target_in_the_heads_own_folder_is_found(target: Path, tmp_path: Path)
 def test_a_target_that_is_not_at_hand_is_named(
     target: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(families, "snapshot_download", offline)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     monkeypatch.setenv("HOME", str(target.parent))
     shutil.copytree(target, tmp_path / "target")
     head = named(target.parent / "eagle", tmp_path / "eagle", name)

@@ -222,7 +222,7 @@ def test_a_long_piece_costs_its_length(tmp_path: Path) -> None:
     found = gguf_tokenizer(open_gguf(path))
     assert time.process_time() - started < 3
     assert found is not None
-    assert found.backend_tokenizer.encode("ab", add_special_tokens=False).ids == [3]
+    assert found.backend.encode("ab", add_special_tokens=False).ids == [3]
 
 
 def test_expressions_take_time_by_the_name() -> None:
@@ -309,7 +309,7 @@ def test_a_tokenizer_of_python_is_refused(plain: Path, monkeypatch: pytest.Monke
         pass
 
     monkeypatch.setattr(
-        "outrider.text.codec.AutoTokenizer.from_pretrained", lambda *_, **__: Slow()
+        "transformers.AutoTokenizer.from_pretrained", lambda *_, **__: Slow()
     )
     with pytest.raises(ModelError, match=r"written in Python and has no tokenizer.json"):
         read_codec(plain)
@@ -324,7 +324,7 @@ def test_a_panic_of_the_tokenizer_is_a_sentence(
     def panic(*_: Any, **__: Any) -> Tokenizer:
         raise Panic("called `Option::unwrap()` on a `None` value")
 
-    monkeypatch.setattr("outrider.text.codec.AutoTokenizer.from_pretrained", panic)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", panic)
     with pytest.raises(ModelError, match=r"cannot be read \(called `Option::unwrap"):
         read_codec(plain)
 

@@ -11,6 +11,7 @@ from ..errors import ModelError
 from ..gguf import is_gguf
 from ..models.export import recipe_of
 from ..models.families import read_architecture, read_config
+from ..models.plain_config import whole
 from ..models.weights import open_source, plain, quantized
 
 
@@ -31,7 +32,7 @@ def transformers_model(folder: Path, recipe: Recipe | None = None) -> Any:
         raise ModelError(f"{folder}: a quantised mixture of experts cannot be audited.")
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(whole(config), dtype=torch.float32).eval()
     with torch.no_grad():
         source = open_source(folder, architecture)
         for name, weight in model.named_parameters():

@@ -60,7 +60,6 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
         name, options = resolved(model, config, flags)
     from ..server.build import build, choice
     from ..server.log import FORMATS, LEVELS, announce, configure, logger
-    from ..server.run import Server
 
     log = {name: options[name].value for name in ("log_format", "log_level")}
     configure(choice(log, "log_format", FORMATS), choice(log, "log_level", LEVELS))
@@ -70,6 +69,8 @@ def serve(model: Target = None, config: File = None, **flags: Any) -> None:
     say = announce if as_json else partial(typer.echo, err=True)
     try:
         llm, settings = build(model_folder(name), Path(name).name if name else "pocket", options)
+        from ..server.run import Server  # while the engine loads
+
         error = Server(llm, settings, settings.host, options["port"].value, say).run()
         if error is not None:
             raise error

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ModelError
 from ..models.dtypes import native_dtype
@@ -18,6 +16,9 @@ from ..text.codec import differing_entries, has_tokenizer
 from ..text.intersection import Intersection, intersection, pieces_of
 from ..text.read import read_codec
 from .retokenize import RetokenizeSpec
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 DRAFT = 4
 """Tokens of the drafts by which losses are told."""

@@ -1,13 +1,15 @@
 """Builds an engine: loads checkpoints, sizes memory, wires the parts."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer
-from transformers import PretrainedConfig
 
 from ..config import PRESETS, EngineConfig
 from ..drafters.base import Drafter, DrafterContext, DrafterSpec, Needs, NoSpec, memory_of
@@ -29,6 +31,9 @@ from .costs import CostModel
 from .engine import Engine
 from .speculation import overrides
 from .survival import PRIORS, SECOND_DRAFTER, SIBLINGS, Survival
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 logger = logging.getLogger("outrider")
 

@@ -25,7 +25,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of the forwards that are measured, as far as the time goes."""
 FEWEST, ROUNDS = 3, 5
 """Forwards that are measured in any case, and how often each is at most."""
-QUICK, THOROUGH = 0.2, 3.0
+QUICK, THOROUGH = 0.2, 1.0
 """Seconds that may go into each model when an engine is made, and when a server starts."""
 MANY = 8
 """Sequences whose drafts in one pass tell what each of them costs."""
@@ -137,7 +137,7 @@ def find_costs(
         return kept
     seconds = THOROUGH if thorough else QUICK
     if thorough:
-        logger.info("measuring what steps cost, for a few seconds")
+        logger.info("measuring what steps cost, for a second or two")
     target, per_context = measure(model, page_size, most_rows, seconds, _forward)
     found = {name: DraftCosts(None, CALL, PER_SEQUENCE) for name in merging}
     for name, drafter in drafters.items():

@@ -4,16 +4,20 @@ transformers creates as many layers as a config says: a damaged config costs tim
 no file of the checkpoint justifies.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ..errors import ModelError, shown
 from .files import find_tensors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 LAYERS = frozenset(
     {
@@ -90,6 +94,8 @@ def check_model(config: PretrainedConfig, folder: Path) -> None:
                 f"{folder / 'config.json'}: {name} is {shown(value)}, which is more than its "
                 "tensors hold."
             )
+    from transformers import AutoModelForCausalLM
+
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)

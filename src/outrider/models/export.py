@@ -7,19 +7,19 @@ first; ``weight_scale`` [out, groups]; ``weight_shape``, int64 [out, in]; and wi
 under ``quantization_config``.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..config import Recipe
 from ..errors import ConfigError, ModelError
@@ -32,8 +32,12 @@ from .folders import new_folder, save_file
 from .formats.gguf_weights import GGUFTensors
 from .formats.methods import find_format
 from .formats.shared import Checkpoint
+from .plain_config import whole
 from .quantize import Quantized
 from .weights import Stored, check_left, open_source, plain, quantized, stays
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 WORD = 32
@@ -106,7 +110,9 @@ def _options(folder: Path, config: PretrainedConfig) -> dict[str, Any]:
     """Return what config.json holds, without a quantisation."""
     if not is_gguf(folder):
         return read_object(folder / "config.json")
-    options: dict[str, Any] = json.loads(config.to_json_string())
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    options: dict[str, Any] = json.loads(whole(config).to_json_string())
     return {**options, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]}
 
 

@@ -3,21 +3,16 @@
 Names of tensors and options are those of Hugging Face's models of the same name.
 """
 
+from __future__ import annotations
+
 import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
-)
 
 from ..config import BUNDLED, POCKET
 from ..errors import ModelError, shown
@@ -30,10 +25,13 @@ from .claims import check_claims
 from .formats.gguf_config import read_gguf_config
 from .formats.methods import find_format
 from .formats.shared import PLAIN
+from .plain_config import is_plain
 from .rope import ROPE_TYPES, check_rope, head_dim, rope_parameters, rotary_dim
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 logger = logging.getLogger("outrider")
-keep_light()  # before any config is read
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 UNBOUNDED = 32768
@@ -145,6 +143,9 @@ def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
         return path.parent
     if path.exists() or is_gguf(path) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(model)):
         return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     try:
         patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", *more]
         return Path(snapshot_download(str(model), allow_patterns=patterns))
@@ -174,6 +175,9 @@ def read_config(folder: Path) -> PretrainedConfig:
     file = folder / "config.json"
     options = read_object(file)
     check_claims(options, file)
+    keep_light()
+    from transformers import AutoConfig
+
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of whatever kind transformers' checks raise
@@ -197,17 +201,8 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
     """
     text = config.get_text_config(decoder=True)
     kind = config.model_type
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(
-            f"{folder}: model_type {kind!r} is not supported: transformers has no causal language "
-            "model of it; give one that AutoModelForCausalLM loads."
-        )
-    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(text, "is_decoder", False)
-    if encoder or config.is_encoder_decoder or getattr(text, "use_bidirectional_attention", False):
-        raise ModelError(
-            f"{folder}: model_type {kind!r} has an encoder, which reads both ways; only models "
-            "that read left to right can be decoded."
-        )
+    if not is_plain(config):
+        _check_kind(config, text, folder)
     find_format(getattr(config, "quantization_config", None), folder)
     values = fields_of(text, folder)
     dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
@@ -223,6 +218,31 @@ def read_shape(config: PretrainedConfig, folder: Path) -> Shape:
         dtype=dtype,
         eos_token_ids=end_token_ids(config, text, folder),
     )
+
+
+def _check_kind(config: PretrainedConfig, text: PretrainedConfig, folder: Path) -> None:
+    """Refuse a config of something else than a causal language model.
+
+    Raises:
+        ModelError: transformers has no such model of its type, or it reads both ways.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_MASKED_LM_MAPPING,
+    )
+
+    kind = config.model_type
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"{folder}: model_type {kind!r} is not supported: transformers has no causal language "
+            "model of it; give one that AutoModelForCausalLM loads."
+        )
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(text, "is_decoder", False)
+    if encoder or config.is_encoder_decoder or getattr(text, "use_bidirectional_attention", False):
+        raise ModelError(
+            f"{folder}: model_type {kind!r} has an encoder, which reads both ways; only models "
+            "that read left to right can be decoded."
+        )
 
 
 def fields_of(config: PretrainedConfig, folder: Path) -> Fields:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoConfig, PretrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
 from ..fields import Fields, one_line, read_object
@@ -19,6 +17,9 @@ from .choices import Paths, read_choices
 from .claims import check_claims
 from .families import Architecture, Shape, read_architecture
 from .files import find_tensors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 EAGLE3, PEAGLE, MEDUSA = "eagle3", "peagle", "medusa"
 FAMILIES = ("llama", "qwen3")
@@ -153,8 +154,10 @@ def _architecture(
     given = {name: value for name, value in options.items() if name != "model_type"}
     given |= {"vocab_size": vocabulary, "tie_word_embeddings": False, "quantization_config": None}
     given.pop("architectures", None)
+    from transformers import AutoConfig
+
     try:
-        config = AutoConfig.for_model(family, **given)
+        config: PretrainedConfig = AutoConfig.for_model(family, **given)
     except Exception as error:  # of whatever kind transformers' checks raise
         raise ModelError(f"{values.where} cannot be used: {one_line(error)}.") from None
     found = read_architecture(config, folder)

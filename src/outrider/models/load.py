@@ -1,24 +1,30 @@
 """Loads a checkpoint as a model: native, by torch, or by transformers."""
 
+from __future__ import annotations
+
 import logging
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PretrainedConfig
 
 from ..config import AUTOMATIC, NO_RECIPES, Recipe, free_memory
 from ..errors import ConfigError, MemoryBudgetError, ModelError
 from ..fields import readable
 from ..gguf import is_gguf
 from ..native.choice import library
+from ..native.threads import one_thread
 from .base import Model
 from .dtypes import choose_dtype, native_dtype
-from .fallback import Fallback
 from .families import Architecture, read_architecture, read_config
 from .files import weight_files
 from .native import NativeTransformer, covers
 from .transformer import Transformer
 from .weights import check_left, open_source
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 logger = logging.getLogger("outrider")
 
@@ -75,6 +81,8 @@ def load_model(
                         f"{folder}: a {config.model_type!r} model as configured runs through "
                         f"transformers, and only native models can be {refused}."
                     )
+            from .fallback import Fallback  # with most of transformers
+
             return Fallback(folder, config, dtype, device)
         quantised = is_gguf(folder) or architecture.quantization is not None
         if recipe and quantised:
@@ -90,9 +98,11 @@ def load_model(
                     recipe = Recipe.parse(AUTOMATIC[quantization])
                 other = share_weights_with
                 native = other if isinstance(other, NativeTransformer) else None
-                return NativeTransformer(
-                    step, folder, config, architecture, chosen, max_length, recipe, native
-                )
+                # A recipe's search multiplies whole matrices, which wants all threads.
+                with one_thread() if recipe is None else nullcontext():
+                    return NativeTransformer(
+                        step, folder, config, architecture, chosen, max_length, recipe, native
+                    )
         chosen = choose_dtype(dtype, architecture.dtype)
         return Transformer(folder, config, architecture, chosen, device, max_length, recipe)
 

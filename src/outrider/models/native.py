@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PretrainedConfig
 
 from ..config import Recipe
 from ..errors import ModelError
@@ -37,6 +37,9 @@ from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
 from .weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 LARGEST_HEAD = 256
 SLOW_TO_LOAD = 1 << 30

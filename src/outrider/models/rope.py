@@ -1,17 +1,21 @@
 """Rotary tables of the native families."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ModelError
 from ..fields import Fields, is_number, readable
+from .plain_config import whole
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 BY_LENGTH = ("dynamic", "longrope")
@@ -135,9 +139,11 @@ class Rope:
         if self.type == "default":
             exponent = torch.arange(0, self._dim, 2, device=self._device).float() / self._dim
             return 1.0 / self._base**exponent, 1.0
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         more = {} if self._kind is None else {"layer_type": self._kind}
         compute = ROPE_INIT_FUNCTIONS[self.type]
-        inverse, factor = compute(self._config, self._device, seq_len=length, **more)
+        inverse, factor = compute(whole(self._config), self._device, seq_len=length, **more)
         return inverse.float(), float(factor)
 
     def _parts(self) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -1,12 +1,14 @@
 """The torch forward of the Llama-like families: any mix of rows through all layers."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from transformers import PretrainedConfig
 
 from ..cache.store import KVStore, Store
 from ..config import Recipe
@@ -17,6 +19,9 @@ from .quantize import Matrix
 from .rope import BY_LENGTH, Rope
 from .rows import TILE, Rows, Segment, build_rows, padded
 from .weights import PACKED_LINEAR, Experts, LayerWeights, Mlp, Weights, load_weights
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -3,6 +3,8 @@
 import os
 import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -29,3 +31,17 @@ def cpu_name() -> str:
     """Return the processor's name as the system tells it."""
     name = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
     return name[1].strip() if name else platform.processor() or platform.machine()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: with more, its operations on a layer's weights wait for each other.
+
+    They are short, and a kernel may leave both threads on one core.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

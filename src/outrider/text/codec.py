@@ -50,7 +50,7 @@ class TextCodec:
         self.backend = backend
         self.chat_template = chat_template
         self.end_token_ids = frozenset([] if end is None else [end])
-        self._special_tokens = special_tokens
+        self.special_tokens = special_tokens
         self.source = source
         self._specials = specials
         self._call_form: Form | None = None
@@ -172,7 +172,7 @@ class TextCodec:
             listed,
             self.call_form,
             {
-                "documents": None, **self._special_tokens, **variables,
+                "documents": None, **self.special_tokens, **variables,
                 "add_generation_prompt": add_generation_prompt,
             },
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Builds the tokenizer that the metadata of a GGUF file describes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import (
     AddedToken,
@@ -13,7 +13,6 @@ from tokenizers import (
     pre_tokenizers,
 )  # fmt: skip
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from ..errors import ModelError, shown
 from ..fields import Fields, readable
@@ -61,7 +60,16 @@ WHOLE = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
 """Their pieces that are whole tokens need no merges, and a text begins with BOS."""
 
 
-def gguf_tokenizer(file: GGUF) -> PreTrainedTokenizerFast | None:
+class Words(NamedTuple):
+    """A tokenizer with its special tokens by name, its chat templates and the id of its EOS."""
+
+    backend: Tokenizer
+    specials: dict[str, Any]
+    template: str | dict[str, str] | None
+    end: int | None
+
+
+def gguf_tokenizer(file: GGUF) -> Words | None:
     """Return the tokenizer in ``file``, if it has one.
 
     Raises:
@@ -86,12 +94,10 @@ def gguf_tokenizer(file: GGUF) -> PreTrainedTokenizerFast | None:
         backend = _byte_level(options) if kind == "gpt2" else _pieces(options)
         _add_specials(backend, options, kind, end_token_ids(file))
         names = {n: options["tokens"][options[i]] for n, i in SPECIALS.items() if i in options}
-        return PreTrainedTokenizerFast(
-            tokenizer_object=backend,
-            chat_template=chat_templates(file),
-            clean_up_tokenization_spaces=False,
-            **{**dict.fromkeys(SPECIALS), **names},
+        backend.add_special_tokens(
+            [AddedToken(token, special=True) for token in dict.fromkeys(names.values())]
         )
+        return Words(backend, names, chat_templates(file), options.get("eos_token_id"))
 
 
 def chat_templates(file: GGUF) -> str | dict[str, str] | None:

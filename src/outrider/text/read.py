@@ -1,81 +1,102 @@
-"""Reads the tokenizer of a checkpoint; what is read runs without transformers."""
+"""Reads the tokenizer of a checkpoint."""
 
-from contextlib import nullcontext, suppress
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ModelError
 from ..fields import readable
 from ..gguf import is_gguf, open_gguf
 from .codec import TextCodec
-from .gguf_tokenizer import chat_templates, gguf_tokenizer
+from .gguf_tokenizer import SPECIALS, Words, chat_templates, gguf_tokenizer
 from .growth import check_growth, check_specials
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def read_codec(folder: Path, specials: bool = True) -> TextCodec:
     """Return the codec of a checkpoint.
+
+    A GGUF file that holds its tokenizer takes no transformers, which is slow to import.
 
     Args:
         folder: the checkpoint: a folder or a GGUF file.
         specials: see ``TextCodec``.
 
     Raises:
-        ModelError: see ``read_tokenizer``.
+        ModelError: the tokenizer's files are damaged, or a GGUF file's tokenizer is unknown.
     """
-    tokenizer = read_tokenizer(folder)
-    backend: Tokenizer = tokenizer.backend_tokenizer
-    end = tokenizer.eos_token_id
-    return TextCodec(
-        backend,
-        tokenizer.chat_template,
-        dict(tokenizer.special_tokens_map),
-        end if isinstance(end, int) else None,
-        folder,
-        specials,
-    )
+    with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
+        words = (_of_gguf(folder) if is_gguf(folder) else None) or _words(folder)
+        backend = words.backend
+        check_specials(backend, folder)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.decode(backend.encode("a tokenizer's try: 1, 2\n").ids)  # finds damage
+    return TextCodec(backend, words.template, words.specials, words.end, folder, specials)
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a checkpoint, a folder or a GGUF file, as transformers has it.
 
     Raises:
-        ModelError: its files are damaged, or a GGUF file's tokenizer is unknown.
+        ModelError: see ``read_codec``.
     """
-    with readable(f"the tokenizer in {folder} cannot be read", "fetch the checkpoint again."):
-        tokenizer = _of_gguf(folder) if is_gguf(folder) else _of_folder(folder)
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if not isinstance(backend, Tokenizer):
-            raise ModelError(
-                f"the tokenizer in {folder} is written in Python and has no tokenizer.json; "
-                "convert it to one."
-            )
-        check_specials(backend, folder)
-        found = tokenizer("a tokenizer's try: 1, 2\n")["input_ids"]
-        tokenizer.decode(found)  # finds damage
-    backend.no_truncation()
-    backend.no_padding()
-    return tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    if not is_gguf(folder):
+        return _of_folder(folder)
+    codec = read_codec(folder)
+    names = {name: codec.special_tokens.get(name) for name in SPECIALS}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=codec.backend,
+        chat_template=codec.chat_template,
+        clean_up_tokenization_spaces=False,
+        **names,
+    )
 
 
 def _of_folder(folder: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a folder."""
-    if (folder / "tokenizer.json").is_file():
-        check_growth(folder / "tokenizer.json")
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    """Return the tokenizer in a folder, or in that of a GGUF file."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    path = folder.parent if is_gguf(folder) else folder
+    if (path / "tokenizer.json").is_file():
+        check_growth(path / "tokenizer.json")
+    found: PreTrainedTokenizerBase = (
+        PreTrainedTokenizerFast.from_pretrained(path)
+        if is_gguf(folder)
+        else AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    )
     return found
 
 
-def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in the GGUF file at ``path``, or the one in its folder if unknown."""
-    file, in_folder = open_gguf(path), path.with_name("tokenizer.json").is_file()
-    with suppress(ModelError) if in_folder else nullcontext():
-        tokenizer = gguf_tokenizer(file)
-        if tokenizer is not None:
-            return tokenizer
-    if in_folder:
-        check_growth(path.with_name("tokenizer.json"))
-    other: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(path.parent)
-    other.chat_template = chat_templates(file) or other.chat_template
-    return other
+def _words(folder: Path) -> Words:
+    """Return what a codec takes of the tokenizer in a folder, or in that of a GGUF file."""
+    tokenizer = _of_folder(folder)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise ModelError(
+            f"the tokenizer in {folder} is written in Python and has no tokenizer.json; "
+            "convert it to one."
+        )
+    own = chat_templates(open_gguf(folder)) if is_gguf(folder) else None
+    end = tokenizer.eos_token_id
+    return Words(
+        backend, dict(tokenizer.special_tokens_map), own or tokenizer.chat_template,
+        end if isinstance(end, int) else None,
+    )  # fmt: skip
+
+
+def _of_gguf(path: Path) -> Words | None:
+    """Return the tokenizer in a GGUF file; None where the file's folder has the one to take."""
+    try:
+        return gguf_tokenizer(open_gguf(path))
+    except ModelError:
+        if not path.with_name("tokenizer.json").is_file():
+            raise
+        return None

@@ -1,19 +1,24 @@
 """The config of a model, from the metadata of its GGUF file."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
-from transformers import AutoConfig, PretrainedConfig
 
 from ...errors import ModelError, shown
 from ...fields import Fields, one_line
 from ...gguf import GGUF, open_gguf
 from ...limits import LARGEST_INT
 from ...text.gguf_ends import end_token_ids
+from ..plain_config import PlainConfig, whole
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3", "granite")
 """Supported architectures of GGUF, which are model types as well; Mistral's is "llama"."""
@@ -48,12 +53,13 @@ def read_gguf_config(path: Path) -> PretrainedConfig:
             f"{path}: GGUF files of architecture {shown(family)} are not read, only of "
             f"{', '.join(FAMILIES)}; give the model as a Hugging Face checkpoint."
         )
-    options = _options(file, family)
-    try:
-        config: PretrainedConfig = AutoConfig.for_model(family, **options)
-    except Exception as error:  # of whatever kind transformers' checks raise
-        raise ModelError(f"{path}: its metadata cannot be used: {one_line(error)}.") from None
-    return config
+    config = PlainConfig(model_type=family, **_options(file, family))
+    if config.rope_parameters["rope_type"] != "default":  # transformers scales these
+        try:
+            whole(config)
+        except Exception as error:  # of whatever kind transformers' checks raise
+            raise ModelError(f"{path}: its metadata cannot be used: {one_line(error)}.") from None
+    return cast("PretrainedConfig", config)
 
 
 def _options(file: GGUF, family: str) -> dict[str, Any]:

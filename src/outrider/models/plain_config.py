@@ -1,0 +1,43 @@
+"""A config that needs no transformers, which takes two seconds to import."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class PlainConfig(SimpleNamespace):
+    """The options of a native family, read as ``PretrainedConfig``'s are.
+
+    ``model_type`` is the family; what is not given has no attribute.
+    """
+
+    attribute_map: ClassVar[dict[str, str]] = {}
+    is_encoder_decoder = False
+
+    def get_text_config(self, decoder: bool = True) -> PlainConfig:
+        """Return the config of the part that decodes, which is the whole."""
+        return self
+
+
+def is_plain(config: Any) -> bool:
+    """Return whether a config is a ``PlainConfig``, of a native family."""
+    return isinstance(config, PlainConfig)
+
+
+def whole(config: Any) -> PretrainedConfig:
+    """Return ``config`` as transformers has it, with its defaults.
+
+    Raises:
+        Exception: of whatever kind transformers' checks raise.
+    """
+    from transformers import AutoConfig, PretrainedConfig
+
+    if isinstance(config, PretrainedConfig):
+        return config
+    options = dict(vars(config))
+    found: PretrainedConfig = AutoConfig.for_model(options.pop("model_type"), **options)
+    return found
