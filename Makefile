@@ -109,6 +109,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c '$(NEEDS)' > .venv/needs.txt
 	@$(PIP) --quiet --no-deps --editable . & built=$$!; \
 	  $(PIP) --requirement .venv/needs.txt; code=$$?; echo "Compiling the rest of the C++ step."; wait $$built && exit $$code
+	@# Their bytecode is written now, so that the first server starts as fast as later ones.
+	@$(BIN)/python -c "import outrider.engine.worker, outrider.server.run"
 	@touch $@
 
 # build/ stays: the checkpoints of hours of training lie there.
