@@ -308,9 +308,7 @@ def test_a_tokenizer_of_python_is_refused(plain: Path, monkeypatch: pytest.Monke
     class Slow:
         pass
 
-    monkeypatch.setattr(
-        "transformers.AutoTokenizer.from_pretrained", lambda *_, **__: Slow()
-    )
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: Slow())
     with pytest.raises(ModelError, match=r"written in Python and has no tokenizer.json"):
         read_codec(plain)
 
