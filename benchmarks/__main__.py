@@ -16,6 +16,7 @@ BENCHMARKS = {
     "heads": ("heads", "an EAGLE-3 head distilled for the pocket target: what it brings"),
     "layerskip": ("skipping", "what layerskip finds and brings on a target planted for it"),
     "trees": ("trees", "trees beside chains: what their rows cost, and what they bring"),
+    "start": ("start", "how soon a server is ready, and what it holds"),
     "builds": ("builds", "two builds of Outrider beside each other"),
     "answers": ("answers", "two builds of Outrider asked the same, on every instruction set"),
     "tune": ("tune", "outrider tune beside an exhaustive search"),

@@ -84,6 +84,14 @@ class Served(AbstractContextManager["Served", None]):
                 total += pages * os.sysconf("SC_PAGE_SIZE")
         return total
 
+    def peak(self) -> int:
+        """Resident bytes of server and engine at most, each at its own time."""
+        total = 0
+        for process in (self.process.pid, self.engine()):
+            status = Path(f"/proc/{process}/status").read_text()
+            total += 1024 * int(status.partition("VmHWM:")[2].split()[0])
+        return total
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait; the exit code."""
         if self.process.poll() is None:
