@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -333,7 +334,8 @@ def loaded_answers(folder: Path) -> Made:
 def endpoint_answers(folder: Path) -> Made:
     from outrider.planning.endpoint import Endpoint
 
-    return damaged(*HEADS[:2], *HEADS[3:], pieces=HEAD_PIECES), from_peer(
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n" + b'{"data":[{"id": "m"}]}'
+    return damaged(head, *HEADS[:2], *HEADS[3:], pieces=HEAD_PIECES), from_peer(
         lambda peer: Endpoint(f"http://127.0.0.1:{peer.port}").model()
     )
 
@@ -346,10 +348,13 @@ def switch_haproxy(folder: Path) -> Made:
     def ask(peer: Peer) -> None:
         place = f"tcp:127.0.0.1:{peer.port}"
         own = HAProxy(Traffic("haproxy", place, backend="b", engine="e", standby="s"))
-        own.read()
-        own.set((1, 2))
+        for act in (own.read, partial(own.set, (1, 2))):  # no answer suits both
+            try:
+                act()
+            except OutriderError as error:
+                check_said(str(error))
 
-    return damaged("100 (initial 100)\n\n", "No such server.\n"), from_peer(ask)
+    return damaged("\n", "100 (initial 100)\n\n", "No such server.\n"), from_peer(ask)
 
 
 TEMPLATE = (

@@ -16,6 +16,7 @@ from hostile_readers import REPORT, SERVED, Made, check_said, in_file, reader
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
+from outrider.outside.text import printable
 
 
 def advice() -> dict[str, Any]:
@@ -396,7 +397,8 @@ def listed_models(folder: Path) -> Made:
 
         own: Any = SimpleNamespace(client=SimpleNamespace(ask=ask, url="http://s:1"))
         name = asyncio.run(Server._find_model(own))
-        json.dumps(name, ensure_ascii=False).encode()  # as a report is written
+        json.dumps({"model": name}).encode()  # as it is asked
+        check_said(printable(name))  # as a report names it
 
     sample = {"data": [{"id": "m"}], "error": {"message": "x"}}
     return st.tuples(jsons(sample), st.sampled_from([200, 200, 200, 500])), call

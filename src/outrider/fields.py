@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from .errors import ModelError, OutriderError, shown
 from .limits import LARGEST_FLOAT, LARGEST_INT
+from .outside.text import printable
 
 ITEMS = {int: "whole numbers", str: "texts", list: "lists", dict: "objects"}
 
@@ -25,13 +26,13 @@ ADVICE = re.compile(r"trust_remote_code|weights_only|allow_pickle|pip install|fo
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first paragraph of an error's message on one line, or its type's name.
+    """Return the first paragraph of an error's message, fit to be shown, or its type's name.
 
     Sentences with ``ADVICE`` are left out.
     """
     words = " ".join(str(error).strip().split("\n\n")[0].split())
     said = " ".join(s for s in re.split(r"(?<=[.!?:]) ", words) if not ADVICE.search(s))
-    return said[:300].rstrip(".: ") or type(error).__name__
+    return printable(said).rstrip(".: ") or type(error).__name__
 
 
 @contextmanager

@@ -253,6 +253,11 @@ def test_a_damaged_or_foreign_state_is_refused(fleet: Fleet) -> None:
     file.write_text(whole.replace(fleet.policy.engine.url, "http://other"))
     with pytest.raises(ConfigError, match="belongs to a guard of http://other"):
         fleet.guard()
+    file.write_text(whole.replace(fleet.policy.engine.url, "http://\\u001b[2J\\n" + "x" * 5000))
+    with pytest.raises(ConfigError, match="belongs to a guard of") as refused:
+        fleet.guard()
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 600
 
 
 def test_the_audit_survives_a_torn_line(tmp_path: Path) -> None:

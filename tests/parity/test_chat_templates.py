@@ -108,6 +108,31 @@ def test_a_last_message_is_continued_as_transformers_does(content: Any, codec: T
 BOMBS = {
     "{{ 1 / 0 }}": "division by zero",
     "{{ 'a' * 10**11 }}": f"more than {LONGEST_TEXT} characters",
+    "{{ [[1] * 9999] * 9999 }}": f"more than {LONGEST_TEXT} characters",
+    "{{ ['a' * 9999999] * 99 }}": f"more than {LONGEST_TEXT} characters",
+    **dict.fromkeys(
+        [
+            "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = "
+            + each
+            + " %}{% endfor %}"
+            for each in (
+                "[ns.x, ns.x]",
+                "(ns.x, ns.x)",
+                "{'a': ns.x, 'b': ns.x}",
+                "dict(a=ns.x, b=ns.x)",
+                "namespace(a=ns.x, b=ns.x)",
+                "[ns.x] * 2",
+            )
+        ],
+        f"more than ({LONGEST_TEXT} characters|{STEPS} steps)",
+    ),
+    "{% set ns = namespace(x=[]) %}{% macro f() %}{% set ns.x = varargs %}{% endmacro %}"
+    "{% for i in range(60) %}{{ f(ns.x, ns.x, 1) }}{% endfor %}": "more than",
+    "{% set a = range(90000) | list %}{% set b = range(90000) | list %}"
+    "{% for i in range(9999) %}{% if a == b %}{% endif %}{% endfor %}": f"more than {STEPS} steps",
+    "{% set a = 'a' * 9999999 %}{% for i in range(9999) %}{% if 'b' in a %}{% endif %}{% endfor "
+    "%}": f"more than {STEPS} steps",
+    "{{ ([[1]] * 99999) | sum(start=[]) | length }}": f"more than {STEPS} steps",
     "{{ [0] * 10**9 }}": f"more than {LONGEST_TEXT} characters",
     "{{ 10 ** 1000000000 }}": "power above 256",
     "{{ '%1000000000d' % 1 }}": "too large a width",

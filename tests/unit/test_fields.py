@@ -20,6 +20,7 @@ from outrider.fields import one_line
             "Weights only load failed. Tensor 3",
         ),
         ("`sentencepiece` is missing: try pip install it.", "`sentencepiece` is missing"),
+        ("unknown `\x1b[31m\x9c\ud800\u2028`", "unknown `\\x1b[31m\\x9c\\ud800 `"),
         ("Pass allow_pickle=True.", "ValueError"),
     ],
 )

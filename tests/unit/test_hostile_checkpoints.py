@@ -75,6 +75,7 @@ def rope(**options: Any) -> dict[str, Any]:
         ({"num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648, but its checkpoint has"),
         ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000, but its checkpoint has"),
         ({"model_type": "qwen2", "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"num_hidden_layers": -(10**30)}, "num_hidden_layers is -1000.*a whole number is needed"),
         ({"dtype": 1}, "dtype is 1; float32, bfloat16"),
         ({"dtype": "int8"}, "dtype is torch.int8; float32, bfloat16"),
         ({"dtype": "nn"}, "dtype is .*float32, bfloat16|cannot be used"),

@@ -151,6 +151,10 @@ def test_configs_that_cannot_be_right_are_refused(
     [
         "", "[]", "{}", "[" * 100_000,
         '{"target":[[1,1e-3],[2,NaN]],"drafters":{},"per_context":0}',
+        '{"target":[[1,1e-3],[2,NaN],[3,1e-3]],"drafters":{},"per_context":0}',
+        '{"target":[[1,1e-3],[1e999,2e-3]],"drafters":{},"per_context":0}',
+        '{"target":[[1,1e-3],[2,%s]],"drafters":{},"per_context":0}' % ("9" * 400),
+        '{"target":[[1,1e-3],[2,2e-3]],"drafters":{},"per_context":0}' + " " * (1 << 20),
         '{"target":[[1,2e-3],[2,1e-3]],"drafters":{},"per_context":0}',
         '{"target":[[1,1e-3],[2,2e-3]],"drafters":{},"per_context":-1}',
         '{"target":[[1,1e-3],[2,2e-3]],"drafters":{},"per_context":0,"host":[1]}',

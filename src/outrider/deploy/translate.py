@@ -11,7 +11,8 @@ from .translation.rules import Change, Translated
 from .translation.variables import check, plain, quoted
 from .translation.words import assignment, commands
 
-LONGEST = 2**20
+LONGEST = 2**18
+"""Characters; the time that a text takes grows with its length."""
 SHOWN = 100
 """Most characters of a command that is left out."""
 PYTHON = re.compile(
@@ -29,7 +30,9 @@ def translate(text: str) -> Translated:
         ConfigError: the form is unknown, or cannot be had any more.
     """
     if len(text) > LONGEST:
-        raise ConfigError("The text is longer than 1 MiB; give the part that launches the engine.")
+        raise ConfigError(
+            f"The text has more than {LONGEST >> 10} KiB; give the part that launches the engine."
+        )
     check(text)
     try:
         found = _translated(text)

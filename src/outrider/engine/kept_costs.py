@@ -12,13 +12,19 @@ from .costs import HOST, HOST_PER_SEQUENCE, Costs, Curve, DraftCosts
 USUAL_HOST = HOST, HOST_PER_SEQUENCE
 LONGEST = 1e6
 """No step takes as many seconds."""
+LARGEST = 1 << 20
+"""Characters; costs have some kilobytes."""
 logger = logging.getLogger("outrider")
 
 
 def read_costs(file: Path) -> Costs | None:
     """Return the costs in a file; None where there are none that make sense."""
     try:
-        kept = json.loads(file.read_text())
+        with file.open(encoding="utf-8") as opened:
+            text = opened.read(LARGEST + 1)
+        if len(text) > LARGEST:
+            return None
+        kept = json.loads(text)
         drafters = {
             name: DraftCosts(passes and _curve(passes), float(call), float(each))
             for name, (passes, call, each) in kept["drafters"].items()
@@ -29,7 +35,9 @@ def read_costs(file: Path) -> Costs | None:
         if not all(0 <= each < LONGEST for each in (*rest, *calls)):
             return None
         return Costs(_curve(kept["target"]), drafters, *rest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (
+        OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError,
+    ):  # fmt: skip
         return None
 
 
@@ -37,7 +45,7 @@ def _curve(points: list[list[float]]) -> Curve:
     rows, seconds = [int(row) for row, _ in points], [float(second) for _, second in points]
     if len(rows) < 2 or rows[0] != 1 or rows != sorted(set(rows)) or seconds[0] <= 0:
         raise ValueError("no curve")
-    if seconds != sorted(seconds) or not seconds[-1] < LONGEST:
+    if seconds != sorted(seconds) or not all(second < LONGEST for second in seconds):
         raise ValueError("no curve")
     return Curve(tuple(rows), tuple(seconds))
 

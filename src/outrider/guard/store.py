@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..outside.documents import MIB, parse_json, read
+from ..outside.text import printable
 from .states import State, check_status, of_json
 
 STATE, STATUS, COMMAND, AUDIT = "state.json", "status.json", "command.json", "audit.jsonl"
@@ -59,7 +60,8 @@ class Store:
         state = of_json(document, str(self.folder / STATE))
         if state.engine != engine:
             raise ConfigError(
-                f"{self.folder} belongs to a guard of {state.engine}; name another folder."
+                f"{self.folder} belongs to a guard of {printable(state.engine)}; name another "
+                "folder."
             )
         return state
 

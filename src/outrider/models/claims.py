@@ -56,6 +56,8 @@ def check_claims(config: Mapping[str, Any], file: Path) -> None:
             raise ModelError(f"{file}: {name} is {config[name]}; a whole number from 1 is needed.")
     most = len(find_tensors(file.parent)) or MOST_LAYERS
     for name, value in _numbers(config):
+        if name in LAYERS and value < 0:
+            raise ModelError(f"{file}: {name} is {shown(value)}; a whole number is needed.")
         if name in LAYERS and value > most:
             raise ModelError(
                 f"{file}: {name} is {shown(value)}, but its checkpoint has {most} tensors; at "

@@ -13,12 +13,14 @@ from datetime import datetime
 from functools import lru_cache, wraps
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Environment, Template, TemplateError, nodes, pass_environment
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from ..errors import RequestError
 from ..fields import one_line
@@ -27,6 +29,8 @@ STEPS = 1_000_000
 """Iterations, calls and operations of one rendering."""
 LONGEST_TEXT = 1 << 24
 """Characters of any text that a template makes, the prompt included."""
+PER_VALUE = 64
+"""Characters that a value counts for beside its own."""
 LONGEST_TEMPLATE = 1 << 17
 """Characters of a template; jinja2 takes a minute to read a MiB."""
 WIDEST = 64
@@ -42,6 +46,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning; templates read the first, or "thinking"."""
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
+CONTAINERS = (list, tuple, dict, set, Namespace)
 _left: ContextVar[int] = ContextVar("_left", default=STEPS)
 
 
@@ -56,9 +61,43 @@ def _sized(value: Any) -> Any:
     """Return ``value``; refuse texts, lists and numbers beyond the limits."""
     if _length(value) > LONGEST_TEXT:
         raise _too_long()
-    _spend(_cost(value))
+    _weigh(value)
     if isinstance(value, int) and value.bit_length() > 256:
         raise TemplateError("it makes a number of more than 256 bits")
+    return value
+
+
+def _weigh(value: object) -> None:
+    """Spend the steps that writing or comparing ``value`` takes; refuse what has no bounded text.
+
+    What lists share counts each time: a list that holds another twice, and so on, is short but
+    its text is not.
+    """
+    if not isinstance(value, CONTAINERS):
+        _spend(len(value) // 256 if isinstance(value, str | bytes) else 0)
+        return
+    left, size, seen = [value], 0, 0
+    while left:
+        each = left.pop()
+        seen += 1
+        if isinstance(each, str | bytes):
+            size += len(each)
+        elif isinstance(each, dict):
+            left += each.keys()
+            left += each.values()
+        elif isinstance(each, list | tuple | set):
+            left += each
+        elif isinstance(each, Namespace):
+            left.append(each._Namespace__attrs)
+        size += PER_VALUE
+        if size > LONGEST_TEXT:
+            raise _too_long()
+    _spend(seen // 4 + size // 4096)
+
+
+def _weighed(value: Any) -> Any:
+    """Return ``value``, which a template has put together or compares."""
+    _weigh(value)
     return value
 
 
@@ -135,6 +174,41 @@ def _concat(parts: Iterable[str]) -> str:
     return "".join(texts)
 
 
+class _Weights(NodeTransformer):
+    """Has what a template puts together, and what it compares, weighed."""
+
+    def visit(self, node: nodes.Node, *args: Any, **options: Any) -> nodes.Node:
+        node = self.generic_visit(node, *args, **options)
+        if isinstance(node, nodes.Compare):
+            node.expr = _filtered("_weighed", node.expr)
+            for operand in node.ops:
+                operand.expr = _filtered("_weighed", operand.expr)
+        built = isinstance(node, nodes.List | nodes.Dict) or (
+            isinstance(node, nodes.Tuple) and node.ctx == "load"
+        )
+        return _filtered("_weighed", node) if built else node
+
+
+def _filtered(name: str, node: Any, *args: nodes.Expr) -> Any:
+    """Return the node of a filter over ``node``; constants are as they are."""
+    if isinstance(node, nodes.Const) and name == "_weighed":
+        return node
+    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+
+
+@pass_environment
+def _summed(
+    environment: Environment, items: Iterable[Any], attribute: Any = None, start: Any = 0
+) -> Any:
+    """Return what Jinja's filter ``sum`` gives; sums of lists are counted as other additions."""
+    if attribute is not None:
+        items = map(make_attrgetter(environment, attribute), items)
+    total = start
+    for item in items:
+        total = environment.call_binop(None, "+", total, item)  # type: ignore[attr-defined]
+    return total
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, configured as transformers does; counts what templates do."""
 
@@ -144,16 +218,19 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None, lineno=loop.lineno)
+            loop.iter = _filtered("_counted", loop.iter)
         for text in list(tree.find_all(nodes.Concat)):
             first, *rest = text.nodes
-            text.nodes = [nodes.Filter(first, "_joined", rest, [], None, None, lineno=text.lineno)]
+            text.nodes = [_filtered("_joined", first, *rest)]
+        _Weights().visit(tree)
         return tree
 
     def call(self, context: Context, called: Any, *args: Any, **options: Any) -> Any:
         method = getattr(called, "__wrapped__", called)  # the sandbox wraps ``format``
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "a function")
         _check_call(owner, name, [*args, *options.values()])
+        for each in (*args, *options.values()):
+            _weigh(each)
         return _sized(super().call(context, called, *args, **options))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -215,10 +292,10 @@ def _compiled(template: str) -> Template:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters |= {"tojson": _tojson, "sum": _summed}
     for name, filter in list(environment.filters.items()):
         environment.filters[name] = _bounded(name, filter)
-    environment.filters |= {"_counted": _counted, "_joined": _joined}
+    environment.filters |= {"_counted": _counted, "_joined": _joined, "_weighed": _weighed}
     environment.globals |= {
         "raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form),
         "namespace": _Namespace,
