@@ -175,6 +175,23 @@ def test_sigterm_while_it_loads_ends_it(tiny_llama: Path) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_ctrl_c_while_the_checkpoint_is_read_ends_both_processes(
+    tiny_llama: Path, seconds: float
+) -> None:
+    """A terminal interrupts the whole group, the new engine too."""
+    words = [sys.executable, "-m", "outrider", "serve", "--port", "0", str(tiny_llama)]
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while engine_of(process.pid) is None:
+            time.sleep(0.001)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said) == (130, "interrupted\n")
+
+
 @contextlib.contextmanager
 def nobodys_pipe() -> Iterator[int]:
     """A pipe that is full, and that nobody reads."""

@@ -7,9 +7,12 @@ import logging
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 
 from ..errors import WorkerError
@@ -91,6 +94,29 @@ def run(link: Connection, spec: WorkerSpec, generation: int) -> None:
     run_worker(link, spec, generation)
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl+C, and for good in a process that starts meanwhile: the frontend ends that.
+
+    Python's own handler would interrupt the start, other handlers do not.
+    """
+    resource_tracker.ensure_running()  # its start would let signals through again
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process inherits it
+    late: list[int] = []
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    raises = raises and threading.current_thread() is threading.main_thread()
+    if raises:
+        signal.signal(signal.SIGINT, lambda number, _: late.append(number))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if raises:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if late:
+            signal.raise_signal(signal.SIGINT)
+
+
 class WorkerProcess:
     """One life of a worker. No method blocks.
 
@@ -124,7 +150,8 @@ class WorkerProcess:
         )
         self.kill = self._process.kill  # at once, also one that is stopped
         try:
-            self._process.start()
+            with uninterrupted():
+                self._process.start()
         except BaseException:
             self._link.close()
             raise
