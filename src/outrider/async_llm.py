@@ -79,8 +79,9 @@ class AsyncLLM:
         drafter: Folder | DrafterSpec | None = "auto",
         **options: Unpack[EngineOptions],
     ) -> None:
-        self.spec = WorkerSpec(model, drafter, dict(options))
-        given(drafter, self.spec.options).config()  # refuses without a worker what it can
+        wanted = given(drafter, options)
+        wanted.config()  # refuses without a worker what it can
+        self.spec = WorkerSpec(model, wanted.drafter, wanted.options)
         self.ready: Ready | None = None
         self.gauges = Gauges()
         self.beliefs: dict[str, Any] | None = None

@@ -19,6 +19,11 @@ class Given(NamedTuple):
     lookup: dict[str, Any]
     engine: dict[str, Any]
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but the drafter, as ``given`` takes them."""
+        return {**self.engine, **self.lookup, "tokenizer": self.tokenizer}
+
     def config(self) -> EngineConfig:
         """Return the engine's options.
 
