@@ -141,7 +141,7 @@ def index(folder: Path) -> Made:
 def gguf(folder: Path) -> Made:
     from gguf import GGMLQuantizationType as Kind
     from mutations import POOL
-    from test_gguf import byte_level, convert
+    from test_gguf import add_pieces, byte_level, convert, pieces
 
     from outrider.gguf import open_gguf
     from outrider.models.formats.gguf_config import read_gguf_config
@@ -150,21 +150,32 @@ def gguf(folder: Path) -> Made:
     source = checkpoint(folder.parent)
     folder.mkdir(parents=True)
     path, _ = convert(source, folder / "a.gguf", Kind.F32, byte_level())
-    whole = path.read_bytes()
+
+    def fill(writer: Any) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        add_pieces(writer, pieces()[1])
+
+    other, _ = convert(source, folder / "b.gguf", Kind.F32, fill)
+    wholes = [path.read_bytes(), other.read_bytes()]
     numbers = [number for number in POOL if type(number) is int]
 
-    def spoiled(steps: list[tuple[int, int, int]]) -> bytes:
+    def spoiled(whole: bytes, steps: list[tuple[int, int, int]]) -> bytes:
         data = bytearray(whole)
         for at, size, number in steps:
             data[at : at + size] = (number % (1 << (8 * size))).to_bytes(size, "little")
         return bytes(data)
 
     step = st.tuples(
-        st.one_of(st.integers(0, 400), st.integers(0, min(len(whole) - 8, 16_000))),
+        st.one_of(st.integers(0, 400), st.integers(0, 16_000)),
         st.sampled_from([1, 1, 4, 8]),
         st.one_of(st.sampled_from(numbers), st.integers(0, 2**64)),
     )
-    cases = st.one_of(st.lists(step, min_size=1, max_size=3).map(spoiled), damaged(whole[:20_000]))
+    steps = st.lists(step, max_size=3)
+    cases = st.one_of(
+        st.builds(spoiled, st.sampled_from(wholes), steps),
+        damaged(*(whole[:20_000] for whole in wholes)),
+    )
 
     def call(data: bytes) -> None:
         path.write_bytes(data)

@@ -447,6 +447,15 @@ def test_cut_pickles_are_damaged_in_our_words(tmp_path: Path, size: int) -> None
     assert not (tmp_path / "out").exists()
 
 
+def test_names_in_an_index_are_printable(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "\x1b[2J" + "a" * 2000}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"cannot be read") as error:
+        convert(tmp_path, tmp_path / "out")
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 1000
+
+
 def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin is no regular file"):

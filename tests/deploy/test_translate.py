@@ -665,4 +665,7 @@ def test_a_long_quote_takes_time_by_its_length() -> None:
         translate('echo "' + "x" * 260_000 + '"')
     with pytest.raises(ConfigError, match="No command of vLLM"):
         translate("A=1 " * 65_000)
+    for blanks in ("\n" * 260_000, " \n" * 130_000, "{\n" * 130_000, "from\n" * 50_000):
+        with pytest.raises(ConfigError):
+            translate(f"echo a{blanks}b")
     assert time.process_time() - began < 20

@@ -106,6 +106,7 @@ def test_a_last_message_is_continued_as_transformers_does(content: Any, codec: T
 
 
 BOMBS = {
+    "{{ lipsum(99999) }}": "'lipsum' is undefined",
     "{{ 1 / 0 }}": "division by zero",
     "{{ 'a' * 10**11 }}": f"more than {LONGEST_TEXT} characters",
     "{{ [[1] * 9999] * 9999 }}": f"more than {LONGEST_TEXT} characters",
@@ -131,6 +132,8 @@ BOMBS = {
     "{% set a = range(90000) | list %}{% set b = range(90000) | list %}"
     "{% for i in range(9999) %}{% if a == b %}{% endif %}{% endfor %}": f"more than {STEPS} steps",
     "{% set a = 'a' * 9999999 %}{% for i in range(9999) %}{% if 'b' in a %}{% endif %}{% endfor "
+    "%}": f"more than {STEPS} steps",
+    "{% set a = 'a' * 9999999 %}{% for i in range(9999) %}{% if 'b' is in a %}{% endif %}{% endfor "
     "%}": f"more than {STEPS} steps",
     "{{ ([[1]] * 99999) | sum(start=[]) | length }}": f"more than {STEPS} steps",
     "{{ [0] * 10**9 }}": f"more than {LONGEST_TEXT} characters",

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from ..errors import ConfigError, ModelError
 from ..fields import read_object
 from ..gguf import is_gguf
+from ..outside.text import printable
 from .files import INDEX, find_tensors, weight_files
 from .folders import new_folder, save_file
 from .formats.shared import NAMED
@@ -94,7 +95,8 @@ def _unpickle(files: list[Path], out: Path) -> None:
     try:
         size = sum(file.stat().st_size for file in files)
     except OSError as error:
-        raise ModelError(f"{error.filename} cannot be read ({error.strerror}).") from None
+        name = printable(error.filename)
+        raise ModelError(f"{name} cannot be read ({error.strerror}).") from None
     program = Path(__file__).with_name("unpickle.py")
     command = [sys.executable, "-I", str(program), str(4 * size + ROOM), str(out), *map(str, files)]
     try:
@@ -103,7 +105,7 @@ def _unpickle(files: list[Path], out: Path) -> None:
         raise ModelError(f"{files[0]} was not read in {SECONDS} s.") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        reason = lines[-1] if lines else f"its reader ended with {done.returncode}"
+        reason = printable(lines[-1]) if lines else f"its reader ended with {done.returncode}"
         raise ModelError(f"{files[0].parent} cannot be converted ({reason.rstrip('.')}).")
 
 

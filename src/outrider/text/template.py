@@ -40,6 +40,9 @@ PADDING = frozenset(
 )
 REPEATING = frozenset({"replace", "join", "wordwrap", "indent"})
 """Calls that may repeat a text many times."""
+COMPARING = ("==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le", ">", "gt",
+             "greaterthan", ">=", "ge", "in")  # fmt: skip
+"""Tests of two values."""
 WIDTH = re.compile(r"%[^a-zA-Z%]*\*|\d{4}")
 """Refused in format strings: a width as an argument, or a large width."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -150,6 +153,16 @@ def _bounded(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _comparing(test: Callable[..., bool]) -> Callable[..., bool]:
+    """Return the test with what it compares weighed."""
+
+    @wraps(test)
+    def run(*args: Any) -> bool:
+        return test(*map(_weighed, args))
+
+    return run
+
+
 def _counted(items: Iterable[Any]) -> Iterator[Any]:
     """Yield the items of a loop, each of which takes a step."""
     for item in items:
@@ -180,9 +193,9 @@ class _Weights(NodeTransformer):
     def visit(self, node: nodes.Node, *args: Any, **options: Any) -> nodes.Node:
         node = self.generic_visit(node, *args, **options)
         if isinstance(node, nodes.Compare):
-            node.expr = _filtered("_weighed", node.expr)
-            for operand in node.ops:
-                operand.expr = _filtered("_weighed", operand.expr)
+            for holder in (node, *node.ops):
+                if not isinstance(holder.expr, nodes.Const):
+                    holder.expr = _filtered("_weighed", holder.expr)
         built = isinstance(node, nodes.List | nodes.Dict) or (
             isinstance(node, nodes.Tuple) and node.ctx == "load"
         )
@@ -190,9 +203,7 @@ class _Weights(NodeTransformer):
 
 
 def _filtered(name: str, node: Any, *args: nodes.Expr) -> Any:
-    """Return the node of a filter over ``node``; constants are as they are."""
-    if isinstance(node, nodes.Const) and name == "_weighed":
-        return node
+    """Return the node of a filter over ``node``."""
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
@@ -295,7 +306,10 @@ def _compiled(template: str) -> Template:
     environment.filters |= {"tojson": _tojson, "sum": _summed}
     for name, filter in list(environment.filters.items()):
         environment.filters[name] = _bounded(name, filter)
+    for name in COMPARING:
+        environment.tests[name] = _comparing(environment.tests[name])
     environment.filters |= {"_counted": _counted, "_joined": _joined, "_weighed": _weighed}
+    del environment.globals["lipsum"]  # no template needs it, and it makes texts of any length
     environment.globals |= {
         "raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form),
         "namespace": _Namespace,
