@@ -153,11 +153,11 @@ def _bounded(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _comparing(test: Callable[..., bool]) -> Callable[..., bool]:
+def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
     """Return the test with what it compares weighed."""
 
     @wraps(test)
-    def run(*args: Any) -> bool:
+    def run(*args: Any) -> Any:
         return test(*map(_weighed, args))
 
     return run
@@ -193,7 +193,8 @@ class _Weights(NodeTransformer):
     def visit(self, node: nodes.Node, *args: Any, **options: Any) -> nodes.Node:
         node = self.generic_visit(node, *args, **options)
         if isinstance(node, nodes.Compare):
-            for holder in (node, *node.ops):
+            holders: list[nodes.Compare | nodes.Operand] = [node, *node.ops]
+            for holder in holders:
                 if not isinstance(holder.expr, nodes.Const):
                     holder.expr = _filtered("_weighed", holder.expr)
         built = isinstance(node, nodes.List | nodes.Dict) or (
@@ -306,8 +307,8 @@ def _compiled(template: str) -> Template:
     environment.filters |= {"tojson": _tojson, "sum": _summed}
     for name, filter in list(environment.filters.items()):
         environment.filters[name] = _bounded(name, filter)
-    for name in COMPARING:
-        environment.tests[name] = _comparing(environment.tests[name])
+    tests: dict[str, Any] = environment.tests
+    tests |= {name: _comparing(tests[name]) for name in COMPARING}
     environment.filters |= {"_counted": _counted, "_joined": _joined, "_weighed": _weighed}
     del environment.globals["lipsum"]  # no template needs it, and it makes texts of any length
     environment.globals |= {
