@@ -11,8 +11,10 @@ from typing import Any
 
 from conftest import build_checkpoint
 from hostile_inputs import damaged, jsons, trees
-from hostile_readers import Made, reader
+from hostile_readers import Made, check_said, reader
 from hypothesis import strategies as st
+
+from outrider.errors import OutriderError
 
 
 @cache
@@ -214,6 +216,34 @@ def heads(folder: Path) -> Made:
 
     cases = [st.tuples(st.just(i), jsons(sample)) for i, sample in enumerate(samples)]
     return st.one_of(*cases), call
+
+
+@reader("drafter: check")
+def pairs(folder: Path) -> Made:
+    from outrider.drafters.check import check, check_retokenized
+
+    target = checkpoint(folder.parent)
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json")
+    wholes = {name: (target / name).read_bytes() for name in names}
+    samples = {name: json.loads(whole) for name, whole in wholes.items()}
+    shutil.copytree(target, folder)
+
+    def call(case: tuple[str, bytes]) -> None:
+        name, data = case
+        (folder / name).write_bytes(data)
+        try:
+            for compare in (check, partial(check_retokenized, texts=["def greet(name):\n"])):
+                try:
+                    _, facts = compare(folder, target)
+                except OutriderError as error:
+                    check_said(str(error))
+                else:
+                    for fact in facts:
+                        check_said(f"{fact.what} {fact.drafter} {fact.target}")
+        finally:
+            (folder / name).write_bytes(wholes[name])
+
+    return st.one_of(*[st.tuples(st.just(name), jsons(samples[name])) for name in names]), call
 
 
 @reader("deploy: facts of a folder")
