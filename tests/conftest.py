@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import multiprocessing
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hypothesis  # noqa: F401 - its hook for trio warns where a test has frozen the collector
+import hypothesis  # before any test: its hook for trio warns where one has frozen the collector
 import pytest
 import torch
+from httpx._transports import default as httpx_transports
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
     from benchmarks.served import Served
 
 MakeCheckpoint = Callable[..., Path]
+
+# A busy machine is no failure. `settings` of a test start from this profile.
+hypothesis.settings.register_profile("outrider", deadline=None)
+hypothesis.settings.load_profile("outrider")
 
 END = "<|end|>"
 PAD = "<pad_extra>"
@@ -128,6 +135,26 @@ def padded_copy(folder: Path, to: Path) -> Path:
 def make_checkpoint() -> MakeCheckpoint:
     """``make_checkpoint(folder, family, **config)``: see ``build_checkpoint``."""
     return build_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def costly_work_is_done_once() -> Iterator[None]:
+    """Imports for the processes of ``AsyncLLM`` (5 s of CPU), certificates for clients (50 ms).
+
+    These processes are forked from one that has done the imports; those of ``Served`` are spawned,
+    as everywhere.
+    """
+    context = multiprocessing.get_context
+    multiprocessing.set_forkserver_preload(["outrider.engine.worker"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            multiprocessing,
+            "get_context",
+            lambda method=None: context("forkserver" if method == "spawn" else method),
+        )
+        name = "create_ssl_context"
+        patch.setattr(httpx_transports, name, functools.cache(getattr(httpx_transports, name)))
+        yield
 
 
 @pytest.fixture(autouse=True)
