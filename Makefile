@@ -55,7 +55,7 @@ suite: $(STAMP)
 engine: $(ENGINES)
 $(ENGINES): engine-%: $(STAMP)
 	@said=$$(OMP_NUM_THREADS=1 OUTRIDER_NATIVE_ISA=$* $(NICE) $(BIN)/python -m pytest -q -m "engine and not slow" \
-	    $$(grep -rl --include='test_*.py' 'mark\.engine' tests) 2>&1); \
+	    $$(grep -rlE --include='test_*.py' 'mark\.engine|some_for_engines' tests) 2>&1); \
 	  code=$$?; echo "OUTRIDER_NATIVE_ISA=$*"; echo "$$said"; exit $$code
 
 isas: $(STAMP)

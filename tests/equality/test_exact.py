@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests, run
 from pages import check_engine
+from products import some_for_engines
 
 from outrider.audit.adversary import AdversarySpec
 from outrider.audit.sweep import unlike_before
@@ -54,9 +55,10 @@ BATCHES = (1, 5)
 LENGTHS = (1, 4, 7)
 CHUNKS = (3, 16, 512)
 POOLS = ("ample", "tight")
+FAMILIES = ("llama", "qwen3")
 
 
-@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.engine), "qwen3"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return planted_pair(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -152,13 +154,20 @@ def _holds(
 
 SLICE = [
     # Every drafter under every option, the other dimensions dealt out over them.
-    (drafter, option, BATCHES[i % 2], LENGTHS[i % 3], CHUNKS[(i // 2) % 3], POOLS[(i // 3) % 2])
+    [
+        FAMILIES[(i // 5) % 2], drafter, option,
+        BATCHES[i % 2], LENGTHS[i % 3], CHUNKS[(i // 2) % 3], POOLS[(i // 3) % 2],
+    ]
     for i, (drafter, option) in enumerate(itertools.product(DRAFTERS, OPTIONS))
-]
+]  # fmt: skip
 
 
 @pytest.mark.equality
-@pytest.mark.parametrize(("drafter", "option", "batch", "length", "chunk", "pool"), SLICE)
+@pytest.mark.parametrize(
+    ("pair", "drafter", "option", "batch", "length", "chunk", "pool"),
+    some_for_engines(SLICE),
+    indirect=["pair"],
+)
 def test_drafts_change_nothing(
     reference: Reference, drafter: str, option: str, batch: int, length: int, chunk: int, pool: str
 ) -> None:

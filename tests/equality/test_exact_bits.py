@@ -20,7 +20,6 @@ from outrider.text.read import read_codec
 from outrider.types import Request, SamplingParams
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.equality,
     pytest.mark.skipif(library() is None, reason="torch's products in bf16 may part at a tie"),
 ]
@@ -121,6 +120,7 @@ def _drafted(
     return found
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_low_bit_target_says_the_same_whatever_drafts(
     pair: dict[str, Path], recipe: str | None
@@ -134,7 +134,7 @@ def test_a_low_bit_target_says_the_same_whatever_drafts(
 
 
 @pytest.mark.parametrize("drafter", RECIPES[1:])
-@pytest.mark.parametrize("target", [None, "int4-g32"])
+@pytest.mark.parametrize("target", [None, pytest.param("int4-g32", marks=pytest.mark.engine)])
 def test_a_low_bit_drafter_changes_nothing(
     pair: dict[str, Path], target: str | None, drafter: str
 ) -> None:

@@ -20,7 +20,7 @@ import torch
 from exactness import VOCABULARY, make_engine, make_fickle, planted_pair, requests
 from heads import Eagle, agreeing_head, agreeing_medusa, save_head
 from pages import check_engine
-from products import OPTIONS, Product, dealt, prompts, rest
+from products import OPTIONS, Product, dealt, prompts, rest, some_for_engines
 from safetensors.torch import load_file, save_file
 
 from outrider.audit.wrapped import WrappedPipeline
@@ -36,10 +36,7 @@ from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.types import Draft, Request, SamplingParams, SequenceState
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(native.library() is None, reason="the native step is off"),
-]
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native step is off")
 DRAFTERS = (
     "eagle3", "eagle3 tree", "peagle", "peagle tree", "medusa", "medusa tree", "choices",
     "eagle3+ngram", "peagle+ngram", "medusa+ngram", "medusa+suffix", "auto+eagle3", "auto+peagle",
@@ -88,7 +85,9 @@ PRODUCT = Product(engine_of, prompts(), tokens=24, pages=26)
 
 
 @pytest.mark.equality
-@pytest.mark.parametrize("case", dealt(DRAFTERS), ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", some_for_engines(dealt(DRAFTERS)), ids=lambda case: "-".join(map(str, case))
+)
 def test_heads_change_nothing(target: Path, case: Any) -> None:
     PRODUCT.holds(target, *case)
 
@@ -179,6 +178,7 @@ def test_a_prompts_states_wait_for_its_first_token(
     assert engine.counts.accepted
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("size", "others"), [(1, ()), (3, (-1,))])
 def test_states_that_nobody_reads_are_made_together(
     target: Path, size: int, others: tuple[int, ...]
@@ -362,6 +362,7 @@ def made_up_costs(
     return Costs(Curve((1, 64), (1e-3, 5e-3)), found)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("name", "chunk"), [("eagle3", 5), ("eagle3", 64), ("auto+eagle3", 5), ("auto+peagle", 64)]
 )

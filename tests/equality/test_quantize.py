@@ -29,8 +29,6 @@ from outrider.models.quantize import Quantized, quantize
 from outrider.models.weights import load_weights
 from outrider.native.choice import library
 
-pytestmark = pytest.mark.engine
-
 RECIPES = ("int8", "int4", "int8-g64", "int4-g32", "int4-zp", "int8-zp", "int4-channel")
 COARSE = ("int8-a8", "int4-a8", "int4-g32-zp-a8", "int8-g128-a8")
 CPU = torch.device("cpu")
@@ -76,6 +74,7 @@ def test_bits_of_a_weight() -> None:
     assert bits["int4-channel"] == 4 + 16 / 512
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("text", RECIPES)
 @pytest.mark.parametrize("inputs", [256, 80])
 def test_weights_stay_close_and_inside_their_grid(text: str, inputs: int) -> None:
@@ -92,6 +91,7 @@ def test_weights_stay_close_and_inside_their_grid(text: str, inputs: int) -> Non
     assert ((found.dequantized(torch.float32) - weight).abs().amax(-1) <= steps * 2).all()
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("bits", "better"), [(4, 0.85), (8, 0.97)])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_the_search_beats_grids_that_span_their_groups(
@@ -137,6 +137,7 @@ def test_what_is_no_number_is_refused(tmp_path: Path, make_checkpoint: MakeCheck
         LLM(folder, drafter=None, quantization="int8")
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("count", [64, 37])
 def test_codes_lie_from_the_lowest_bits_up(bits: int, count: int) -> None:
@@ -180,6 +181,7 @@ def matrices(folder: Path, recipe: Recipe | None) -> list[torch.Tensor]:
     return tensors
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -389,6 +391,7 @@ def test_the_torch_path_runs_the_dequantised_weights(tiny_llama: Path, tmp_path:
             assert torch.equal(one, other)
 
 
+@pytest.mark.engine
 def test_stacking_and_picking_rows_is_that_of_the_matrix() -> None:
     parts = [quantize(normal(8, 64, seed), Recipe(4, 32, zeros=True)) for seed in range(3)]
     whole = Quantized.stacked(parts)
@@ -402,6 +405,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return planted_pair(tmp_path_factory.mktemp("pair"))
 
 
+@pytest.mark.engine
 @pytest.mark.equality
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -435,6 +439,7 @@ def test_activations_of_8_bits_are_no_checkpoints(pair: Path, tmp_path: Path) ->
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.engine
 def test_a_quantised_target_differs_from_the_plain_one(pair: Path) -> None:
     """Or nothing above would mean much."""
     params = SamplingParams(temperature=0, logprobs=0, max_tokens=8, ignore_eos=True)

@@ -20,8 +20,6 @@ from outrider.models.transformer import Transformer, row_unit
 from outrider.models.weights import bf16_kernels
 from outrider.native.choice import library
 
-pytestmark = pytest.mark.engine
-
 CPU = torch.device("cpu")
 PAGE = 8
 LENGTH = 150
@@ -52,10 +50,13 @@ Paths: TypeAlias = Transformer | NativeTransformer
 @pytest.fixture(
     scope="module",
     params=[
-        *(("torch", "float32", family) for family in FAMILIES),
-        *(("native", dtype, family) for dtype in ("float32", "bfloat16") for family in NATIVE),
+        *(pytest.param(("torch", "float32", f), id=f"torch-float32-{f}") for f in FAMILIES),
+        *(
+            pytest.param(("native", dtype, f), id=f"native-{dtype}-{f}", marks=pytest.mark.engine)
+            for dtype in ("float32", "bfloat16")
+            for f in NATIVE
+        ),
     ],
-    ids="-".join,
 )
 def model(
     request: pytest.FixtureRequest,
@@ -194,8 +195,9 @@ def test_mixed_batches_are_bit_equal(model: Paths, ids: list[int], single: torch
             at[i] = stop
 
 
-@pytest.mark.parametrize("pages", [RUN, SHUFFLED], ids=["run", "shuffled"])
-@pytest.mark.parametrize("prefix", [1, 12, 61, 100])
+@pytest.mark.parametrize(
+    ("prefix", "pages"), [(1, RUN), (12, SHUFFLED), (61, RUN), (100, SHUFFLED)], ids=lambda p: ""
+)
 @pytest.mark.parametrize(
     "parents",
     [
@@ -291,6 +293,7 @@ def test_the_lengths_of_a_prompt_reach_dynamic_rope() -> None:
     assert rows.slots.tolist() == [12, 13, 14, 15, 16, 17, 0, 0]
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     "kind", [("torch", "float32"), ("native", "float32"), ("native", "bfloat16")], ids="-".join
 )

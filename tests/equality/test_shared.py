@@ -22,10 +22,7 @@ from outrider.models.native import NativeTransformer
 from outrider.models.rows import Segment
 from outrider.native.choice import library
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(library() is None, reason="the native step is off"),
-]
+pytestmark = pytest.mark.skipif(library() is None, reason="the native step is off")
 
 CPU = torch.device("cpu")
 PROMPT = [5, 9, 77, 210, 5, 4]
@@ -74,6 +71,7 @@ def test_embedding_and_head_are_held_once(pair: Path) -> None:
     assert torch.equal(logits(drafter), expected)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("text", ["int8", "int8-g32", "int4-zp"])
 def test_so_they_are_when_both_are_quantised_alike(pair: Path, text: str) -> None:
     expected = logits(opened(pair / "drafter", None, text))
@@ -126,6 +124,7 @@ def test_tied_ones_share_what_is_the_same(pair: Path, tied: str) -> None:
     assert torch.equal(logits(drafter), expected)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("text", [None, "int8"])
 def test_either_may_go_first(pair: Path, text: str | None) -> None:
     target = opened(pair, None, text)
@@ -142,6 +141,7 @@ def test_either_may_go_first(pair: Path, text: str | None) -> None:
     assert torch.equal(logits(target), expected)
 
 
+@pytest.mark.engine
 def test_an_engine_shares(pair: Path) -> None:
     engine = make_engine(pair, "model", dtype="bfloat16", drafter_quantization="none")
     assert engine.drafter.model.shared_bytes == EMBEDDING + PACKED  # type: ignore[attr-defined]

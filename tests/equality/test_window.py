@@ -33,8 +33,6 @@ from outrider.native.choice import library
 from outrider.sampling.shared_noise import SharedNoise
 from outrider.types import Draft, DraftBudget, Request, Scheduled, SequenceState
 
-pytestmark = pytest.mark.engine
-
 CPU = torch.device("cpu")
 Paths: TypeAlias = Transformer | NativeTransformer
 Run = Callable[[Sequence[int], int, int], torch.Tensor]
@@ -100,6 +98,7 @@ def drafts(llm: LLM, params: SamplingParams, monkeypatch: pytest.MonkeyPatch) ->
     return found
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("params", [GREEDY, PARAMS], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("window", [1, 5, 40])
 def test_the_output_is_plain_decodings(
@@ -119,6 +118,7 @@ def test_what_a_window_lets_through_is_the_configs(
     assert given != drafts(open_llm(target, drafter), PARAMS, monkeypatch)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("params", [GREEDY, PARAMS], ids=["greedy", "sampled"])
 def test_what_no_draft_depends_on_is_not_run(
     target: Path, drafter: Path, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +176,7 @@ def runner(model: Paths) -> Run:
     return run
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("window", [1, 2, 20])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("path", ["torch", "native"])
@@ -194,6 +195,7 @@ def test_a_row_depends_on_its_reach_alone(
         assert not torch.equal(run(ids[1 - reach :], LENGTH - reach + 1, 1), whole)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("path", ["torch", "native"])
 def test_what_is_no_number_harms_no_row_beyond_its_reach(drafter: Path, path: str) -> None:
     model = open_window(path, drafter, "float32", 3)

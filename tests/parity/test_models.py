@@ -22,8 +22,6 @@ from outrider.models.load import load_model
 from outrider.models.rows import Segment
 from outrider.models.transformer import Transformer, rms_norm
 
-pytestmark = pytest.mark.engine
-
 CPU = torch.device("cpu")
 PAGE = 16
 MakeCheckpoint = Callable[..., Path]
@@ -186,16 +184,23 @@ def test_logits_are_transformers(name: str, checkpoints: Callable[[str], Path]) 
         assert_parity(checkpoints(name), prompt_of(length, seed=length))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    # Ropes are tables of Python.
+    [
+        name if "rope_parameters" in config else pytest.param(name, marks=pytest.mark.engine)
+        for name, (_, config) in CASES.items()
+    ],
+)
 def test_greedy_ids_are_transformers(name: str, checkpoints: Callable[[str], Path]) -> None:
     folder = checkpoints(name)
-    prompts = [prompt_of(5), prompt_of(30, seed=1), prompt_of(70, seed=2)]
+    prompts = [prompt_of(5), prompt_of(70, seed=2)]
     llm = LLM(folder, drafter=None, dtype="float32", max_num_batched_tokens=48)
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12))
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8))
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor([prompt])
         theirs = reference(folder).generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8
         )
         assert output.outputs[0].token_ids == theirs[0, len(prompt) :].tolist()
 

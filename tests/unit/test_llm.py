@@ -31,8 +31,6 @@ from outrider.errors import (
 from outrider.models.families import find_folder
 from outrider.types import Origin
 
-pytestmark = pytest.mark.engine
-
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, max_tokens=12, seed=5, ignore_eos=True)
 
@@ -67,6 +65,7 @@ def test_an_output_holds_what_users_of_vllm_expect(llm: LLM) -> None:
     check_engine(llm.engine)
 
 
+@pytest.mark.engine
 def test_the_stream_says_where_each_token_came_from(llm: LLM) -> None:
     events = list(llm.stream("the quick", GREEDY))
     output = llm.generate("the quick", GREEDY)[0].outputs[0]
@@ -116,6 +115,7 @@ def test_prompts_wait_for_streams_alone(tiny_llama: Path) -> None:
     )
 
 
+@pytest.mark.engine
 def test_the_same_seed_repeats_an_output_and_the_seed_used_is_returned(llm: LLM) -> None:
     free = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     one = llm.generate("lazy", free)[0].outputs[0]
@@ -140,6 +140,7 @@ def test_an_engine_seed_gives_each_request_its_own(tiny_llama: Path) -> None:
     assert a.seed != b.seed
 
 
+@pytest.mark.engine
 def test_samples_of_one_prompt_come_in_order(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, n=3, seed=9, max_tokens=8, ignore_eos=True)
     outputs = llm.generate("fox", params)[0].outputs
@@ -438,6 +439,7 @@ def test_a_drafter_with_another_tokenizer_is_refused_by_entry(
         LLM(tiny_llama, drafter=other)
 
 
+@pytest.mark.engine
 def test_a_padded_vocabulary_is_no_difference(tiny_llama: Path, tmp_path: Path) -> None:
     wide = build_checkpoint(tmp_path / "wide", "llama", vocab_size=384, num_hidden_layers=1)
     save_tokenizer(wide)
@@ -448,6 +450,7 @@ def test_a_padded_vocabulary_is_no_difference(tiny_llama: Path, tmp_path: Path) 
     assert drafted[0].metrics.drafted > 0
 
 
+@pytest.mark.engine
 def test_logits_that_are_not_numbers_fail_their_request_alone(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
