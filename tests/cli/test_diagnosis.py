@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,11 +116,13 @@ def test_diagnose_waits_for_no_trickle(start: bytes, monkeypatch: pytest.MonkeyP
     assert "does not answer" in " ".join(done.output.split())
 
 
-def test_doctor_reports_and_fails(tiny_llama: Path, tmp_path: Path) -> None:
-    good = outrider("doctor", "--model", tiny_llama, "--port", "0", "--json")
+def test_doctor_reports_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = outrider("doctor", "--model", tmp_path, "--port", "0")
+    probe = {"torch": "2", "threads": 2, "isas": ["a"], "isa": "a", "cuda_build": "", "cuda": []}
+    monkeypatch.setattr(sys.modules["outrider.planning.doctor"], "_probe", lambda models: probe)
+    good = outrider("doctor", "--port", "0", "--json")
     report = json.loads(good.stdout)
     assert report["fit"] is (good.exit_code == 0) is True
-    bad = outrider("doctor", "--model", tmp_path, "--port", "0")
     assert bad.exit_code == 1
     assert "fail  model" in bad.stdout
     assert "->" in bad.stdout

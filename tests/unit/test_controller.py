@@ -84,7 +84,7 @@ def test_with_known_costs_and_survival_it_makes_the_best_choice(
     assert worst_window(found) >= 0.98
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])
+@pytest.mark.parametrize("batch", [1, 8, 128])
 @pytest.mark.parametrize("rates", RATES)
 @pytest.mark.parametrize("slope", [2e-5, 2e-4])
 def test_with_known_costs_it_comes_near_the_best_fixed_choice(
@@ -134,7 +134,7 @@ def check_drifts(
         assert worst_window(found[settled : begin + APART]) >= 0.98
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize(("rates", "bias"), [*zip(DRIFTS, 2 * BIASES, strict=True)])
 def test_drifts_wrong_costs_and_spikes_do_not_make_it_slower_than_plain(
     batch: int, rates: list[tuple[float, float]], bias: tuple[float, float]
