@@ -19,6 +19,8 @@ NEEDS := import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project
 
 # Each of some hundred processes would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
+# Present when one process has, so that those that start side by side do not all do it.
+IMPORTED := .venv/.outrider-imported
 
 ENGINES := $(addprefix engine-,portable avx2 off)
 
@@ -46,14 +48,13 @@ demo: $(STAMP)
 test: $(STAMP)
 	@$(MAKE) --no-print-directory -j3 suite lint engine "NICE=nice -n 19"
 
-# A process more than cores, since tests of servers wait; a thread each, since threads that spin
-# would wait for each other.
-suite: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal
+# A thread each, since threads that spin would wait for each other.
+suite: $(STAMP) $(IMPORTED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist worksteal
 
 # Side by side, so with a thread each. Only files with such tests: to read all takes as long as some.
 engine: $(ENGINES)
-$(ENGINES): engine-%: $(STAMP)
+$(ENGINES): engine-%: $(STAMP) $(IMPORTED)
 	@said=$$(OMP_NUM_THREADS=1 OUTRIDER_NATIVE_ISA=$* $(NICE) $(BIN)/python -m pytest -q -m "engine and not slow" \
 	    $$(grep -rlE --include='test_*.py' 'mark\.engine|some_for_engines' tests) 2>&1); \
 	  code=$$?; echo "OUTRIDER_NATIVE_ISA=$*"; echo "$$said"; exit $$code
@@ -112,6 +113,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@# Their bytecode is written now, so that the first server starts as fast as later ones.
 	@$(BIN)/python -c "import outrider.engine.worker, outrider.server.run"
 	@touch $@
+
+$(IMPORTED): $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1; touch $@
 
 # build/ stays: the checkpoints of hours of training lie there.
 clean:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis  # before any test: its hook for trio warns where one has frozen the collector
 import pytest
-import torch
 from httpx._transports import default as httpx_transports
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+# torch and transformers are imported where they are used: the process that only hands out tests
+# reads this file, too, and waits for no import.
 if TYPE_CHECKING:
     import openai
+    import torch
 
     from benchmarks.served import Served
 
@@ -77,6 +78,8 @@ def byte_level_tokenizer() -> Tokenizer:
 
 def save_tokenizer(folder: Path, template: str | None = TEMPLATE) -> None:
     """Put the byte-level tokenizer into a checkpoint."""
+    from transformers import PreTrainedTokenizerFast
+
     fast = PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(), eos_token=END)
     fast.chat_template = template
     fast.save_pretrained(folder)
@@ -84,6 +87,8 @@ def save_tokenizer(folder: Path, template: str | None = TEMPLATE) -> None:
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
     """Weights that keep activations near 1 and spread the logits; norms and biases count too."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -102,21 +107,24 @@ def build_checkpoint(
     *,
     seed: int = 0,
     tokenizer: bool = False,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     max_shard_size: int | str = "1GB",
     **config: Any,
 ) -> Path:
     """Save a tiny random model of ``family`` to ``folder``, and return the folder.
 
     ``config`` overrides ``SIZES``; with ``tokenizer`` the byte-level one comes along and its end
-    token is the model's EOS.
+    token is the model's EOS. None is float32.
     """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     options = {**SIZES, "vocab_size": VOCABULARY if tokenizer else 128, **config}
     if tokenizer:
         options = {**options, "eos_token_id": config.get("eos_token_id", 0)}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **options))
     randomise(model, seed)
-    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    model.to(dtype or torch.float32).save_pretrained(folder, max_shard_size=max_shard_size)
     if tokenizer:
         save_tokenizer(folder)
     return folder
