@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 from outrider.errors import ConfigError
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 QUIET = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 

@@ -251,7 +251,7 @@ def engine() -> Iterator[str]:
 
 def until(url: str, words: str) -> str:
     """The exporter's page, once it has these words."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     text = ""
     while time.monotonic() < deadline:
         with urlopen(url, timeout=10) as answer:

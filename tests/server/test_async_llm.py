@@ -33,7 +33,7 @@ PARAMS = [
     SamplingParams(max_tokens=40, temperature=0.8, seed=4, stop=["a", "e"], min_tokens=2),
     SamplingParams(max_tokens=24, seed=5, frequency_penalty=0.5, ignore_eos=True),
 ]
-SOON = 30.0
+SOON = 120.0
 
 
 FOUR: Any = {"num_speculative_tokens": 4}
@@ -61,7 +61,7 @@ async def until(condition: Any) -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 4 * SOON))
+    asyncio.run(asyncio.wait_for(work, 2 * SOON))
 
 
 Work = Callable[[AsyncLLM], Coroutine[Any, Any, None]]
@@ -73,8 +73,8 @@ def runner(model: Path, drafter: Any = "auto", **options: Any) -> Iterator[Calla
     llm = AsyncLLM(model, drafter, **options)
     with asyncio.Runner() as loop:
         try:
-            loop.run(asyncio.wait_for(llm.start(), 4 * SOON))
-            yield lambda work: loop.run(asyncio.wait_for(work(llm), 4 * SOON))
+            loop.run(asyncio.wait_for(llm.start(), 2 * SOON))
+            yield lambda work: loop.run(asyncio.wait_for(work(llm), 2 * SOON))
         finally:
             llm.shutdown()
 
@@ -283,7 +283,7 @@ def test_a_program_that_forgets_the_engine_ends(tiny_llama: Path, tmp_path: Path
     script = tmp_path / "forgets.py"
     script.write_text(FORGETS)
     words = [sys.executable, str(script), str(tiny_llama)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=4 * SOON, check=True)
+    found = subprocess.run(words, capture_output=True, text=True, timeout=2 * SOON, check=True)
     assert found.stdout == "done\n"
 
 
@@ -322,7 +322,9 @@ def test_a_script_without_a_guard_is_told_so_once(tiny_llama: Path, tmp_path: Pa
     """The worker imports the script, which would start an engine again."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(model=str(tiny_llama)))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=2 * SOON
+    )
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1  # of the error itself, in the script
     last = done.stderr.splitlines()[-1]

@@ -31,7 +31,7 @@ from outrider.server.options import resolve
 from outrider.types import Event, Origin, Request, Speculation
 
 STATE = SpeculationState(True, "ngram", 4)
-SOON = 30.0
+SOON = 120.0
 
 
 class Player:

@@ -65,7 +65,7 @@ def test_planning_costs_and_simulator_need_no_torch() -> None:
         "assert advise(Situation('llama-3.1-8b', hardware='h100')).verdict == 'use'\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", BLOCKED + code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", BLOCKED + code], check=True, timeout=300)
 
 
 # Shapes
