@@ -253,19 +253,19 @@ def firing(values: dict[str, str], expected: dict[str, set[str]]) -> dict[str, A
 
 
 @needs_promtool
-@pytest.mark.parametrize("name", CASES)
-def test_alerts_fire_on_their_case_only(name: str, tmp_path: Path) -> None:
-    values, others, expected = CASES[name]
-    assert others.keys() <= values.keys()
-    check(tmp_path, render("prometheus"), [firing({**values, **others}, expected)])
-
-
-@needs_promtool
-@pytest.mark.parametrize("name", EVEN_CASES)
-def test_a_known_break_even_is_the_threshold(name: str, tmp_path: Path) -> None:
-    values, others, expected = EVEN_CASES[name]
-    rules = render("prometheus", break_even=0.45)
-    check(tmp_path, rules, [firing({**values, **others}, expected)])
+@pytest.mark.parametrize(
+    ("cases", "break_even"), [(CASES, None), (EVEN_CASES, 0.45)], ids=["usual", "break-even"]
+)
+def test_alerts_fire_on_their_case_only(
+    cases: dict[str, Case], break_even: float | None, tmp_path: Path
+) -> None:
+    """All cases in one process, which names those that fail."""
+    assert all(others.keys() <= values.keys() for values, others, _ in cases.values())
+    rules = render("prometheus", break_even=break_even)
+    check(tmp_path, rules, [
+        {"name": name, **firing({**values, **others}, expected)}
+        for name, (values, others, expected) in cases.items()
+    ])  # fmt: skip
 
 
 def test_every_alert_has_a_case_that_fires() -> None:
