@@ -362,7 +362,6 @@ def made_up_costs(
     return Costs(Curve((1, 64), (1e-3, 5e-3)), found)
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize(
     ("name", "chunk"), [("eagle3", 5), ("eagle3", 64), ("auto+eagle3", 5), ("auto+peagle", 64)]
 )
