@@ -80,7 +80,7 @@ class AsyncLLM:
         **options: Unpack[EngineOptions],
     ) -> None:
         wanted = given(drafter, options)
-        wanted.config()  # refuses without a worker what it can
+        wanted.config()  # refuses wrong options before a worker starts
         self.spec = WorkerSpec(model, wanted.drafter, wanted.options)
         self.ready: Ready | None = None
         self.gauges = Gauges()
@@ -107,7 +107,7 @@ class AsyncLLM:
             self.inputs = InputProcessor(self._post.facts())
         except OSError as error:
             raise WorkerError(f"the engine cannot be started ({error}).") from None
-        except BaseException:  # an interruption, too
+        except BaseException:  # including KeyboardInterrupt
             self.shutdown()
             raise
         self.config = self.inputs.config
@@ -130,7 +130,7 @@ class AsyncLLM:
             self._loop.call_later(TICK_SECONDS, self._tick)
 
     async def start(self) -> Ready:
-        """Wait until the worker has decoded something.
+        """Wait until the worker has loaded the model and decoded a token.
 
         Raises:
             OutriderError: it cannot be loaded, died too often, or was shut down.

@@ -15,15 +15,15 @@ from .limits import LARGEST_CONTEXT, LARGEST_DRAFT, LARGEST_SEED, LOOKUP, Number
 from .options import Option, check_fields, option, options_of
 
 POCKET = "pocket"
-"""The default model: the bundled pair's name."""
+"""The name of the bundled pair, the default model."""
 BUNDLED = Path(__file__).parent / "pocket" / "model"
 """The folder of the bundled target; its drafter is in the sub-folder ``drafter``."""
 ACCEPTANCE_RULES = ("coupled", "rejection", "block")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 DEFAULT_SHARE = 0.5
-"""Of the memory that is free, what a cache that nobody sized takes at most."""
+"""Largest share of free memory that a cache takes if option memory is not given."""
 USUAL_LENGTH = 2048
-"""Tokens of each of ``max_num_seqs`` sequences that such a cache holds."""
+"""Tokens of each of ``max_num_seqs`` sequences that such a cache has room for."""
 LARGEST_MEMORY = 2**50
 
 
@@ -254,9 +254,10 @@ class EngineConfig:
     )
     memory: int | float | str | None = option(
         None,
-        "Memory of the cache: bytes, a text such as 2GiB, or a share of free memory such as 0.5; "
-        "unless given enough for max_num_seqs sequences of 2048 tokens and for one of full "
-        "length, but at most half of what is free. A page takes memory when it is first used.",
+        "Memory of the cache: bytes, a text such as 2GiB, or a share of free memory such as 0.5. "
+        "By default it has room for max_num_seqs sequences of 2048 tokens, or for one of full "
+        "length if that is more, but takes at most half of what is free. A page takes memory when "
+        "it is first used.",
     )
     seed: int | None = option(
         None,
@@ -272,8 +273,8 @@ class EngineConfig:
     special_tokens_in_text: bool = option(
         True,
         "Control tokens, such as the end of a turn, that are spelled in a prompt, a message or a "
-        "tool count as such. false makes them plain text; then only chat templates and prompts "
-        "of token ids have them.",
+        "tool count as control tokens. With false they are plain text; then control tokens come "
+        "only from chat templates and from prompts of token ids.",
     )
     page_size: int = option(16, "", Number(1, 2**14, "give 1 to {most}"))
 

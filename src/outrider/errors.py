@@ -85,7 +85,7 @@ def no_option(
     if near:
         hint = f"did you mean {near[0]!r}?"
     elif len(options) > MOST_NAMED:
-        hint = "docs/server.md lists those that there are."
+        hint = "docs/server.md lists the known ones."
     else:
         hint = f"known are {', '.join(options)}."
     return ConfigError(f"{owner} has no option {shown(name)}; {hint}")

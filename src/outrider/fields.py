@@ -22,7 +22,7 @@ ITEMS = {int: "whole numbers", str: "texts", list: "lists", dict: "objects"}
 
 
 ADVICE = re.compile(r"trust_remote_code|weights_only|allow_pickle|pip install|force_download")
-"""Words of libraries' advice that is unsafe here, or about calls that the user does not make."""
+"""Words of library messages whose advice is unsafe here, or about calls that users do not make."""
 
 
 def one_line(error: BaseException) -> str:
@@ -50,17 +50,17 @@ def readable(what: str, remedy: str) -> Iterator[None]:
 
 
 def check_plain(file: Path, state: os.stat_result) -> None:
-    """Refuse what is no plain file: to read a pipe or a device may never end.
+    """Refuse pipes, devices and folders: reading a pipe may never end.
 
     Args:
         file: where it is.
         state: what the system says of it.
 
     Raises:
-        ModelError: it is something else.
+        ModelError: it is one of them.
     """
     if not S_ISREG(state.st_mode):
-        raise ModelError(f"{file} is no plain file; put the checkpoint's own file there.")
+        raise ModelError(f"{file} is not a regular file; replace it by the checkpoint's own file.")
 
 
 def fill(buffer: NDArray[np.uint8], path: Path, begin: int) -> None:

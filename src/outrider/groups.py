@@ -9,7 +9,7 @@ MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Limit, use, and in memory.stat what of it the system takes back at need: versions 2 and 1."""
+"""Files of limit and use, and the key in memory.stat of reclaimable bytes: versions 2 and 1."""
 
 
 def folders(controller: str, groups: Path = GROUPS, own: Path = OWN) -> Iterator[Path]:
@@ -18,7 +18,7 @@ def folders(controller: str, groups: Path = GROUPS, own: Path = OWN) -> Iterator
     Args:
         controller: cpu or memory.
         groups: where control groups are mounted.
-        own: which of them this process is in, as Linux says it.
+        own: the file in which Linux lists the groups of this process.
     """
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
@@ -39,15 +39,14 @@ def folders(controller: str, groups: Path = GROUPS, own: Path = OWN) -> Iterator
 def cpu_quota(groups: Path = GROUPS, own: Path = OWN) -> float | None:
     """Return the CPUs that control groups grant, the smallest of their limits; None without one.
 
-    A group's own limit and those of all groups that it lies in count; ``folders`` tells the
-    arguments.
+    The limits of a group and of all groups above it count. The arguments are those of ``folders``.
     """
     found = (_quota(folder) for folder in folders("cpu", groups, own))
     return min((quota for quota in found if quota is not None), default=None)
 
 
 def memory_left(groups: Path = GROUPS, own: Path = OWN) -> int | None:
-    """Return the bytes that control groups still grant, as ``cpu_quota`` does; None is no limit."""
+    """Return the bytes that control groups still grant; None without a limit. See ``cpu_quota``."""
     found = (_left(folder) for folder in folders("memory", groups, own))
     return min((left for left in found if left is not None), default=None)
 

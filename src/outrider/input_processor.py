@@ -16,7 +16,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class InputProcessor:
-    """Makes requests for the engine of a checkpoint."""
+    """Makes requests for an engine."""
 
     def __init__(self, facts: Facts) -> None:
         self.folder, self.config, self.codec = facts.folder, facts.config, facts.codec

@@ -19,9 +19,9 @@ LARGEST_GRAM = 128
 MOST_IDS = 2**18
 """In a list of token ids; few vocabularies are larger."""
 LONGEST_NUMBER = 20
-"""Digits of an id, where it is a text."""
+"""Most digits of an id that is given as text."""
 MOST_SHOWN = 16
-"""Of the wrong ids of a list, in a message."""
+"""Wrong ids that a message names."""
 MOST_WORDS = 64
 LONGEST_WORD = 1000
 
@@ -149,7 +149,7 @@ def check_ids(owner: object, name: str, ids: Collection[Any]) -> None:
 
 
 def wrong_ids(ids: Collection[Any], end: int) -> list[Any]:
-    """Return the first few of ``ids`` that are no whole numbers from 0 to below ``end``."""
+    """Return the first few of ``ids`` that are not whole numbers from 0 to below ``end``."""
     # A million ids come in one body: a loop of Python would take ten times as long.
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < end):
         return []
@@ -159,7 +159,7 @@ def wrong_ids(ids: Collection[Any], end: int) -> list[Any]:
 def bias_of(key: Any, value: Any, end: int = LARGEST_INT + 1) -> tuple[int, float] | None:
     """Return an entry of ``logit_bias`` as a token id below ``end`` and its bias; None if wrong.
 
-    JSON's keys are strings.
+    Keys may be strings, as in JSON.
     """
     written = isinstance(key, str) and key.isdecimal() and len(key) <= LONGEST_NUMBER
     id = int(key) if written else key
@@ -168,7 +168,7 @@ def bias_of(key: Any, value: Any, end: int = LARGEST_INT + 1) -> tuple[int, floa
 
 
 def wrong_biases(biases: Mapping[Any, Any], end: int = LARGEST_INT + 1) -> str:
-    """Return the wrong entries of ``logit_bias`` as a phrase, "" where all are right."""
+    """Return the wrong entries of ``logit_bias`` as a phrase, "" if all are right."""
     wrong = [pair for pair in biases.items() if bias_of(*pair, end) is None]
     parts = [f"{shown(key)}: {shown(value)}" for key, value in wrong[:MOST_SHOWN]]
     more = f" and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""

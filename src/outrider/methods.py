@@ -1,4 +1,4 @@
-"""The one table of drafting methods: their names here, and by what other names people know them."""
+"""The table of drafting methods: our names, and the names that other engines and guides use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .errors import ConfigError, shown
 
 AUTO, NONE = "auto", "none"
-"""Drafters by name: what the engine chooses by itself, and plain decoding."""
+"""Names of drafters: the engine's own choice, and plain decoding."""
 TOGETHER = "+"
 """Joins the names of drafters whose drafts are merged."""
 
@@ -19,10 +19,10 @@ class Method:
     """A way to draft.
 
     Args:
-        name: as commands, specs and advice write it.
-        others: what engines and guides call it, in small letters with underscores.
+        name: its name in commands, specs and advice.
+        others: its names in engines and guides, in lower case with underscores.
         checkpoint: whether it drafts with a checkpoint of its own, which must be named.
-        ours: the name of the drafter that does it here; None where this engine has none.
+        ours: the drafter of this engine that does it; None if there is none.
         planned: whether ``outrider advise`` knows what it costs.
     """
 
@@ -62,9 +62,9 @@ WITH_CHECKPOINT = tuple(each.name for each in TABLE if each.checkpoint)
 
 
 def find_method(name: object) -> Method | None:
-    """Return the method of a name in any engine's spelling, as ``EAGLE3``; None where none is.
+    """Return the method that a name in any engine's spelling means, such as ``EAGLE3``, or None.
 
-    vLLM's old names of MTP end in ``_mtp``; brackets are those of ``[ngram]``.
+    Old names of MTP in vLLM end in ``_mtp``; brackets are for ``[ngram]``.
     """
     if not isinstance(name, str):
         return None
@@ -82,7 +82,7 @@ def suggested_method(checkpoint: str) -> str:
 
 
 def named_method(name: object, where: str, among: Iterable[str] = NAMES) -> Method:
-    """Return the method of a name, of those that are possible.
+    """Return the method that a name means, one of ``among``.
 
     Raises:
         ConfigError: it names none of them; ``where`` says what was given.

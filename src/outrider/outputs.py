@@ -151,7 +151,7 @@ class OutputProcessor:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def word(self, id: int) -> str:
-        """Return the text of a single token, U+FFFD for bytes that are no whole character."""
+        """Return the text of a single token, with U+FFFD for parts of characters."""
         if id not in self._words:
             self._words[id] = self.bytes_of(id).decode(errors="replace")
         return self._words[id]
@@ -170,7 +170,7 @@ class OutputProcessor:
         return self._spelling.bytes_of(self.piece(id))
 
     def places(self, request: Request, start: int) -> Callable[[int], int]:
-        """Return what tells, token by token, where each begins in an output's text.
+        """Return a function that takes tokens one by one and returns where each begins in the text.
 
         Args:
             request: whose output it is.

@@ -63,8 +63,8 @@ class StructuredOutputsParams(_Named):
         regex: a regular expression that the whole output matches.
         choice: texts, of which the output is one.
         grammar: a context-free grammar, in Lark's notation or as GBNF (llama.cpp's EBNF).
-        disable_additional_properties: objects of a JSON schema that has ``properties`` and does not
-            say whether there are others have no others; False lets them, as JSON Schema does.
+        disable_additional_properties: whether objects of a JSON schema have only the keys in
+            ``properties``, unless it says otherwise; False allows others, as JSON Schema does.
 
     Raises:
         ConfigError: there is none or there are several, or the one is malformed.

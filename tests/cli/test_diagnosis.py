@@ -102,7 +102,7 @@ def test_diagnose_takes_no_key_to_another_server() -> None:
         with peer(says(head)) as (url, asked):
             done = outrider("diagnose", url, "--api-key", "secret")
     assert done.exit_code == 1
-    assert "sends elsewhere" in " ".join(done.output.split())
+    assert "redirects to" in " ".join(done.output.split())
     assert b"Bearer secret" in asked[0]
     assert not stolen
 

@@ -290,9 +290,9 @@ def test_bad_usage_is_a_sentence() -> None:
         (("--seconds", "9"), "--seconds needs --endpoint"),
         (("--endpoint", "http://x", "--fault", "threshold"), "--fault is of the audit of a pair"),
         (("--endpoint", "http://x", "--drafter", "d"), "--drafter is of the audit of a pair"),
-        (("--endpoint", "ftp://x"), "is no address"),
+        (("--endpoint", "ftp://x"), "is not an address"),
         (("--endpoint", "http://x", "--samples", "3"), "greater than or equal to 64"),
-        (("--endpoint", "http://x", "--api-key", "ü"), "letters that no header can carry"),
+        (("--endpoint", "http://x", "--api-key", "ü"), "characters that no header can carry"),
     ):
         code, out, err = verify(*args)
         assert (code, out) == (2, "")

@@ -458,7 +458,7 @@ def test_names_in_an_index_are_printable(tmp_path: Path) -> None:
 
 def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin is no regular file"):
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is not a regular file"):
         convert(tmp_path, tmp_path / "out")
 
 

@@ -96,7 +96,7 @@ DAMAGE: list[tuple[Change, str]] = [
     (lambda d: d["speedup"]["p10"].update(value=float("nan")), "give a finite number"),
     (lambda d: d["break_even"].update(value=1.5), "break_even is 1.5"),
     (lambda d: d["deployment"]["target"].update(checkpoint="a\nb"), r"'a\\nb' is no text on one"),
-    (lambda d: d.update(target="\x1b[31m"), r"x1b\[31m' is no text on one line"),
+    (lambda d: d.update(target="\x1b[31m"), r"x1b\[31m' is not a single line of text"),
     (lambda d: d.update({"\x1b]0;\u2028": 1}), r"no advice has, .x1b\]0;; drop"),
     (lambda d: d.update(k="5"), "k is '5'"),
     (lambda d: d.update(k=0), "k is 0"),
@@ -259,7 +259,7 @@ def test_weights_that_an_engine_cannot_make_need_a_checkpoint(engine: str, tmp_p
     advice = advise(Situation("qwen2.5-32b", "suffix", "l40s", dtype="int4"))
     done = render(tmp_path, advice, "--engine", engine)
     assert done.exit_code == 2
-    assert "counts int4 weights" in done.output
+    assert "is for int4 weights" in done.output
     named = render(tmp_path, advice, "--engine", engine, "--target", "org/t-awq")
     assert named.exit_code == 0, named.output
     assert "not checked: org/t-awq must hold int4 weights" in named.stdout

@@ -321,7 +321,7 @@ def test_the_exit_code_says_that_nothing_keeps_the_levels() -> None:
         ("[model]", "[fleet]\nmax_num_seqs = 0\n[model]", "max_num_seqs"),
         ("[model]", "[fleet]\nprice = -1\n[model]", "price"),
         ("[model]", "[[[", "is no TOML"),
-        ("[model]", "{", "is no JSON that can be read"),
+        ("[model]", "{", "cannot be read as JSON"),
     ],
 )
 def test_bad_input_gets_a_sentence(old: str, new: str, said: str) -> None:

@@ -248,7 +248,7 @@ def test_a_damaged_or_foreign_state_is_refused(fleet: Fleet) -> None:
     for damaged in ("", "{", "[]", "{}", whole.replace('"own"', '"other"'),
                     whole.replace('"seen": ', '"seen": "x')):  # fmt: skip
         file.write_text(damaged)
-        with pytest.raises(ConfigError, match="remove it to begin anew"):
+        with pytest.raises(ConfigError, match="remove it to start again"):
             fleet.guard()
     file.write_text(whole.replace(fleet.policy.engine.url, "http://other"))
     with pytest.raises(ConfigError, match="belongs to a guard of http://other"):

@@ -341,7 +341,7 @@ def test_thresholds_and_advice_reach_the_rules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "no JSON that can be read"), ("[1]", "no advice"), ("{}", "no advice"),
+        ("{", "cannot be read as JSON"), ("[1]", "not an advice"), ("{}", "not an advice"),
         ('{"break_even": {"value": "x"}}', "no advice"),
     ],
 )  # fmt: skip

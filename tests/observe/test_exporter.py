@@ -352,9 +352,9 @@ def test_bad_usage_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, words in (
-            (("http://",), "is no address"), (("x", "--interval", "3d"), "is no time from"),
+            (("http://",), "is not an address"), (("x", "--interval", "3d"), "is no time from"),
             (("x", "--interval", "0s"), "is no time from"),
-            (("x", "--standby", "ftp://x"), "is no address"),
+            (("x", "--standby", "ftp://x"), "is not an address"),
             (("x", "--baseline", str(tmp_path / "none.json")), "cannot be read"),
             (("x", "--port", port), "cannot be listened on"),
             (("x", "--host", "nowhere.invalid"), "cannot be listened on"),

@@ -311,7 +311,7 @@ def test_drafters_have_the_names_of_the_one_table(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mtp", "draft_model", "dflash", "none"])
 def test_a_method_that_costs_what_its_checkpoint_costs_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="costs are not known by its name"):
+    with pytest.raises(ConfigError, match="name does not tell its costs"):
         asked("llama-3-8b", name)
 
 

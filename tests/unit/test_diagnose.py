@@ -257,7 +257,7 @@ def test_facts_beside_metrics_reports_and_what_was_saved_are_read() -> None:
         ({"memory_usd": 0.96}, "no fact 'memory_usd'; did you mean 'memory_used'"),
         ({"acceptance": 0.7, "aceptance_rat": 1}, "did you mean 'acceptance_rate'"),
         ({"acceptance": 0.7, "wobble": 1}, "there is no fact 'wobble'; docs/diagnose.md lists"),
-        ({"acceptance": 0.7, "acceptance_rate": 0.6}, "are one fact with two values"),
+        ({"acceptance": 0.7, "acceptance_rate": 0.6}, "mean the same fact and differ"),
         ({"memory_used": 96}, "give a share from 0 to 1, such as 0.9 or 90%"),
         ({"memory_percent": 196}, "give 0 to 100"),
         ({"memory_used": -0.1}, "give a number from 0 on"),
@@ -285,7 +285,7 @@ def test_keys_of_results_that_nobody_knows_are_noted() -> None:
               "rtfx": 0.0, "memory_usd": 0.96, "tp": 1, "cluster": "a", "rack": 3}  # fmt: skip
     [seen] = observe(result)
     assert seen.notes == [
-        "Unknown keys were passed over: 'memory_usd', 'tp', 'cluster' and 1 more (did you mean "
+        "Unknown keys were ignored: 'memory_usd', 'tp', 'cluster' and 1 more (did you mean "
         "'memory_used'?)."
     ]
     report = Path(__file__).parents[2] / "benchmarks" / "results" / "bench.json"
@@ -415,7 +415,7 @@ def test_a_server_that_is_down_gets_a_sentence() -> None:
 
 @pytest.mark.parametrize("url", ["http://", "ftp://x", "http://[", "http://h:99999999"])
 def test_an_address_that_is_none_gets_a_sentence(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="is not an address"):
         observe(url)
     with pytest.raises(ConfigError, match="header"):
         Endpoint("http://h", "clé\n")
@@ -429,7 +429,7 @@ def test_an_address_that_is_none_gets_a_sentence(url: str) -> None:
         ('{"runs": 3}', "neither metrics nor a report"),
         ('{"runs": [3, {"acceptance_rate": "high"}]}', "neither metrics nor a report"),
         ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON that can be read: it is nested too deeply"),
+        ("[" * 100_000, "cannot be read as JSON: it is nested too deeply"),
         ('{"memory_used": 1e999}', "give a finite number"),
         ('{"memory_used": 0.9, "memory_used": 0.1}', "twice"),
         ("hello", "no metrics in Prometheus' format"),

@@ -384,7 +384,7 @@ def test_what_is_no_file_is_not_waited_for(
         read_codec(folder)
     if name == "model.safetensors":
         with pytest.raises(
-            ModelError, match=r"model\.safetensors (is no plain file|has no|is dam)"
+            ModelError, match=r"model\.safetensors (is not a regular file|has no|is dam)"
         ):
             load_model(folder, "float32", CPU, 64)
 
@@ -394,7 +394,7 @@ def test_a_gguf_that_is_no_file_is_refused(
     tmp_path: Path, put: Callable[[Path], object], limited: None
 ) -> None:
     put(tmp_path / "model.gguf")
-    with pytest.raises(ModelError, match=r"model\.gguf is no plain file"):
+    with pytest.raises(ModelError, match=r"model\.gguf is not a regular file"):
         load_model(tmp_path / "model.gguf", "float32", CPU, 64)
 
 

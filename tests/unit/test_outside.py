@@ -108,7 +108,7 @@ BAD: list[tuple[Callable[..., Any], str | bytes, str]] = [
     (parse_yaml, "a: !!python/object/apply:os.system [ls]", "tag"),
     (parse_yaml, "a: !!bool maybe", "tag"),
     (parse_yaml, "a: !!int ''", "tag"),
-    (parse_yaml, "? [a]\n: 1", "a key is no text"),
+    (parse_yaml, "? [a]\n: 1", "a key is not text"),
     (parse_yaml, "a: .nan", "finite"),
     (parse_yaml, "a: 1" + ":59" * 10**5, "300 digits"),
     (parse_yaml, "a: [1", "line 2"),
@@ -267,7 +267,7 @@ def test_a_body_that_is_no_json_is_none(body: bytes) -> None:
      "http://\ud800", "a\x1bb", f"http://{'a' * 64}.b"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no address") as caught:
+    with pytest.raises(ConfigError, match="is not an address") as caught:
         address(url)
     assert str(caught.value).isprintable()
 

@@ -46,8 +46,7 @@ class Options:
             with the recorded answer, and an item with a schema when its JSON is complete.
         batch_sizes: how many prompts run together.
         rounds: how often everything is run.
-        fresh: an engine that has just started runs each measurement, so that what it pays to learn
-            counts.
+        fresh: start an engine for each measurement, so that the time it spends on learning counts.
         engine: further options of ``LLM``; those that are None take their defaults.
 
     Raises:
@@ -200,7 +199,7 @@ class Bench:
                 raise ConfigError(f"prompt {i + 1} of workload {name!r}: {error}") from None
 
     def _open(self, name: str) -> LLM:
-        """An engine that has just started, with the drafter of that name; all share a target."""
+        """Return an engine that has just started, with the drafter ``name``; all share a target."""
         drafter = self._names[name]
         options: dict[str, Any] = {
             **self.options.engine,

@@ -93,7 +93,7 @@ class Tuning:
         cells: what was found, by rising batch size.
         max_tpot: seconds that a sequence may wait for a token.
         setting: what it was measured with.
-        engine: options of the engine that it was measured with, such as its weights' quantization.
+        engine: engine options that were measured, such as the quantization of weights.
     """
 
     model: str

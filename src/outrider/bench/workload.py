@@ -113,7 +113,7 @@ def load_workload(which: str) -> Workload:
             entries += [(where, json.loads(line))] if whole or line.strip() else []
         except (ValueError, RecursionError) as error:
             deep = isinstance(error, RecursionError)
-            why = "nested too deeply" if deep else error  # which names line and column
+            why = "nested too deeply" if deep else error  # the error names line and column
             raise ConfigError(f"{where}: not JSON ({why}); correct it there.") from None
     if whole:
         ((where, members),) = entries

@@ -7,13 +7,13 @@ import torch
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros whose pages the system gives when they are first written to, on a CPU."""
+    """Return zeros; on a CPU, the system allocates a page when it is first written."""
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     room = mmap.mmap(-1, count * dtype.itemsize, flags=kind)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a token would take a large page in every layer
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one token would make a huge page resident in every layer
         room.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(room, dtype=dtype).view(shape)
 

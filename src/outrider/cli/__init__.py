@@ -36,7 +36,7 @@ from .common import Commands, Group
 
 app = typer.Typer(
     cls=Commands,
-    rich_markup_mode=None,  # boxes cut long names, and markup swallows outrider[plot]
+    rich_markup_mode=None,  # rich boxes cut long names, and its markup swallows outrider[plot]
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -79,13 +79,13 @@ def _options(
 
 def main() -> None:
     """Entry point of ``outrider`` and ``python -m outrider``."""
-    # What the caller closed is opened on /dev/null, so that no file gets its descriptor.
+    # Closed standard streams are opened on /dev/null, so that no file gets their descriptors.
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.dup2(os.open(os.devnull, os.O_RDONLY), 0))
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.dup2(os.open(os.devnull, os.O_WRONLY), 1), "w")
     if sys.stderr is None:
         stderr.guard()
-    if isinstance(sys.stdout, TextIOWrapper):  # a locale's encoding may lack what is shown
+    if isinstance(sys.stdout, TextIOWrapper):  # a locale's encoding may lack some characters
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     app(prog_name="outrider")

@@ -53,7 +53,7 @@ def sampled(
     if not prompts:
         raise ConfigError(f"--sample {file} has no prompts: one a line is expected.")
     if drafter is None:
-        raise ConfigError("--sample measures the acceptance of one drafter; name it: --drafter.")
+        raise ConfigError("--sample measures one drafter's acceptance; name it with --drafter.")
     k = max(k, 2)  # one token alone does not tell a pass from a call
     with status("decoding the sample"):
         from .. import LLM
@@ -78,8 +78,8 @@ def advise(
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="The same, or eagle3, eagle, medusa, layerskip, suffix, ngram; those of the "
-            "catalogue that fit are ranked unless one is named."
+            help="The same, or eagle3, eagle, medusa, layerskip, suffix, ngram. Without it the "
+            "drafters of the catalogue that fit are ranked."
         ),
     ] = None,
     hardware: Annotated[

@@ -216,7 +216,7 @@ def bench(
         bool,
         typer.Option(
             "--fresh",
-            help="Start an engine for each measurement, so that what it pays to learn counts.",
+            help="Start an engine for each measurement, so that its time for learning counts.",
         ),
     ] = False,
     explain: Annotated[

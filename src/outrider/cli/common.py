@@ -132,7 +132,7 @@ Advised = Annotated[
         "--advice", metavar="FILE", help="What outrider advise --json wrote.", show_default=False
     ),
 ]
-"""The option of commands that follow an advice."""
+"""The option of commands that read an advice."""
 
 
 def read_text(file: Path | None, name: str) -> str:
@@ -192,7 +192,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
 
 
 class Group(TyperGroup):
-    """A command with commands below it, whose help has their whole first sentences."""
+    """A command group whose help shows the whole first sentence of each command."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows = [(name, (one.help or "").split("\n\n")[0]) for name, one in self.commands.items()]
@@ -206,7 +206,7 @@ class Commands(Group):
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             return super().main(*args, **options)
-        except OSError as error:  # a full disk, a folder that is read-only, too many open files
+        except OSError as error:  # a full disk, a read-only folder, too many open files
             where = "" if error.filename is None else f"{error.filename}: "
             typer.echo(f"error: {where}{error.strerror or error}.", err=True)
             sys.exit(FAILED)
@@ -240,11 +240,11 @@ def write(text: str) -> None:
 
 
 EVERY = 15.0
-"""Seconds between two lines on a long command's progress where stderr is no terminal."""
+"""Seconds between two progress lines of a long command if stderr is not a terminal."""
 
 
 def now_and_then() -> Callable[[str], None]:
-    """Return what tells of progress: a line on stderr, ``EVERY`` seconds after the last or more."""
+    """Return a function that prints a progress line on stderr, at most one in ``EVERY`` seconds."""
     last = time.monotonic()
 
     def tell(text: str) -> None:
@@ -258,9 +258,9 @@ def now_and_then() -> Callable[[str], None]:
 
 @contextmanager
 def lines(text: str) -> Iterator[Callable[[str], None]]:
-    """Say every ``EVERY`` seconds on stderr what the command does; nothing on a terminal.
+    """Print what the command does on stderr every ``EVERY`` seconds, unless it is a terminal.
 
-    Yields what changes the text.
+    Yields a function that changes the text.
     """
     doing, done = [text], threading.Event()
 
@@ -281,7 +281,7 @@ def lines(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def ended_cleanly() -> Iterator[None]:
-    """Let SIGTERM end the command as an exception does, so that nothing half made is left."""
+    """Turn SIGTERM into an exception, so that partial output is removed."""
 
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
@@ -311,7 +311,7 @@ def status(text: str) -> Iterator[None]:
 
 @contextmanager
 def telling(text: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr what the command does, and yield what changes that text."""
+    """Show on stderr what the command does, and yield a function that changes the text."""
     console = screen(on_stderr=True)
     if not console.is_terminal:
         with lines(text) as tell:
@@ -344,7 +344,7 @@ def program() -> str:
 
 
 def screen(on_stderr: bool = False, **options: Any) -> Console:
-    """Return a console that shows texts as they are: brackets are no markup, :words: no emoji."""
+    """Return a console that shows text as it is, without markup in brackets and emoji codes."""
     return Console(stderr=on_stderr, markup=False, emoji=False, highlight=False, **options)
 
 

@@ -19,7 +19,7 @@ app = typer.Typer(cls=Group)
 OF_A_CHECKPOINT = (
     "model", "quantization", "other_vocabulary", "attention_heads", "vocab_size", "weights_gib",
 )  # fmt: skip
-"""What a spec says of a drafter's checkpoint, and what goes with it."""
+"""Keys of a spec that describe a drafter's checkpoint."""
 FORMS = "command, config, compose or kustomize"
 Output = Annotated[
     Path | None,
@@ -60,7 +60,7 @@ def render(
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"Of a checkpoint: {', '.join(WITH_CHECKPOINT)}; its name's unless given."
+            help=f"Method of a checkpoint: {', '.join(WITH_CHECKPOINT)}; by default its name tells."
         ),
     ] = None,
     num_speculative_tokens: Annotated[int | None, typer.Option(help="Draft length K.")] = None,
@@ -85,14 +85,14 @@ def render(
         "limits": {"max_model_len": max_model_len},
     }
     if given is not None:
-        from ..deploy import advised  # it brings numpy
+        from ..deploy import advised  # imports numpy
 
         specs.parse(_merged({"target": {"model": "the advice's"}}, document), _source(spec))
         document = _merged(
             advised.document_of(given, flags["engine"], flags["engine_version"]), document
         )
         if document["drafter"]["method"] == "none":
-            drafter = method = None  # it advises against drafting
+            drafter = method = None  # the advice is not to draft
         elif num_speculative_tokens is not None:
             document["drafter"].pop("schedule", None)
     document = _merged(_with_drafter(document, drafter, method), flags)
@@ -160,15 +160,15 @@ def plan(
 
 
 def _advice(spec: Path | None, advice: Path | None) -> tuple[Advice | None, bool]:
-    """Return the advice, if any, and whether the spec is TOML: an advice may stand in its place.
+    """Return the advice, if any, and whether the spec is TOML and not an advice itself.
 
     Raises:
-        ConfigError: there are two, or it is damaged.
+        ConfigError: two were given, or it is damaged.
     """
     text = read_text(spec, str(spec)) if spec else ""
-    own = not text.lstrip().startswith("{")  # an object of JSON, which a spec never is
+    own = not text.lstrip().startswith("{")  # a JSON object, which a TOML spec never is
     if own and advice is None:
-        return None, True  # planning, which brings numpy, is not needed
+        return None, True  # without loading planning, which imports numpy
     from ..planning import load_advice, read_advice
 
     if advice is None:

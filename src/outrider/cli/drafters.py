@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def memory(self) -> str:
-        """The memory that it takes, and its note, in words."""
+        """Return in words the memory that it takes, and its note."""
         if not self.at_hand:
             return f"not at hand: {self.why}"
         from ..drafters.base import Needs, memory_of

@@ -97,7 +97,7 @@ def status(policy: PolicyFile, json_: AsJson = False) -> None:
 
 
 def _reason(name: str, text: str) -> str:
-    """Return the line of a signal, or of what the guard waits for."""
+    """Return the status line of a signal, or of something that the guard waits for."""
     kind = "signal" if name in SIGNALS or name == DOWN else "next"
     return f"{kind:<8} {text if text.startswith(f'{name} ') else f'{name}: {text}'}"
 

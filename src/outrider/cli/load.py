@@ -99,7 +99,7 @@ def show(report: dict[str, Any], on_stderr: bool) -> None:
 
 
 def progress() -> Callable[[str, int, int, int], None]:
-    """Return what shows progress on stderr: in place on a terminal, elsewhere now and then."""
+    """Return a function that shows progress on stderr: in place on a terminal, else in lines."""
     import time
 
     if not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""A spec from an advice of ``outrider advise --json``: models, GPUs, lengths, and drafting."""
+"""Makes a spec of an advice of ``outrider advise --json``: models, GPUs, lengths, drafting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .capabilities import Engine, find
 GGUF = "llamacpp"
 """The engine whose checkpoints are GGUF files."""
 FLOATS = {"fp32": "float32", "bf16": "bfloat16"}
-"""Dtypes of an advice that are no quantization, and their names in a spec."""
+"""Dtypes of an advice that need no quantization, and their names in a spec."""
 
 
 def document_of(advice: Advice, engine: str | None, version: str | None) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def document_of(advice: Advice, engine: str | None, version: str | None) -> dict
 
 
 def _elsewhere(advice: Advice, known: Engine) -> bool:
-    """Return whether the advice is about a device of another kind than the engine runs on."""
+    """Return whether the advice is about another kind of device than the engine runs on."""
     device = data("hardware")["device"].get(advice.deployment.hardware)
     return device is not None and (device["kind"] == "gpu") is not known.gpu
 
@@ -97,7 +97,7 @@ def _checkpoint(model: Model) -> dict[str, Any]:
 def _weights(
     dtype: str, hardware: str | None, dtypes: tuple[str, ...], quantizations: tuple[str, ...]
 ) -> dict[str, str]:
-    """Return the options that give a model weights of a dtype; none where its checkpoint must."""
+    """Return the options that give a model a dtype; none if its checkpoint must hold that dtype."""
     device = data("hardware")["device"].get(hardware, {})
     name = device.get("half", "bfloat16") if dtype == "bf16" else FLOATS.get(dtype, dtype)
     if name in dtypes:
@@ -106,7 +106,7 @@ def _weights(
 
 
 def check_names(document: Mapping[str, Any], advice: Advice, known: Engine) -> None:
-    """Refuse checkpoints that are not known, or that do not hold the weights of the advice.
+    """Refuse unknown checkpoints, and those that do not hold the weights of the advice.
 
     Raises:
         ConfigError: which flag is missing.
@@ -130,14 +130,14 @@ def check_names(document: Mapping[str, Any], advice: Advice, known: Engine) -> N
             )
         if usual and model.dtype not in FLOATS and "quantization" not in own:
             raise ConfigError(
-                f"The advice counts {model.dtype} weights, which {known.title} reads from a "
-                f"checkpoint that holds them, and {name} holds bf16; name one with --{part}, or "
-                "ask outrider advise for another dtype."
+                f"The advice is for {model.dtype} weights, which {known.title} must read from a "
+                f"checkpoint, and {name} holds bf16; name another with --{part}, or ask outrider "
+                "advise for another dtype."
             )
 
 
 def notes_of(document: Mapping[str, Any], advice: Advice, known: Engine) -> list[str]:
-    """Return what a reader of the rendered files should know of where their values come from."""
+    """Return notes that say where the values of the rendered files come from."""
     served, traffic = advice.deployment, advice.deployment.traffic
     where = f"{served.tensor_parallel} x {served.hardware}" if served.hardware else "measured costs"
     lines = [

@@ -45,7 +45,7 @@ class Engine:
     Args:
         methods: its name of each method of a spec.
         other_vocabulary: methods whose drafter may have another tokenizer.
-        padding: by how many tokens the vocabularies' sizes may differ.
+        padding: the largest accepted difference of the vocabularies' sizes, in tokens.
         with_pipeline: methods that run where pipeline stages are several.
         schedule: whether draft lengths can follow the batch size.
         falling: whether such a schedule must begin with its longest draft.

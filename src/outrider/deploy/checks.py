@@ -8,7 +8,7 @@ from .capabilities import Engine
 from .spec import Spec
 
 USUAL_SHARE = 0.9
-"""Of a GPU's memory that engines take unless told otherwise."""
+"""Share of a GPU's memory that engines take by default."""
 
 
 def check(spec: Spec, engine: Engine) -> None:
@@ -49,9 +49,9 @@ def unchecked(spec: Spec) -> list[str]:
 
 
 def other_vocabulary(spec: Spec, engine: Engine) -> bool:
-    """Return whether the drafter has another vocabulary for an engine, as stated, else by its size.
+    """Return whether an engine sees another vocabulary in the drafter: as stated, else by size.
 
-    Sizes of one vocabulary differ where models are padded: engines take more or less of that.
+    Padding makes sizes of the same vocabulary differ; engines accept some difference or none.
     """
     drafter, target = spec.drafter, spec.target
     if drafter.other_vocabulary is not None or drafter.method != "draft_model":

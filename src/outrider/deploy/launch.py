@@ -37,7 +37,7 @@ class Launch:
         return words
 
     def command(self, quote: Callable[[str], str] = shlex.quote) -> str:
-        """Return the command for a shell, an option a line; ``quote`` writes a word."""
+        """Return the command for a shell, one option a line; ``quote`` quotes a word."""
         lines = [" ".join(map(quote, self.program))]
         for flag, value in self.options.items():
             lines.append(flag if value is True else f"{flag} {quote(text(value))}")

@@ -28,7 +28,7 @@ class Rendered:
 
 
 def render(spec: Spec, form: str = "command", more: Sequence[str] = ()) -> Rendered:
-    """Return the files of a deployment in a format; ``more`` are further notes in them.
+    """Return the files of a deployment in a format; ``more`` are further notes.
 
     Raises:
         ConfigError: the spec cannot work on this engine, or there is no such format.

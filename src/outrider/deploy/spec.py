@@ -45,7 +45,7 @@ class Drafter:
         schedule: draft lengths by batch size, as ``Range``.
         required: whether a config that never drafts is an error.
         adaptive: the engine chooses the draft length itself.
-        tensor_parallel_size: GPUs of the drafter, the target's: no engine here takes others.
+        tensor_parallel_size: GPUs of the drafter, which must equal the target's.
         other_vocabulary: whether the drafter has another tokenizer.
     """
 

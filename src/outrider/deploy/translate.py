@@ -14,7 +14,7 @@ from .translation.words import assignment, commands
 LONGEST = 2**18
 """Characters; the time that a text takes grows with its length."""
 SHOWN = 100
-"""Most characters of a command that is left out."""
+"""Characters that are shown of a command that is left out."""
 PYTHON = re.compile(
     r"^[^\S\n]*(from\s+\S+\s+import|import\s+\w)|\b(LLM|\w*EngineArgs)\s*\(|\bAsyncLLMEngine\b"
     r"|[\w)\]]\.metrics\b",

@@ -48,7 +48,7 @@ class Drafter(ABC):
         return
 
     def measured(self, row: float) -> None:
-        """Take in what one row more adds to a forward of the target, in forwards of one row."""
+        """Take in the cost of one more row of the target's forward, in forwards of one row."""
         return
 
     @abstractmethod
@@ -70,15 +70,15 @@ class Drafter(ABC):
         return None
 
     def prepare(self, sequences: Sequence[SequenceState], noise: Noise) -> bool:
-        """Look for what drafts need, a small share of the time; return whether any was spent.
+        """Search for what drafts need in a small share of the time; return whether it took any.
 
-        It is asked in every step, whoever drafts. ``sequences`` lack the cache of their last token
-        alone.
+        It is called in every step, whichever drafter drafts. Of ``sequences`` only the last token
+        is not in the cache.
         """
         return False
 
     def ready(self, workload: str) -> bool:
-        """Return whether it can draft for a workload; the engine chooses it only where it can."""
+        """Return whether it can draft for a workload; the engine chooses it only if it can."""
         return True
 
     def num_unread(self, sequence: SequenceState) -> int:

@@ -33,11 +33,11 @@ from .model import NOTHING, draft_limits, draft_of, num_nodes
 from .skips import FEWEST_ROWS, REUSED, ROWS, Search, Skips, Space, Window, scratch_pages
 
 EVERY = 8
-"""Steps of which one is preceded by an evaluation at most."""
+"""At most one step in so many is preceded by an evaluation."""
 SHARE, UNPAID = 0.08, 0.02
-"""Share of the time that evaluations take at most, and that where no set is known to pay yet."""
+"""Largest share of the time for evaluations, and the same until a set is known to pay."""
 IDLE = 1.0
-"""Seconds between two steps beyond which an engine is taken to have had nothing to do."""
+"""Seconds between two steps after which the engine counts as idle."""
 DEEPEST = 16
 """Layers that run at least where nobody said how many, or half of them if those are fewer."""
 WORKLOADS = 64
@@ -68,7 +68,7 @@ class LayerskipSpec(DrafterSpec):
     name = "layerskip"
     wants = "a target of a native family"
     costs = "0.3 to 0.8 of the target a token"
-    suits = "deep targets, where nothing else is at hand; seldom below 24 layers"
+    suits = "deep targets without another drafter; seldom below 24 layers"
     options = (
         "layerskip:skip_threshold=0.8,min_layers=16,adaptive=true searches; layerskip:N exits "
         "behind N layers"
@@ -144,7 +144,7 @@ class LayerskipSpec(DrafterSpec):
         )
 
     def _skips(self, space: Space) -> Skips | None:
-        """Return the sublayers that are left out; None where they are searched for."""
+        """Return the sublayers that are left out; None if they are searched for."""
         if self.exit_layer is not None:
             return frozenset(range(2 * self.exit_layer, 2 * space.layers))
         return None if self.adaptive else space.spread()

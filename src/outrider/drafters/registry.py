@@ -83,8 +83,8 @@ def find_drafter(option: Folder | DrafterSpec | None, target: Path) -> DrafterSp
     "auto" takes the checkpoint in the target's sub-folder or sibling ``drafter`` and suffix, and
     what follows it after a "+"; "model", "eagle3" and "medusa" are that checkpoint; None and "none"
     draft nothing; names joined by "+" draft together; anything else, "retokenize:FOLDER" too, is
-    what the first drafter of the table recognises, a checkpoint last. Other spellings of a method,
-    as "EAGLE-3", are those of ``methods``.
+    what the first drafter of the table recognises, a checkpoint last. ``methods`` has other
+    spellings of a method, such as "EAGLE-3".
 
     Raises:
         ConfigError: no drafter recognises the option.

@@ -31,7 +31,7 @@ KNOWN = 64
 WARM = 0.5
 """Temperature at which the chances of greedy rows are compared."""
 ROW = 0.05
-"""What one row more adds to a verifying forward, in forwards of one row, until it is measured."""
+"""Cost of one more row of a verifying forward, in forwards of one row, until it is measured."""
 MOST_SKIPPED = 0.45
 """Share of the sublayers between the first and the last layer that are skipped at most."""
 SIZES = 6
@@ -45,9 +45,9 @@ GAIN = 1.005
 NEAR = 3
 """Sublayers of which the one that ranks best is changed."""
 DOUBT = 0.05
-"""What agreement may be above its measurement on one window."""
+"""By how much the true agreement may exceed that of one window."""
 FAR = 0.95
-"""Expected speed of the best of all sizes below which no change of a few sublayers will pay."""
+"""Expected speed of the best size below which changing a few sublayers will not make a set pay."""
 
 Skips = frozenset[int]
 
@@ -56,8 +56,8 @@ Skips = frozenset[int]
 class Space:
     """The sets of sublayers that may be skipped, and what drafting without them brings.
 
-    ``most`` of the ``candidates`` are skipped at most. A forward's time is one: an attention takes
-    ``attention`` of it, an MLP ``mlp``, and one row more adds ``row``. Drafts have up to
+    ``most`` of the ``candidates`` are skipped at most. Times are in forwards: an attention
+    takes ``attention``, an MLP ``mlp``, and one more row adds ``row``. Drafts have up to
     ``longest`` tokens.
     """
 
@@ -87,24 +87,23 @@ class Space:
     def needed(self, skips: Iterable[int]) -> float:
         """Return the agreement above which drafting without ``skips`` pays; above 1 it never does.
 
-        A draft of one token gains what is accepted of it, and takes a pass and a row more of the
-        target's. Longer drafts are accepted less often a token, so that they pay only where
-        that one does.
+        A draft of one token costs a pass and one more row of the target. Tokens of longer drafts
+        are accepted less often, so longer drafts pay only where that one does.
         """
         return self.cost(skips) + self.row
 
     def cheapest(self, size: int) -> Skips:
-        """Return as many sublayers as ``size`` whose absence saves most."""
+        """Return the ``size`` sublayers whose absence saves most time."""
         dearest = self.mlp > self.attention
         order = sorted(self.candidates, key=lambda each: (each % 2 == 1) != dearest)
         return frozenset(order[:size])
 
     def hope(self, alone: Mapping[int, float]) -> float:
-        """Return the speed that no set is expected to exceed.
+        """Return an upper bound on the expected speed of every set.
 
         Args:
-            alone: agreement without each sublayer alone, of those that were measured. A set does
-                not agree more often than its worst sublayer alone.
+            alone: agreement with each sublayer left out alone, as far as it was measured. A set
+                agrees at most as often as its worst sublayer alone.
         """
         agreement = (min(1.0, alone.get(each, 1.0) + DOUBT) for each in self.candidates)
         falling = sorted(agreement, reverse=True)
@@ -112,7 +111,7 @@ class Space:
         return max(self.speed(self.cheapest(size), falling[size - 1]) for size in sizes)
 
     def told(self, skips: Skips | None) -> str:
-        """Return from what acceptance on a set may pay, or any set at best, in words."""
+        """Return in words above which acceptance a set pays; None is the best possible set."""
         if skips is None:
             least, sublayers = self.needed(self.cheapest(self.most)), f"up to {self.most}"
         else:
@@ -157,9 +156,9 @@ class Search:
     agreement: float | None = field(init=False, default=None)
     """Its own over all windows, newer ones weighing more; None while nothing is known."""
     pays: bool | None = field(init=False, default=None)
-    """Whether drafts without it are expected to save more time than they take; None if unknown."""
+    """Whether drafts with it left out are expected to save time; None if unknown."""
     sublayers: tuple[int, ...] = field(init=False)
-    """Those that run then; none where it does not pay."""
+    """The sublayers that run then; empty if it does not pay."""
     wants: Skips | None = field(init=False)
     evaluations: int = field(init=False, default=0)
     rank: dict[int, int] = field(init=False, default_factory=dict)
@@ -190,7 +189,7 @@ class Search:
         self.sublayers = self.space.kept(self.chosen) if self.pays else ()
 
     def _run(self) -> Generator[Skips, float, None]:
-        """Yield the sets to score. It ends where no set can pay by what is known of all."""
+        """Yield the sets to score, until no set can pay by what is known."""
         alone: dict[int, float] = {}
         if self.space.hope(alone) <= 1:
             return

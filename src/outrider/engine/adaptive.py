@@ -128,7 +128,7 @@ class Adaptive:
         self.num_unread: Callable[[str, SequenceState], int] = lambda name, sequence: drafters[
             name
         ].num_unread(sequence)
-        """How drafters are asked; the speculator looks after those that fail."""
+        """Calls of drafters; the speculator switches off those that fail."""
         controller.unread = self._num_unread
 
     def plan(
@@ -182,7 +182,7 @@ class Adaptive:
         self._own = time.perf_counter() - begin
 
     def _ready(self, freedom: Freedom, workload: str) -> Freedom:
-        """Return the freedom without methods whose drafters cannot draft for a workload yet."""
+        """Return the freedom without the methods whose drafters cannot draft for a workload yet."""
         if not self._preparing:
             return freedom
         waiting = {each.name for each in self._preparing if not each.ready(workload)}

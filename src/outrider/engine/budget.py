@@ -55,8 +55,10 @@ def most_nodes(config: EngineConfig, needs: Collection[Needs], together: int = 1
 def usual_pages(
     config: EngineConfig, max_length: int, needs: Collection[Needs], together: int = 1
 ) -> int:
-    """Return the pages of a cache that nobody sized: ``USUAL_LENGTH`` tokens for each of
-    ``max_num_seqs`` sequences, or one sequence of full length, with drafts.
+    """Return the pages of a cache of default size.
+
+    It has room for ``USUAL_LENGTH`` tokens of each of ``max_num_seqs`` sequences, or for one
+    sequence of full length if that is more, each with its draft.
     """
     nodes, size = most_nodes(config, needs, together), config.page_size
     usual = -(-(min(max_length, USUAL_LENGTH) + nodes) // size)

@@ -1,4 +1,4 @@
-"""Reads a checkpoint: everything that an engine is built from but its weights."""
+"""Reads a checkpoint: everything that an engine needs except the weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .messages import Facts
 
 
 class Checkpoint:
-    """A checkpoint with the options of its engine.
+    """A checkpoint and the options of its engine.
 
     ``folder`` is the target's, ``model_config`` its config, ``spec`` the drafter, ``config`` the
-    engine's options, ``tokenizer`` the target's as grammars need it. ``facts`` are for requests.
+    engine's options, ``tokenizer`` the target's, for grammars. ``facts`` are for the frontend.
 
     Args:
         model, drafter, options: as ``LLM`` takes them.
@@ -51,7 +51,7 @@ class Checkpoint:
         self.spec = find_drafter(wanted.drafter, self.folder)
         if head is not None:
             self.spec = with_head(self.spec, head)
-        lookup = NgramSpec(**wanted.lookup)  # refuses a wrong size for any drafter
+        lookup = NgramSpec(**wanted.lookup)  # refuses wrong sizes, whichever drafter is used
         if isinstance(self.spec, NgramSpec):
             self.spec = lookup
         elif isinstance(self.spec, GroupSpec):

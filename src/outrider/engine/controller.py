@@ -38,13 +38,13 @@ CHANGED = 4
 """Choices are compared this many times sooner where the batch has changed by a quarter, and at once
 where it has doubled or halved."""
 FIRST_REVIEWS = 16
-"""Steps that are reviewed one by one while drafts teach something new. Where nobody drafts, the
-steps of a new engine double from one review to the next."""
+"""Steps that are reviewed one by one while drafts teach something new. If nothing is drafted, a new
+engine doubles the steps between reviews."""
 ENTER, STAY = 1.04, 1.01
 """Expected speed over plain decoding from which on drafting begins, and goes on."""
 DOUBT, SURE = 0.25, 48.0
-"""What drafting must promise beyond ``ENTER`` by methods of which nothing was seen, and the judged
-tokens of a method after which nothing beyond is asked."""
+"""What a method that was never tried must promise beyond ``ENTER``, and the number of judged tokens
+over which that falls to zero."""
 BETTER = 1.01
 """Expected speed over that of the present choices from which on others take their place."""
 MOST_LEVELS = 2
@@ -56,7 +56,7 @@ EXPLORED_ALONE, EXPLORED = 0.015, 0.005
 TRIERS = 16
 """Sequences of which one more tries what nobody uses."""
 PATIENCE = 128
-"""Steps in which the time for a trial of all sequences must be saved."""
+"""Steps within which the time for a trial of all sequences must be saved up."""
 PROBE_DEPTH = 3
 KNOWN, MORE = 8, 1.2
 """Trials of each unused method before the first longer draft of one in use, and the factor on its
@@ -123,7 +123,7 @@ class Controller:
     _tried: dict[Choice, int] = field(default_factory=dict)
     _num_tried: int = 0
     _rested: float = -inf
-    """What must be saved before the next trial."""
+    """Seconds that must be saved up before the next trial."""
     _turn: int = 0
     """The sequence that is first to try something."""
 
@@ -275,23 +275,23 @@ class Controller:
         return min(least_likely_kept, max(most_likely_cut, best * row))
 
     def _saved(self, streams: int, steps: int = 0) -> float:
-        """Return the seconds that trials may take by now, or that many steps from now."""
+        """Return the seconds that trials may take now, or after so many more steps."""
         share = EXPLORED_ALONE if streams == 1 else EXPLORED
         return share * (self.seconds + steps * self._step_seconds) - self.explored
 
     def _affordable(self, trial: Trial, streams: int) -> bool:
-        """Return True if the time for a trial is there.
+        """Return True if enough time is saved up for a trial.
 
-        Time that was saved up buys a dear trial, but not many in a row: each one's price must be
-        saved again before the next.
+        Saved time may pay for an expensive trial, but not for many in a row: the price of each must
+        be saved up again before the next.
         """
         return trial.price <= self._saved(streams) and self._saved(streams) >= self._rested
 
     def _next_trial(self, streams: Sequence[Stream], choices: Sequence[Choice]) -> Trial | None:
-        """Return what should be tried next: what was not tried for longest.
+        """Return the trial of the choice that was not tried for longest.
 
-        Of a method that is not known yet the trial that teaches most for its price, if the time
-        for it can be saved in ``PATIENCE`` steps.
+        If its method is not known yet, that is the trial that teaches most for its price, as long
+        as the time for it can be saved up in ``PATIENCE`` steps.
         """
         trials = self._trials(streams, choices)
         oldest = min(trials, key=lambda each: self._tried.get(each.choice, 0), default=None)
@@ -308,7 +308,7 @@ class Controller:
         """Return the choices of a step that tries something."""
         ids = trial.ids
         if not ids or self.survival.judged(trial.choice.method, streams[0].workload) >= SURE:
-            self._planned = None  # else again, until the next review
+            self._planned = None  # or it would be tried again until the next review
         self._steady = False
         places = [i for i, s in enumerate(streams) if s.fixed is None and (not ids or s.id in ids)]
         if not places:
@@ -360,8 +360,8 @@ class Controller:
     ) -> Iterator[tuple[list[int], float]]:
         """Yield the places of sequences that may try a choice, and the seconds to catch up.
 
-        First a few of many, in turn, or those whose drafters have missed least; then all, which
-        share a drafter's passes, where the method is not known yet.
+        The first are a few sequences, in turn or those whose drafters have missed least. If the
+        method is not known yet, all sequences follow, since they share a drafter's passes.
         """
         drafters = self.methods[choice.method].drafters
         missed = {

@@ -1,4 +1,4 @@
-"""The memory that a checkpoint takes once it is loaded, found without loading it."""
+"""Computes the memory that a checkpoint takes once it is loaded, without loading it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .budget import usual_pages, working_bytes
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 LANES = 16
-"""Slots of a block and elements of a head are padded to them in the native step's cache."""
+"""The native step's cache pads slots of a block and elements of a head to a multiple of this."""
 
 
 class Footprint(NamedTuple):
     """Bytes of a checkpoint in use: ``weights`` as they are held, and ``working`` of a step.
 
-    The cache takes ``page`` bytes a page and has ``usual`` pages where nobody says its size; 0
-    where transformers runs the model, whose cache is as large as its sequences.
+    The cache takes ``page`` bytes a page and has ``usual`` pages by default. Both are 0 if
+    transformers runs the model, whose cache is as large as its sequences.
     """
 
     weights: int
@@ -41,11 +41,11 @@ def footprint(
     native: bool,
     drafts: bool = False,
 ) -> Footprint:
-    """Return what the checkpoint in ``folder`` takes with the options that a server starts with.
+    """Return the memory that a checkpoint takes with the default options of a server.
 
     Args:
         folder: a checkpoint or a GGUF file.
-        shape, architecture: of it; None where transformers runs it.
+        shape, architecture: its own; ``architecture`` is None if transformers runs it.
         native: whether the native step runs it.
         drafts: whether it is a drafter, whose weights the native step gives 8 bits.
     """
@@ -61,7 +61,7 @@ def footprint(
     weights = sum(_held(folder, plain, step is not None, tied))
     if architecture is None:
         return Footprint(weights, working_bytes(config, shape.vocab_size, 0, ()), 0, 0)
-    if step is None:  # torch multiplies by dequantised weights, whatever the files hold
+    if step is None:  # torch dequantises all weights
         weights = max(weights, size * num_weights(architecture))
     usual = usual_pages(config, config.model_length(shape.context), ())
     pads = LANES if step is not None else 1
@@ -93,7 +93,7 @@ def _held(folder: Path, size: int, keeps: bool, tied: bool) -> Iterator[int]:
         folder: the checkpoint.
         size: bytes of a number that is not quantised.
         keeps: whether quantised matrices stay quantised.
-        tied: whether a stored head is left where it is.
+        tied: whether a stored head is not loaded.
     """
     if is_gguf(folder):
         for stored in open_gguf(folder).tensors.values():

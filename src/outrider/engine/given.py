@@ -1,4 +1,4 @@
-"""The options of ``LLM`` as they are given, sorted by what they are for."""
+"""Sorts the options of ``LLM`` by what they are for."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ from ..vllm_names import translate
 
 
 class Given(NamedTuple):
-    """The options that were given.
+    """The given options of ``LLM``.
 
-    ``engine`` are those of ``EngineConfig``, ``lookup`` those of the drafter ngram.
+    ``engine`` are options of ``EngineConfig``, ``lookup`` those of the drafter ngram.
     """
 
     drafter: Any
@@ -34,7 +34,7 @@ class Given(NamedTuple):
 
 
 def given(drafter: Any, options: Mapping[str, Any]) -> Given:
-    """Return the arguments of ``LLM``; options of None are left out.
+    """Return the sorted arguments of ``LLM``, without options that are None.
 
     Raises:
         ConfigError: an option of vLLM's cannot be translated.

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 LOST, LUCK = 1.0, 3.0
-"""Plain steps that drafting may lose before it pauses, and those that bad luck costs a single
-stream beside that. Of several streams luck is shared: it falls with the root of their number."""
+"""Plain steps that drafting may lose before it pauses, and the extra steps allowed to a single
+stream for bad luck. With several streams luck averages out: it falls with the root of their
+number."""
 FIRST_PAUSE, LONGEST_PAUSE = 192, 1024
 """Steps without drafts after drafting lost, doubled each time that it loses again."""
 
 
 @dataclass
 class _Guard:
-    """Counts what drafting lost at one batch size; ``most`` are the plain steps that it may."""
+    """Counts what drafting lost at one batch size; it may lose ``most`` plain steps."""
 
     most: float
     deficit: float = 0.0
@@ -37,7 +38,7 @@ class Guards:
     _by_size: dict[int, _Guard] = field(default_factory=dict)
 
     def pauses(self, streams: int, step: int) -> bool:
-        """Return True where drafting pauses for so many streams."""
+        """Return True if drafting pauses for so many streams."""
         guard = self._by_size.get(streams.bit_length())
         return guard is not None and step < guard.until
 
@@ -49,7 +50,7 @@ class Guards:
         self._by_size[size].observe(step, lost)
 
     def left(self, step: int) -> dict[int, int]:
-        """Return the steps for which drafting still pauses, by the least size they are for."""
+        """Return the steps for which drafting still pauses, by each guard's smallest batch size."""
         return {
             2**size >> 1: guard.until - step
             for size, guard in self._by_size.items()

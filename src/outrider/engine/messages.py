@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything that a worker reads its checkpoint by, see ``checkpoint.Checkpoint``."""
+    """The arguments of ``checkpoint.Checkpoint``, which the worker reads."""
 
     model: Folder
     drafter: Folder | DrafterSpec | None
@@ -28,7 +28,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the frontend knows of a checkpoint. None of it needs torch or transformers.
+    """What the frontend needs to know of a checkpoint, without torch and transformers.
 
     ``drafter`` is the name of the default drafter; ``codec`` is None where there is no tokenizer.
     """
@@ -125,5 +125,5 @@ class Logged(NamedTuple):
 
 
 Message = Facts | Ready | OutriderError | Stepped | Beliefs | Left | Beat | Logged
-"""From the worker to the frontend, first ``Facts``; an ``OutriderError`` says why the engine cannot
-be loaded."""
+"""From the worker to the frontend. ``Facts`` come first; an ``OutriderError`` says why the engine
+cannot be loaded."""

@@ -16,9 +16,9 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Depths that are compared, and the longest of each method."""
 
 HORIZON = 128
-"""Tokens of a sequence over which a drafter's reading of what it missed is spread at most."""
+"""Most tokens over which the time of a drafter to read what it missed is spread."""
 HOPELESS = 0.8
-"""Share of the best speed so far below which a method's longer drafts are not looked at."""
+"""Share of the best speed so far below which longer drafts of a method are not considered."""
 
 
 class Method(NamedTuple):
@@ -100,9 +100,9 @@ class Option(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A choice that a step tries, for the sequences of some ids or for all (none given).
+    """A choice that a step tries, for the sequences with these ids, or for all if there are none.
 
-    ``seconds`` are those of the step, ``price`` those that are lost.
+    The step takes ``seconds``, of which ``price`` are expected to be lost.
     """
 
     choice: Choice
@@ -256,7 +256,7 @@ class Outlook:
         }
 
     def judged(self, choices: Mapping[Group, Option]) -> float:
-        """Return how many tokens were judged of the least known method among the choices."""
+        """Return the judged tokens of the least known method among the choices."""
         judged = [
             self._survival.judged(option.choice.method, group.workload)
             for group, option in choices.items()
@@ -285,7 +285,7 @@ class Outlook:
         return speed, choices
 
     def _best_of_one(self, group: Group) -> tuple[float, dict[Group, Option]]:
-        """Return what ``best`` would for a single group, in a fraction of the time."""
+        """Return the result of ``best`` for a single group, in a fraction of the time."""
         count, verify = self.counts[group], self._costs.verify
         speed, best = 0.0, self._nothing
         for name, depths in groupby(self.options[group], key=lambda option: option.choice.method):

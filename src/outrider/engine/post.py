@@ -1,4 +1,4 @@
-"""The way of a worker's messages to the event loop, which comes later than the first of them."""
+"""Hands a worker's messages to the event loop, which may start later than the worker."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ logger = logging.getLogger("outrider")
 
 
 class Post:
-    """Hands messages and ends of workers to an event loop; they wait until there is one.
+    """Hands messages and exits of workers to an event loop; they wait until there is one.
 
     Args:
-        take: gets every message but lines for the log and the first facts, in the loop.
-        ended: gets a worker's exit code, likewise.
+        take: called in the loop with every message except log lines and the first facts.
+        ended: called in the loop with a worker's exit code.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Post:
         self._waiting: list[Callable[[], object]] = []
 
     def facts(self) -> Facts:
-        """Wait until a worker has read the checkpoint, and return what it says.
+        """Wait until a worker has read the checkpoint, and return its facts.
 
         Raises:
             OutriderError: the checkpoint cannot be used, or the worker is gone.
@@ -44,7 +44,7 @@ class Post:
         return self._facts.result()
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the loop what has waited, and the rest as it comes."""
+        """Hand the waiting calls to the loop, and later ones as they come."""
         with self._lock:
             self._loop = loop
             for call in self._waiting:
@@ -64,7 +64,7 @@ class Post:
                 self._put(partial(self._take, worker, message))
 
     def end(self, worker: WorkerProcess, code: int | None) -> None:
-        """Take the end of a worker; any thread may call it."""
+        """Take the exit of a worker; any thread may call it."""
         if self._facts.done():
             self._put(partial(self._ended, worker, code))
         elif code == UNGUARDED:

@@ -22,7 +22,7 @@ logger = logging.getLogger("outrider")
 
 NAME = "outrider-engine"
 UNGUARDED = 79
-"""Exit code of a worker that would start a worker itself while it imports the main module."""
+"""Exit code of a worker whose main module tries to start another worker when it is imported."""
 END_SECONDS = 5.0
 """A process whose pipe is closed ends by itself within that time."""
 
@@ -66,29 +66,29 @@ class Outbox:
 def refuse_unguarded() -> None:
     """Refuse to start a worker while a spawned process imports the program's main module.
 
-    A worker that does so ends with ``UNGUARDED``: its frontend has the words.
+    Such a worker exits with ``UNGUARDED``, and its frontend reports the error.
 
     Raises:
-        WorkerError: it is another process.
+        WorkerError: this process was spawned in another way.
     """
     process = multiprocessing.current_process()
-    if getattr(process, "_inheriting", False):  # as multiprocessing itself finds it out
+    if getattr(process, "_inheriting", False):  # multiprocessing's own test
         if process.name == NAME:
             os._exit(UNGUARDED)
         raise unguarded()
 
 
 def unguarded() -> WorkerError:
-    """Return the error for a program that starts an engine whenever it is imported."""
+    """Return the error for a program that starts an engine when it is imported."""
     program = getattr(sys.modules["__main__"], "__file__", None) or "the program"
     return WorkerError(
-        f"the engine runs in a process of its own, which imports {program}, and that starts an "
-        'engine when it is imported; put what it runs under: if __name__ == "__main__":'
+        f"the engine's own process imports {program}, which starts an engine again when it is "
+        'imported; put the code that it runs under: if __name__ == "__main__":'
     )
 
 
 def run(link: Connection, spec: WorkerSpec, generation: int) -> None:
-    """Run a worker in this process, which is new: torch is imported here, not by the frontend."""
+    """Run a worker in this new process; it imports torch, which the frontend does without."""
     from .worker import run_worker
 
     run_worker(link, spec, generation)

@@ -346,7 +346,7 @@ class Scheduler:
         """Set ``finish_reason`` if the last ``token`` ends the output; return the text to show."""
         request = sequence.request
         may_stop = sequence.num_output > request.params.min_tokens
-        # Before min_tokens a form lets EOS come only where it is complete.
+        # Before min_tokens a grammar allows EOS only if its form is complete.
         complete = request.params.structured_outputs and token in request.eos_token_ids
         if token in request.end_token_ids and (may_stop or complete):
             sequence.finish_reason = "stop"

@@ -17,7 +17,7 @@ SHADOW_DEPTH = 4
 
 
 Peek = Callable[[str, SequenceState, int], Draft | None]
-"""Lets a drafter draft so deep behind a sequence, see ``Drafter.peek``."""
+"""Returns a drafter's draft of a depth behind a sequence, see ``Drafter.peek``."""
 
 
 class _Shadow(NamedTuple):

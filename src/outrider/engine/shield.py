@@ -1,8 +1,8 @@
-"""Calls drafters of other packages with copies of what the engine works on.
+"""Calls drafters of other packages with copies of the engine's data.
 
-Whatever they write to, tokens and page tables, prompts and options, the batch, drafts and verdicts,
-is theirs alone, so that nothing they do changes the output. Pipelines and noise are made to be
-called and stay the engine's own, and so do hidden states, which are only drafters'.
+Tokens and page tables, prompts and options, the batch, drafts and verdicts are copied, so that
+nothing that a drafter writes changes the output. Pipelines and noise, which are called, and hidden
+states, which only drafters read, are not copied.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def is_foreign(drafter: Drafter) -> bool:
-    """Return whether a drafter's class is of another package."""
+    """Return whether a drafter's class comes from another package."""
     return type(drafter).__module__.partition(".")[0] != PACKAGE
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Return whether an error is no drafter's failure but asks the process to end.
+    """Return whether an error asks the process to end, and is not a drafter's failure.
 
-    A panic of a library in Rust, and a drafter's own ``sys.exit``, are failures.
+    A panic of a Rust library and a drafter's own ``sys.exit`` count as failures.
     """
     return isinstance(error, KeyboardInterrupt | GeneratorExit)
 
 
 class Shield:
-    """The copies that drafters of other packages see, one of each sequence as long as it lives."""
+    """The copies for drafters of other packages, one for each sequence as long as it lives."""
 
     def __init__(self) -> None:
         self._copies: dict[str, SequenceState] = {}
@@ -53,10 +53,10 @@ class Shield:
         budgets: Sequence[DraftBudget],
         noise: Noise,
     ) -> Draft:
-        """Return a draft of lists that the drafter does not hold.
+        """Return a copy of the drafter's draft, so that the drafter cannot change it later.
 
         Raises:
-            ValueError: it is no ``Draft``, or what is said of its nodes does not fit them.
+            ValueError: it is not a ``Draft``, or its columns do not match its nodes.
         """
         made = drafter.propose(self._batch(items), [*budgets], noise)
         if not isinstance(made, Draft):
@@ -115,7 +115,7 @@ class Shield:
 
 
 def _copied(draft: Draft) -> Draft:
-    """Return a draft with lists of its own."""
+    """Return a copy of a draft."""
 
     def whole(column: list[list[T]] | None) -> list[list[T]] | None:
         return None if column is None else [[*each] for each in column]
@@ -132,20 +132,20 @@ def _copied(draft: Draft) -> Draft:
 
 
 def _checked(draft: Draft) -> Draft:
-    """Return ``draft``, whose columns have something to say of each node or of none.
+    """Return ``draft`` if each of its columns has one entry for every node, or none at all.
 
     Raises:
-        ValueError: they do not.
+        ValueError: one does not.
     """
     sizes = [len(tokens) for tokens in draft.tokens]
     if draft.logits is not None:
         counts = [len(z) if z is not None else n for z, n in zip(draft.logits, sizes, strict=True)]
         if counts != sizes:
-            raise ValueError("a draft has other rows of logits than nodes.")
+            raise ValueError("a draft has not as many rows of logits as nodes.")
     for name in ("sources", "margins", "survivals"):
         column = getattr(draft, name)
         if column is not None and any(
             len(values) not in (0, size) for values, size in zip(column, sizes, strict=True)
         ):
-            raise ValueError(f"a draft has other {name} than nodes.")
+            raise ValueError(f"a draft has not as many {name} as nodes.")
     return draft

@@ -271,7 +271,7 @@ class Speculator:
         return _merged(names, parts, made)
 
     def _prepare(self, plan: Plan) -> None:
-        """Let drafters look for what they need, on sequences that may be drafted for."""
+        """Call ``prepare`` of drafters that have it, with the sequences that may be drafted for."""
         if self._paused or not self._enabled:
             return
         ready = [
@@ -328,11 +328,11 @@ class Speculator:
         return self.adaptive.cut(plan, draft, sum(self.spent.values()))
 
     def _switch_off(self, name: str, error: BaseException) -> None:
-        """Let a drafter draft no more.
+        """Switch a drafter off for good.
 
         Raises:
-            BaseException: ``error``, where the process is to end, or a drafter of our own that
-                watches (see ``audit``) refuses what it sees.
+            BaseException: ``error``, if it asks the process to end, or if one of our own drafters
+                that watches (see ``audit``) refuses what it sees.
         """
         if is_fatal(error) or (isinstance(error, RequestError) and name not in self._foreign):
             raise error

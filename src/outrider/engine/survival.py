@@ -178,7 +178,7 @@ class Survival:
                 self._methods.setdefault(method, _Tally()).observe(*beliefs.count())
 
     def judged(self, method: str, workload: str) -> float:
-        """Return how many tokens of a method were judged in a workload, of late."""
+        """Return how many recent tokens of a method were judged in a workload."""
         beliefs = self._workloads.get((method, workload))
         return 0.0 if beliefs is None else beliefs.overall.judged
 

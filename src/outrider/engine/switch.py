@@ -32,7 +32,7 @@ def check_known(name: str, drafters: Collection[str]) -> None:
 
 
 def check_choice(state: SpeculationState, drafters: Collection[str], longest: int) -> None:
-    """Refuse a default that the engine cannot draft by.
+    """Refuse a default that the engine cannot use.
 
     Raises:
         ConfigError: there is no such drafter, or the length is not from 1 to ``longest``.

@@ -65,7 +65,7 @@ class Events:
         host, _, port = address.rpartition(":")
         try:
             self._server = start_http_server(int(port), host.strip("[]"), self.registry)
-        except (OSError, ValueError) as error:  # a label of a name that is too long
+        except (OSError, ValueError) as error:  # e.g. a label of a host name that is too long
             why = printable(getattr(error, "strerror", None) or error)
             raise ConfigError(f"listen = {address!r} cannot be served: {why}.") from None
 
@@ -85,9 +85,9 @@ class Events:
         self._leads.set(leads)
 
     def tell(self, kind: str, text: str, **more: Any) -> None:
-        """Tell an event: ``kind`` is decided, done, failed, drift, alert, clear or note.
+        """Report an event: ``kind`` is decided, done, failed, drift, alert, clear or note.
 
-        Where the audit cannot be written, log and webhook must do.
+        If the audit cannot be written, the event still goes to log and webhook.
         """
         text = printable(text, LONGEST)
         if kind == "done":
@@ -105,7 +105,7 @@ class Events:
             self._post(entry)
 
     def also(self, name: str, text: str) -> None:
-        """Tell an alert beside those that there are."""
+        """Raise an alert beside the present ones."""
         self.alert({**self._alerts, name: text})
 
     def alert(self, alerts: Mapping[str, str]) -> None:

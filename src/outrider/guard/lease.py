@@ -20,17 +20,17 @@ from .store import StoreError
 
 FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
 LONGEST = 86400.0
-"""Seconds of a lease; a longer one is none that a guard wrote."""
+"""Longest duration of a lease, in seconds; guards write no longer ones."""
 
 
 class Lease(Protocol):
     """A right that one guard has at a time."""
 
     def hold(self, now: float) -> str | None:
-        """Take or renew it; None where this guard has it, else a sentence on who does.
+        """Take or renew the lease; return None if this guard has it, else a sentence on who does.
 
         Args:
-            now: seconds of a clock that only goes forward.
+            now: seconds of a monotonic clock.
         """
         ...
 
@@ -54,7 +54,7 @@ class FileLease:
         self._file: int | None = None
 
     def hold(self, now: float) -> str | None:
-        """Take the lock unless this guard has it, on the file that has the name now."""
+        """Take the lock unless this guard has it, on the file that has the name at present."""
         if self._file is not None and self._is_there(self._file):
             return None
         self.release()
@@ -69,7 +69,7 @@ class FileLease:
             os.close(file)
             return f"Another guard acts (process {other or 'unknown'}); this one only watches."
         self._file = file
-        with suppress(OSError):  # a full disk: the lock holds without the number
+        with suppress(OSError):  # on a full disk the lock holds without the number
             os.ftruncate(file, 0)
             os.write(file, f"{os.getpid()}\n".encode())
         return None
@@ -91,8 +91,8 @@ class FileLease:
 class KubernetesLease:
     """A Lease of ``coordination.k8s.io``: whoever renewed it last has it until it runs out.
 
-    It runs out where this guard saw no renewal for as long as it lasts, as in client-go's leader
-    election: the holders' clocks are not compared.
+    It expires when this guard has seen no renewal for its duration, as in client-go's leader
+    election. Clocks of different machines are not compared.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -137,7 +137,7 @@ class KubernetesLease:
         return f"The Lease {self._name} cannot be written ({reason(answer)})."
 
     def _ran_out(self, spec: dict[str, Any], now: float) -> bool:
-        """Return whether the holder has not renewed it for as long as it lasts."""
+        """Return whether the holder did not renew it for its duration."""
         seen = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))
         if seen != self._seen:
             self._seen, self._since = seen, now

@@ -26,14 +26,14 @@ class StoppedError(Exception):
 
 
 class Stop:
-    """Asks a guard to end: between two evaluations, or at once while it only waits."""
+    """Asks a guard to end: between two evaluations, or at once while it waits."""
 
     def __init__(self) -> None:
         self.asked = False
         self._waits = False
 
     def ask(self, *_: Any) -> None:
-        """Ask it; a handler of signals."""
+        """Ask it; this is a signal handler."""
         self.asked = True
         if self._waits:
             self._waits = False
@@ -41,7 +41,7 @@ class Stop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal end what is inside, which changes nothing.
+        """Let a signal end the code inside at once, which must change nothing.
 
         Raises:
             StoppedError: a signal came.
@@ -56,7 +56,7 @@ class Stop:
 
 
 def steady(begin: float | None = None) -> Callable[[], float]:
-    """Return a clock that begins as the wall's, and goes forward whatever happens to that."""
+    """Return a monotonic clock that begins at the wall clock's time."""
     ahead = (time.time() if begin is None else begin) - time.monotonic()
     return lambda: time.monotonic() + ahead
 
@@ -79,7 +79,7 @@ class Guard:
         self.lease = right or lease(policy)
         self.traffic: TrafficSwitch | None = traffic_switch(policy)
         self.drafting = Speculation(policy.engine) if policy.engine.has_switch else None
-        self.state = self._load()  # damage is told at the start
+        self.state = self._load()  # reports damage at the start
         self._leads = False
         self._told: tuple[str, ...] = ()
         self._failing: tuple[str, ...] = ()
@@ -101,12 +101,12 @@ class Guard:
                 except StoreError as error:
                     if not began:
                         raise
-                    # A full disk may have room again; until then nothing is changed.
+                    # The disk may be full for a while; until it has room nothing is changed.
                     self.events.also("folder", str(error))
                 except (ConfigError, StoppedError):
                     raise
-                except Exception as error:  # what nobody thought of must not leave an engine alone
-                    self.events.also("failed", f"An evaluation ended in {error!r}.")
+                except Exception as error:  # an unforeseen error must not end the guard
+                    self.events.also("failed", f"An evaluation failed with {error!r}.")
                 began = True
                 with self.stop.at_once():
                     time.sleep(max(0.0, self.policy.interval - (time.monotonic() - begin)))
@@ -145,7 +145,7 @@ class Guard:
         return decision
 
     def _load(self) -> State:
-        """Return the state on disk, as of this guard's clock."""
+        """Return the state on disk, with its times shifted to this guard's clock."""
         state = self.store.load(self.policy.engine.url)
         return carried_over(state, self.clock(), self.policy.recovery.longest_wait)
 
@@ -161,7 +161,7 @@ class Guard:
         return other is None
 
     def _commands(self) -> dict[str, str]:
-        """Take a person's word into the state; an alert where it cannot be read."""
+        """Apply a person's command to the state; return alerts, if it cannot be read."""
         try:
             said, mode = self.store.commanded()
             if not said:

@@ -58,7 +58,7 @@ SIGNALS = {
 }
 """Defaults; acceptance and speedup are bad when low, the others when high."""
 LEAST_ACCEPTANCE = 0.01
-"""The lowest threshold that an advice sets: of lookups any acceptance breaks even."""
+"""The lowest threshold that an advice sets; for lookups any acceptance breaks even."""
 SHARES = ("acceptance", "errors", "memory", "memory_critical")
 
 
@@ -166,8 +166,8 @@ class Policy:
         probe_timeout: seconds in which a model must answer one token.
         listen: host:port of the guard's own metrics; None for none.
         webhook: an address that gets each event; None for none.
-        advice: what ``outrider advise --json`` wrote, beside the policy unless absolute; its
-            break-even is the threshold of acceptance where ``signals`` names none.
+        advice: a file of ``outrider advise --json``, relative to the policy; its break-even is the
+            threshold of acceptance unless ``signals`` has one.
     """
 
     engine: Server
@@ -204,7 +204,7 @@ def read(file: Path) -> Policy:
 
 
 def parse(document: Mapping[str, Any], where: str = "The policy", beside: Path = Path()) -> Policy:
-    """Return the policy that a document describes; its advice lies in the folder ``beside``.
+    """Return the policy in a document; the path of its advice is relative to ``beside``.
 
     Raises:
         ConfigError: something in it is wrong; the message says what and where.
@@ -230,14 +230,14 @@ def parse(document: Mapping[str, Any], where: str = "The policy", beside: Path =
 
 
 def _advised(file: Path, where: str) -> Signal:
-    """Return the limits of acceptance by an advice: below break-even, drafting costs more."""
-    from ..planning.saved import load_advice  # it loads much, and few policies name one
+    """Return the limits of acceptance from an advice: below break-even, drafting loses time."""
+    from ..planning.saved import load_advice  # a slow import, and few policies name an advice
 
     even = load_advice(file, f"{where}: the advice").break_even
     if even is None:
         raise ConfigError(
-            f"{where}: the advice {file} has no break-even acceptance: none would win, or it was "
-            "asked without --hardware; give signals.acceptance, or drop the advice."
+            f"{where}: the advice {file} has no break-even acceptance: drafting never wins, or it "
+            "was made without --hardware; give signals.acceptance, or drop the advice."
         )
     below = max(even.value, LEAST_ACCEPTANCE)
     return _signal("acceptance", {"below": below}, f"{where}: the break-even of {file}")

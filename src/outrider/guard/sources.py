@@ -24,9 +24,9 @@ from .states import Side
 
 QUANTILE = 0.99
 SECONDS = 5.0
-"""In which a source must answer, with all that is asked of it."""
+"""Time in which a source must answer all queries."""
 MOST_PAGES = 64
-"""Of a server that are kept over a window."""
+"""Most pages of a server that are kept over a window."""
 LARGEST_PAGE = 16 * MIB
 
 
@@ -67,9 +67,9 @@ def names_of(kind: str) -> dict[str, str]:
 
 
 def side(up: bool | None, found: Mapping[str, float | None]) -> Side:
-    """Return a side from its figures: counts over the window, gauges of now.
+    """Return a side from its figures: counts over the window, and present gauges.
 
-    A count below zero, or a sum that is no finite number, is no figure.
+    Negative counts and sums that are not finite are left out.
     """
     found = {
         name: value for name, value in found.items()

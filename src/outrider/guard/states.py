@@ -32,7 +32,7 @@ class Place(StrEnum):
 
 
 LATEST = 1e11
-"""Seconds since the epoch; the year 5138."""
+"""Latest accepted time, in seconds since the epoch; the year 5138."""
 MODES = ("normal", "reduced", "plain", "relieved", "standby", "probing")
 """The values of the label of ``outrider_guard_state``."""
 
@@ -187,8 +187,8 @@ class Decision:
 def carried_over(state: State, now: float, longest: float) -> State:
     """Return a state whose times fit a clock that shows ``now``.
 
-    The clock may have been set back, or be another machine's: times move so that the last
-    evaluation does not lie ahead, and no wait is longer than ``longest`` seconds.
+    The clock may have been set back, or be another machine's. Times are shifted so that the last
+    evaluation is not in the future, and no wait is longer than ``longest`` seconds.
     """
     ahead = max(0.0, state.seen - now)
 
@@ -214,7 +214,7 @@ def of_json(document: Any, where: str) -> State:
     Raises:
         ConfigError: it holds none.
     """
-    damaged = ConfigError(f"{where} holds no state of a guard; remove it to begin anew.")
+    damaged = ConfigError(f"{where} holds no state of a guard; remove it to start again.")
     if not isinstance(document, dict) or set(document) != {f.name for f in fields(State)}:
         raise damaged
     try:
@@ -242,21 +242,21 @@ STATUS: dict[str, tuple[type, ...]] = {
     "time": (int, float), "engine": (str,), "mode": (str,), "forced": (str, type(None)),
     "dry_run": (bool,), "runtime_switch": (bool,), "alerts": (dict,), "reasons": (dict,),
 }  # fmt: skip
-"""What a status holds at least, by name."""
+"""Required entries of a status, by name."""
 
 
 def check_status(document: Any, where: str) -> dict[str, Any]:
-    """Return a status that a guard wrote.
+    """Return ``document`` if it is a status that a guard wrote.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not.
     """
     good = isinstance(document, dict) and all(
         isinstance(document.get(name), kinds) for name, kinds in STATUS.items()
     )
     if not good or not 0 <= document["time"] <= LATEST:
         raise ConfigError(
-            f"{where} is damaged; remove it, and the guard writes it at its next evaluation."
+            f"{where} is damaged; remove it, and the guard writes it again at its next evaluation."
         )
     return dict(document)
 
@@ -278,7 +278,7 @@ def _whole(value: Any, most: int) -> int:
 
 
 def _drafting(document: Any) -> dict[str, Any]:
-    """Return a ``Drafting`` as the guard wrote it."""
+    """Return the fields of a ``Drafting`` as the guard wrote it."""
     enabled, length, in_use = (document[f.name] for f in fields(Drafting))
     if not isinstance(enabled, bool):
         raise TypeError

@@ -20,11 +20,11 @@ STATE, STATUS, COMMAND, AUDIT = "state.json", "status.json", "command.json", "au
 
 
 LONGEST = 2000
-"""Letters of an event's text."""
+"""Most characters of an event's text."""
 LONGEST_ENTRY = 16384
-"""Bytes of an entry: its text, each letter escaped, and some words."""
+"""Most bytes of an entry: its text with every character escaped, and some fields."""
 MOST_BYTES = MIB
-"""Of a file, and of a line of the audit; the guard's own have some kilobytes."""
+"""Most bytes of a file or of a line of the audit; the guard writes a few kilobytes."""
 
 
 class StoreError(ConfigError):
@@ -66,7 +66,7 @@ class Store:
         return state
 
     def save(self, state: State) -> None:
-        """Write the state; a reader, and a guard after kill -9, sees the old one or the new one.
+        """Write the state; readers, and a guard after kill -9, see either the old or the new one.
 
         Raises:
             StoreError: it cannot be written; the old one is still there.
@@ -78,7 +78,7 @@ class Store:
         self._write(STATUS, status)
 
     def status(self) -> dict[str, Any] | None:
-        """Return what was shown last; None where no guard ever ran here.
+        """Return the last status; None if no guard ever ran here.
 
         Raises:
             ConfigError: the file is damaged.
@@ -91,7 +91,7 @@ class Store:
         self._write(COMMAND, {"force": mode})
 
     def commanded(self) -> tuple[bool, str | None]:
-        """Return whether a person said anything, and the mode.
+        """Return whether a person gave a command, and its mode.
 
         Raises:
             ConfigError: the file is damaged.
@@ -102,7 +102,7 @@ class Store:
         return True, document["force"]
 
     def obeyed(self) -> None:
-        """Forget the person's word, which the state has now.
+        """Delete the person's command, which the state now holds.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -124,7 +124,7 @@ class Store:
             file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640)
             try:
                 end = os.fstat(file).st_size
-                if end and os.pread(file, 1, end - 1) != b"\n":  # torn when a guard died
+                if end and os.pread(file, 1, end - 1) != b"\n":  # a guard died while it wrote
                     line = "\n" + line
                 os.write(file, line.encode())
                 os.fsync(file)
@@ -134,9 +134,9 @@ class Store:
             raise _cannot_write(path, error) from None
 
     def history(self, last: int = 1000) -> list[dict[str, Any]]:
-        """Return the audit's newest entries, the oldest first; damaged lines are left out.
+        """Return the newest entries of the audit, oldest first, without damaged lines.
 
-        No more of the file is read than ``last`` entries can take.
+        It reads no more of the file than ``last`` entries can take.
         """
         path = self.folder / AUDIT
         if not self._exists(path):
@@ -147,7 +147,7 @@ class Store:
                 begin = max(0, path.stat().st_size - last * LONGEST_ENTRY)
                 if begin:
                     file.seek(begin - 1)
-                    file.readline(MOST_BYTES)  # the rest of a line that is older
+                    file.readline(MOST_BYTES)  # skip the rest of an older line
                 while line := file.readline(MOST_BYTES):
                     try:
                         entry = parse_json(line, str(path))
@@ -160,10 +160,10 @@ class Store:
         return list(found)
 
     def _exists(self, path: Path) -> bool:
-        """Return whether there is a file.
+        """Return whether a regular file exists.
 
         Raises:
-            ConfigError: it is something else, as a pipe or a folder, or cannot be looked at.
+            ConfigError: it is something else, such as a pipe or a folder, or cannot be examined.
         """
         try:
             regular = stat.S_ISREG(path.stat().st_mode)
@@ -174,7 +174,7 @@ class Store:
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
         if not regular:
-            raise ConfigError(f"{path} is no file; remove it to begin anew.")
+            raise ConfigError(f"{path} is not a regular file; remove it to start again.")
         return True
 
     def _read(self, name: str) -> Any:
@@ -188,12 +188,12 @@ class Store:
                 return found
         except ConfigError:
             pass
-        raise ConfigError(f"{path} is damaged; remove it to begin anew.")
+        raise ConfigError(f"{path} is damaged; remove it to start again.")
 
     def _write(self, name: str, document: Any) -> None:
         """Replace a file at once; its bytes and its name are on disk when this returns."""
         path, draft = self.folder / name, self.folder / f".{name}.{os.getpid()}"
-        text = json.dumps(finite(document), indent=1)  # in ASCII: no letter is a danger there
+        text = json.dumps(finite(document), indent=1)  # in ASCII, which is safe to print
         try:
             with draft.open("w", encoding="ascii") as file:
                 file.write(text)

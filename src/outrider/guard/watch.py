@@ -45,7 +45,7 @@ def look(
 
 
 def is_warm(server: Server, seconds: float) -> bool:
-    """Return whether a server's model writes a token within ``seconds``, its name asked first."""
+    """Return whether a server's model writes a token within ``seconds``; first ask for its name."""
     url, deadline = server.url.rstrip("/").removesuffix("/v1"), Deadline(seconds)
     try:
         models = call(f"{url}/v1/models", key=server.key, seconds=seconds).json()

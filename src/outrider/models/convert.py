@@ -48,7 +48,7 @@ def convert(folder: Path, out: Path) -> int:
         raise ModelError(f"{folder} is not a folder; give a checkpoint's.")
     for file in folder.iterdir():
         if not (file.is_file() or file.is_dir()):
-            raise ModelError(f"{file} is no regular file; take it away, or fetch it again.")
+            raise ModelError(f"{file} is not a regular file; remove it, or fetch it again.")
     plain = weight_files(folder)
     pickled = [] if plain else _pickled(folder)
     if not plain and not pickled:

@@ -44,11 +44,11 @@ WORD = 32
 MAX_SHARD = 5 * 10**9
 """Bytes of a file."""
 KEPT = {"Q8_0": Recipe(8, 32), "Q4_0": Recipe(4, 32)}
-"""What codes that stay are, by their type in a GGUF file."""
+"""Recipes that describe kept codes, by their type in a GGUF file."""
 MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.(.+\.)?\w+_proj\.weight")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALES = ("_scale", "_scale_inv")
-"""Ends of tensors that belong to a matrix which is dequantised."""
+"""Endings of names of tensors that belong to a dequantised matrix."""
 PARTS = (".weight_scale", ".weight_shape", ".weight_zero_point")
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 """Suffixes of weights and their indices, which are not copied from the source."""
@@ -74,7 +74,7 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
         Mean bits of a weight over all tensors.
 
     Raises:
-        ConfigError: ``out`` is not empty, the recipe is of activations too, or see ``check_left``.
+        ConfigError: ``out`` is not empty, the recipe includes activations, or see ``check_left``.
         ModelError: the checkpoint cannot be read, or its family has no native path.
     """
     if recipe.coarse:
@@ -107,7 +107,7 @@ def export(folder: Path, out: Path, recipe: Recipe) -> float:
 
 
 def _options(folder: Path, config: PretrainedConfig) -> dict[str, Any]:
-    """Return what config.json holds, without a quantisation."""
+    """Return the content of config.json without its quantisation."""
     if not is_gguf(folder):
         return read_object(folder / "config.json")
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -117,7 +117,7 @@ def _options(folder: Path, config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _write_weights(source: Stored, out: Path, recipe: Recipe, architecture: Architecture) -> float:
-    """Write the safetensors files of the copy; return the mean bits of a weight."""
+    """Write the safetensors files of the copy, and return the mean bits per weight."""
     files: list[tuple[Path, list[str]]] = []
     size = bits = count = 0
     shard: dict[str, torch.Tensor] = {}
@@ -242,7 +242,7 @@ def scheme(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
 
 
 def quantization_config(recipe: Recipe, source: Stored, tied: bool) -> dict[str, Any]:
-    """Return the ``quantization_config`` of the copy of ``source`` by ``recipe``."""
+    """Return the ``quantization_config`` of a copy of ``source`` made by ``recipe``."""
     head = "re:.*embed_tokens$" if tied else "re:.*(embed_tokens|lm_head)$"
     kept: dict[Recipe, list[str]] = {}
     for name in source.shapes():

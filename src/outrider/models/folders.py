@@ -1,4 +1,4 @@
-"""Makes a new folder whole or not at all."""
+"""Creates a new folder completely or not at all."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from ..fields import one_line
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes ``out``; after an error nothing of it is left.
+    """Yield a folder to fill, which is renamed to ``out``, or removed after an error.
 
     Raises:
-        ConfigError: ``out`` is there and is no empty folder.
-        OSError: it cannot be made.
+        ConfigError: ``out`` exists and is not an empty folder.
+        OSError: it cannot be created.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already and is not empty; give a new folder.")
+        raise ConfigError(f"{out} already exists and is not empty; give a new folder.")
     place = out.resolve()
     near = next(folder for folder in place.parents if folder.is_dir())
     filling = near / f".{place.name}-{uuid4().hex}"
@@ -39,7 +39,7 @@ def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) 
     """Write a safetensors file.
 
     Raises:
-        ModelError: it cannot be written; the library has an error of its own for a full disk.
+        ModelError: it cannot be written, for example on a full disk.
     """
     try:
         save(tensors, file, metadata)

@@ -20,14 +20,15 @@ NESTED = ("state_dict", "model", "module")
 
 
 class Refused(Exception):
-    """What is wrong, in words that may be shown."""
+    """The file is refused; the message may be shown to users."""
 
 
 def read(file: str) -> Any:
-    """Return what a file holds, which is tensors and plain containers.
+    """Return the content of a file: tensors and plain containers.
 
     Raises:
-        Refused: it is damaged, or holds more. torch's own words advise to read it all the same.
+        Refused: it is damaged, or holds something else. torch's own message advises to load it
+            without checks, so it is not shown.
     """
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -46,7 +47,7 @@ def tensors_in(loaded: Any, file: str) -> dict[str, torch.Tensor]:
     """Return the tensors of an unpickled object by name.
 
     Raises:
-        Refused: it is no table of tensors.
+        Refused: it is not a table of tensors.
     """
     for name in NESTED:
         if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):

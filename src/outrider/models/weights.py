@@ -97,7 +97,7 @@ class Source(Protocol):
 
 
 class Stored(Source, Protocol):
-    """A whole model's."""
+    """The stored weights of a whole model."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
@@ -105,7 +105,7 @@ class Stored(Source, Protocol):
 logger = logging.getLogger("outrider")
 
 STACKS = (("q", "k", "v"), ("gate", "up"))
-"""Projections of one product: quantised alike, or dequantised."""
+"""Projections that are stacked into one product: all of one kind, or dequantised."""
 
 
 def open_source(folder: Path, architecture: Architecture) -> Stored:
@@ -120,9 +120,9 @@ def open_source(folder: Path, architecture: Architecture) -> Stored:
 
 
 def stays(source: Source, name: str) -> str | None:
-    """Return the kind of the codes that the matrix ``name`` keeps under a recipe, if it does.
+    """Return the kind of codes that the matrix ``name`` keeps under a recipe; None for none.
 
-    A matrix that is stacked with others keeps its codes where all of them have codes of one kind.
+    A matrix that is stacked with others keeps its codes only if all of them have the same kind.
     """
     parts = re.fullmatch(r"(.+\.)(q|k|v|gate|up)(_proj\.weight)", name)
     if parts is None:
@@ -133,10 +133,10 @@ def stays(source: Source, name: str) -> str | None:
 
 
 def check_left(source: Stored, recipe: Recipe) -> None:
-    """Refuse a recipe where every matrix keeps its codes; log which do where only some do.
+    """Refuse a recipe that would change no matrix; log the matrices that keep their codes.
 
     Raises:
-        ConfigError: they all do.
+        ConfigError: all matrices keep their codes.
     """
     names = [name for name, shape in source.shapes().items() if len(shape) == 2]
     counts = Counter(filter(None, (stays(source, name) for name in names)))
@@ -154,7 +154,7 @@ def check_left(source: Stored, recipe: Recipe) -> None:
 
 
 def quantized(source: Source, name: str, shape: tuple[int, int], recipe: Recipe) -> Quantized:
-    """Return the matrix ``name`` of ``shape`` (out, in): as stored if it ``stays``, else by recipe.
+    """Return the matrix ``name`` of ``shape`` (out, in), as stored if it ``stays``, else by recipe.
 
     Raises:
         ModelError: a weight is not finite, or see ``Checkpoint``.

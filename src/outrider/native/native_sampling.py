@@ -28,7 +28,7 @@ class NativePipeline(SequencePipeline):
     def __init__(self, request: RequestPipeline, sample: int, step: Library) -> None:
         super().__init__(request)
         params = request.params
-        least = 0 if self.has_grammar else params.min_tokens  # else its masks see to it
+        least = 0 if self.has_grammar else params.min_tokens  # a grammar's masks enforce it
         self.vocab_size = request.vocab_size
         self._late = bool(params.logits_processors)
         # Raw logits may need no processing at all.

@@ -69,7 +69,7 @@ def thresholds(others: Mapping[str, object] | None = None) -> dict[str, float]:
 
 
 def break_even_of(file: Path) -> float:
-    """Return the break-even acceptance in an advice of ``outrider advise --json``.
+    """Return the break-even acceptance from a file of ``outrider advise --json``.
 
     Raises:
         ConfigError: the file cannot be read, or has none.
@@ -77,8 +77,8 @@ def break_even_of(file: Path) -> float:
     found = load_advice(file).break_even
     if found is None:
         raise ConfigError(
-            f"--advice {file} has no break-even acceptance: none would win, or no --hardware was "
-            "given; do not speculate on it."
+            f"--advice {file} has no break-even acceptance: drafting never wins, or it was made "
+            "without --hardware; drop --advice, or ask again with --hardware."
         )
     return found.value
 
@@ -92,8 +92,8 @@ def groups(
 
     Args:
         latency: whose P99 alerts, e2e or ttft.
-        break_even: acceptance below which speculation loses, which alerts beside the plain
-            thresholds of acceptance.
+        break_even: acceptance below which speculation loses time; it adds an alert beside the
+            plain thresholds of acceptance.
         others: thresholds instead of the defaults.
 
     Raises:

@@ -16,7 +16,7 @@ from .figures import Figures, figures_of, model_of
 WINDOW = 60.0
 """Seconds that rates and percentiles look back, or one interval where that is longer."""
 LONGEST = 500
-"""Letters of a line on the engine's state."""
+"""Most characters of a line on the engine's state."""
 Say = Callable[[str], None]
 
 

@@ -1,8 +1,8 @@
-"""Reads documents that others write: JSON, YAML and TOML, bounded in size, depth and numbers.
+"""Reads untrusted documents: JSON, YAML and TOML, bounded in size, depth and numbers.
 
-What comes back is made of dicts with texts as keys, lists, texts, finite numbers, booleans and
-None (TOML has dates, too). Nothing in it is shared, nested deeper than ``DEEPEST``, or a number
-that float64 cannot hold, and no text has a lone surrogate: U+FFFD stands for it.
+Results consist of dicts with string keys, lists, strings, finite numbers, booleans and None (TOML
+also has dates). They share no parts, are nested at most ``DEEPEST`` deep, have no number that
+float64 cannot hold, and no lone surrogate: U+FFFD replaces it.
 
 ``what`` names the document in messages, as in "The policy guard.toml"; ``error`` is the kind of
 error that a failure raises.
@@ -24,12 +24,12 @@ from .yamls import documents
 
 MIB = 1 << 20
 MOST_JSON, MOST_YAML, MOST_TOML = 16 * MIB, 2 * MIB, MIB // 4
-"""Bytes of a document, unless a caller says otherwise."""
+"""Most bytes of a document, unless a caller sets another limit."""
 DEEPEST = 100
-"""Lists and objects inside each other."""
+"""Most lists and objects inside each other."""
 LARGEST = 10**300
 MOST_PARTS = 64
-"""Parts of a dotted key of TOML; the time that tomllib takes grows with their square."""
+"""Most parts of a dotted key of TOML; tomllib's time grows with their square."""
 _dotted = re.compile(
     r"""(?<![\w-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)"""
     f"{{{MOST_PARTS}}}"
@@ -49,10 +49,10 @@ def parse_json(
 
     Args:
         limit: most bytes.
-        unique: whether a key that an object has twice is an error; else the last one counts.
+        unique: whether a duplicate key is an error; otherwise the last one counts.
 
     Raises:
-        OutriderError: of the kind ``error``: it is no JSON, or beyond a bound.
+        OutriderError: of type ``error``: it is not JSON, or exceeds a bound.
     """
 
     def load(checked: str) -> Any:
@@ -66,12 +66,12 @@ def parse_yaml(
 ) -> list[Any]:
     """Return the documents of a YAML text, None for an empty one.
 
-    Keys are texts as they are written (``on: 1`` has the key "on"), and what looks like a date
-    stays a text. Aliases and merge keys are filled in, within a bound.
+    Keys are strings as they are written (``on: 1`` has the key "on"), and dates stay strings.
+    Aliases and merge keys are expanded, within a bound.
 
     Raises:
-        OutriderError: of the kind ``error``: it is no YAML, beyond a bound, has a key twice, or a
-            tag that is not YAML's own.
+        OutriderError: of type ``error``: it is not YAML, exceeds a bound, or has a duplicate key or
+            a tag that is not YAML's own.
     """
 
     def load(checked: str) -> Any:
@@ -86,7 +86,7 @@ def parse_toml(
     """Return the document of a TOML text.
 
     Raises:
-        OutriderError: of the kind ``error``: it is no TOML, or beyond a bound.
+        OutriderError: of type ``error``: it is not TOML, or exceeds a bound.
     """
 
     def load(checked: str) -> Any:
@@ -98,7 +98,7 @@ def parse_toml(
 
 
 def read_json(file: Path, what: str, *, limit: int = MOST_JSON, error: Kind = ConfigError) -> Any:
-    """Return the value of a JSON file; see ``parse_json``. No key may stand twice in an object."""
+    """Return the value of a JSON file without duplicate keys; see ``parse_json``."""
     return parse_json(
         read(file, what, limit=limit, error=error), what, limit=limit, error=error, unique=True
     )
@@ -119,10 +119,10 @@ def read_toml(
 
 
 def read(file: Path, what: str, *, limit: int = MOST_JSON, error: Kind = ConfigError) -> bytes:
-    """Return the bytes of a file, or of a pipe as the shell's ``<(...)``.
+    """Return the bytes of a file, or of a pipe such as the shell's ``<(...)``.
 
     Raises:
-        OutriderError: of the kind ``error``: it cannot be read, or has more than ``limit`` bytes.
+        OutriderError: of type ``error``: it cannot be read, or has more than ``limit`` bytes.
     """
     try:
         with file.open("rb") as opened:
@@ -130,7 +130,7 @@ def read(file: Path, what: str, *, limit: int = MOST_JSON, error: Kind = ConfigE
     except OSError as failure:
         raise error(f"{what} cannot be read: {failure.strerror}.") from None
     except ValueError:  # a NUL in the path
-        raise error(f"{what} cannot be read: no file has such a name.") from None
+        raise error(f"{what} cannot be read: a file cannot have such a name.") from None
     if len(found) > limit:
         raise error(_too_large(what, limit))
     return found
@@ -143,7 +143,7 @@ def _too_large(what: str, limit: int) -> str:
 def _parse(
     text: str | bytes, what: str, kind: str, limit: int, error: Kind, load: Callable[[str], Any]
 ) -> Any:
-    """Return what ``load`` makes of a text, checked; every failure is an ``error``."""
+    """Return the checked result of ``load`` for a text; every failure raises ``error``."""
     try:
         if len(text) > limit:
             raise error(_too_large(what, limit))
@@ -156,9 +156,9 @@ def _parse(
     except (RecursionError, MemoryError):
         why = "it is nested too deeply"
     except ValueError as failure:
-        long = "int_max_str_digits" in str(failure)  # Python's advice is for programmers
+        long = "int_max_str_digits" in str(failure)  # Python's own message is for programmers
         why = "it has a number of more than 300 digits" if long else printable(failure).rstrip(".")
-    raise error(f"{what} is no {kind} that can be read: {why}.")
+    raise error(f"{what} cannot be read as {kind}: {why}.")
 
 
 def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -171,10 +171,10 @@ def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _clean(value: Any, path: tuple[object, ...] = ()) -> Any:
-    """Return a value within the bounds of this module; ``path`` leads to it.
+    """Return a cleaned copy of a value within this module's bounds; ``path`` leads to it.
 
     Raises:
-        ValueError: it is beyond them.
+        ValueError: it exceeds them.
     """
     if isinstance(value, str):
         return well_formed(value)

@@ -1,7 +1,7 @@
-"""One HTTP call that ends: one deadline over all of it, no redirects, no proxies, bounded answers.
+"""One HTTP call with one deadline, no redirects, no proxies and a bounded answer.
 
-It is the standard library's parser of answers on sockets of our own. Clients such as httpx limit
-each wait, not their sum, and wait for a name as long as the system's resolver does.
+It uses the standard library's parser of answers on our own sockets. Clients such as httpx limit
+each wait but not their sum, and wait for a name as long as the system's resolver does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .sockets import CHUNK, Deadline, Incoming, connect, send
 from .text import printable
 
 MOST_BYTES = MIB
-"""Of an answer, unless a caller says otherwise."""
+"""Most bytes of an answer, unless a caller sets another limit."""
 SECONDS = 5.0
 AGENT = "outrider"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is. ``path`` has no slash at its end; name and password are left out."""
+    """The address of a server, without user and password. ``path`` has no slash at its end."""
 
     scheme: str
     host: str
@@ -44,44 +44,44 @@ class Address:
 
     @property
     def secure(self) -> bool:
-        """Return whether it is spoken to over TLS."""
+        """Return whether it is reached over TLS."""
         return self.scheme == "https"
 
     @property
     def url(self) -> str:
-        """Return it as an address, without a query."""
+        """Return it as a URL without a query."""
         return f"{self.place}{self.path}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A status and a body."""
+    """The status and body of an answer."""
 
     status: int
     body: bytes
 
     @property
     def ok(self) -> bool:
-        """Return whether it is a success."""
+        """Return whether the status is a success."""
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """Return the body's value; None where it is no JSON within the bounds of documents."""
+        """Return the body's value; None if it is not JSON within the bounds of ``documents``."""
         try:
             return parse_json(self.body, "The answer", limit=len(self.body))
         except OutriderError:
             return None
 
     def text(self) -> str:
-        """Return the body as a text; bytes that are no UTF-8 become U+FFFD."""
+        """Return the body as text; invalid UTF-8 becomes U+FFFD."""
         return self.body.decode("utf-8", "replace")
 
 
 def address(url: str, what: str = "endpoint") -> Address:
-    """Return the parts of an address; without a scheme it is http.
+    """Return the parts of a URL; without a scheme it is http.
 
     Raises:
-        ConfigError: it is none; ``what`` says whose.
+        ConfigError: it is not an address; ``what`` names it in the message.
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -90,7 +90,7 @@ def address(url: str, what: str = "endpoint") -> Address:
     except ValueError:  # also a label of more than 63 letters
         host, port = None, None
     if not host or parts.scheme not in ("http", "https") or not host.isprintable():
-        raise ConfigError(f"{what} {shown(url)} is no address; give one like http://host:8000.")
+        raise ConfigError(f"{what} {shown(url)} is not an address; give one like http://host:8000.")
     usual = 443 if parts.scheme == "https" else 80
     place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     return Address(
@@ -102,10 +102,10 @@ def check_key(key: str | None, what: str = "the API key") -> None:
     """Refuse a key that no header can carry.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: no header can carry it.
     """
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"{what} has letters that no header can carry; correct it.")
+        raise ConfigError(f"{what} has characters that no header can carry; correct it.")
 
 
 def call(
@@ -113,19 +113,19 @@ def call(
     headers: Mapping[str, str] | None = None, seconds: float = SECONDS, limit: int = MOST_BYTES,
     tls: ssl.SSLContext | None = None, take: Callable[[bytes], None] | None = None,
 ) -> Answer:  # fmt: skip
-    """Return the answer to a request: POST of JSON, GET where there is no body.
+    """Return the answer to a request: POST with a JSON body, GET without a body.
 
     Args:
-        url: http or https; a query may stand there.
-        key: goes as a bearer token to this host, and nowhere else.
-        seconds: the whole call ends within them: name, connection, TLS, head, body.
+        url: http or https; it may have a query.
+        key: sent as a bearer token, to this host only.
+        seconds: limit for the whole call: name, connection, TLS, head, body.
         limit: most bytes of the answer's body.
-        tls: in place of the system's authorities.
-        take: gets the parts of a success's body as they come; the answer's own stays empty.
+        tls: replaces the system's certificate authorities.
+        take: gets the parts of a successful body as they come; the body of the answer stays empty.
 
     Raises:
-        ConfigError: the address or the key is none.
-        EndpointError: nobody answers in time, it is not HTTP, too long, or a redirect.
+        ConfigError: the address or the key is malformed.
+        EndpointError: no answer comes in time, or it is not HTTP, too long, or a redirect.
     """
     there = address(url, "the address")
     check_key(key)
@@ -180,7 +180,7 @@ def _exchange(
         if 300 <= answer.status < 400:
             place = printable(answer.getheader("Location") or "nowhere", 200)
             raise EndpointError(
-                f"{there.place} sends elsewhere, to {place} (HTTP {answer.status}); give that "
+                f"{there.place} redirects to {place} (HTTP {answer.status}); give that "
                 "address if you trust it."
             )
         body, size = bytearray(), 0
@@ -191,10 +191,9 @@ def _exchange(
             size += len(more)
             if size > limit:
                 raise EndpointError(
-                    f"{there.place} answers with more than {limit / MIB:g} MiB; is the address "
-                    "the right one?"
+                    f"{there.place} answers with more than {limit / MIB:g} MiB; check the address."
                 )
-            deadline.left()  # what takes the parts may be slow
+            deadline.left()  # ``take`` may be slow
         if answer.length:
             raise http.client.IncompleteRead(b"", answer.length)
         return Answer(answer.status, bytes(body))
@@ -203,7 +202,7 @@ def _exchange(
 
 
 def _target(url: str) -> str:
-    """Return path and query as they are sent; letters that no URL has are encoded."""
+    """Return path and query as they are sent, with characters encoded that no URL may have."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~", errors="replace")
     query = quote(parts.query, safe="/%:@!$&'()*+,;=~?[]", errors="replace")

@@ -1,4 +1,4 @@
-"""Sockets whose every wait counts towards one deadline: names, connections, bytes."""
+"""Sockets on which name lookup, connection and transfer share one deadline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Deadline:
         """Return the seconds that are left.
 
         Raises:
-            TimeoutError: none are.
+            TimeoutError: none is left.
         """
         left = self._end - time.monotonic()
         if left <= 0:
@@ -34,10 +34,10 @@ class Deadline:
 
 
 def connect(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """Return a connection to the first address of a host that takes one.
+    """Return a connection to the first address of a host that accepts one.
 
     Raises:
-        OSError: none does, or the name is not known.
+        OSError: none does, or the name is unknown.
         TimeoutError: the deadline has passed.
     """
     places = _resolve(host, port, deadline)
@@ -45,7 +45,7 @@ def connect(host: str, port: int, deadline: Deadline) -> socket.socket:
     for number, (family, kind, protocol, _, place) in enumerate(places):
         connection = socket.socket(family, kind, protocol)
         try:
-            # An address that swallows packets leaves time for the next one.
+            # An address that does not respond must leave time for the next one.
             connection.settimeout(deadline.left() / (len(places) - number))
             connection.connect(place)
             return connection
@@ -83,7 +83,7 @@ def send(connection: socket.socket, data: bytes, deadline: Deadline) -> None:
 
 
 class Incoming(io.RawIOBase):
-    """What comes over a connection; it is read under the deadline."""
+    """A stream of the bytes of a connection, read under the deadline."""
 
     def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
         self._connection, self._deadline = connection, deadline
@@ -101,7 +101,7 @@ class Incoming(io.RawIOBase):
 
 
 def is_local(host: str, seconds: float = 2.0) -> bool:
-    """Return whether a name means this machine's loopback; no, where nobody says so in time."""
+    """Return whether a name resolves to loopback; False if that is not known in time."""
     try:
         places = _resolve(host, 0, Deadline(seconds))
         return any(ipaddress.ip_address(place[4][0]).is_loopback for place in places)
@@ -131,7 +131,7 @@ def _addresses(host: str, port: int, flags: int = 0) -> list[Any]:
     try:
         return socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM, 0, flags)
     except (ValueError, OverflowError):  # a label of more than 63 letters, a NUL
-        raise OSError("no host has such a name") from None
+        raise OSError("a host cannot have such a name") from None
 
 
 def _tell(put: Callable[[list[Any] | OSError], None], host: str, port: int) -> None:

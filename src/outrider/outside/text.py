@@ -1,4 +1,4 @@
-"""Makes texts from outside harmless where people and programs read lines."""
+"""Makes untrusted text safe to show on one line."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _surrogate = re.compile("[\ud800-\udfff]")
 
 
 def printable(text: object, limit: int = LONGEST) -> str:
-    """Return ``str(text)`` on one line that moves no cursor and forges no line.
+    """Return ``str(text)`` as one line of printable characters.
 
-    Runs of blanks and line ends become one space. Every other letter that does not print (control
-    letters, escape sequences, U+0085, U+2028, marks that turn the direction of writing, lone
-    surrogates) becomes its escape, as in ``\\x1b``. A text longer than ``limit`` ends in an
+    Runs of whitespace become one space. Every other character that does not print (control
+    characters, escape sequences, U+0085, U+2028, marks that change the direction of writing, lone
+    surrogates) becomes its escape, such as ``\\x1b``. A text longer than ``limit`` ends in an
     ellipsis.
     """
-    # No more than this can be needed, and a text from outside may have gigabytes.
+    # More is never shown, and untrusted text may have gigabytes.
     try:
         start = str(text)[: 4 * limit]
     except ValueError:  # Python writes no number of more than 4,300 digits

@@ -1,7 +1,7 @@
-"""YAML without its traps: aliases that multiply, cycles, keys twice, tags, dates, ``on`` as a key.
+"""Reads YAML without its traps: multiplying aliases, cycles, duplicate keys, tags, dates, ``on``.
 
-The events of a text are counted before anything is built, since what is built of a kilobyte of
-aliases of aliases fills any memory.
+The events of a text are counted before anything is built, since a kilobyte of nested aliases can
+fill any memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import yaml
 
 MOST_VALUES = 200_000
-"""In all documents of a text, with what aliases stand for."""
+"""Most values in all documents of a text, with aliases expanded."""
 LONGEST_NUMBER = 300
 MERGE = "tag:yaml.org,2002:merge"
 PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")
@@ -20,7 +20,7 @@ Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(Base):  # type: ignore[misc]  # yaml has no types
-    """Builds what JSON has, too. Keys are texts as they are written."""
+    """Builds only values that JSON also has. Keys are strings as they are written."""
 
     yaml_implicit_resolvers: ClassVar[Any] = {
         first: [pair for pair in pairs if pair[0].rpartition(":")[2] in (*PLAIN, "merge")]
@@ -37,7 +37,7 @@ class _Loader(Base):  # type: ignore[misc]  # yaml has no types
         return {_key(key): self.construct_object(value, deep=deep) for key, value in node.value}
 
     def construct_number(self, node: Any) -> Any:
-        if len(node.value) > LONGEST_NUMBER:  # in sixties, its time grows with its square
+        if len(node.value) > LONGEST_NUMBER:  # base 60 takes quadratic time
             raise ValueError(f"it has a number of more than {LONGEST_NUMBER} digits")
         whole = node.tag.endswith("int")
         return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
@@ -50,7 +50,7 @@ _Loader.add_constructor(MERGE, Base.construct_yaml_str)
 
 def _key(node: Any) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        raise ValueError(f"line {node.start_mark.line + 1}: a key is no text")
+        raise ValueError(f"line {node.start_mark.line + 1}: a key is not text")
     return str(node.value)
 
 
@@ -58,7 +58,7 @@ def documents(text: str, deepest: int) -> list[Any]:
     """Return the documents of a text.
 
     Raises:
-        ValueError: it is no YAML, nested deeper than ``deepest``, or refused.
+        ValueError: it is not YAML, nested deeper than ``deepest``, or refused.
     """
     try:
         _check(text, deepest)
@@ -69,13 +69,13 @@ def documents(text: str, deepest: int) -> list[Any]:
         raise ValueError(f"{line}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
-    except (LookupError, TypeError, AttributeError):  # as of !!bool maybe
+    except (LookupError, TypeError, AttributeError):  # e.g. !!bool maybe
         raise ValueError("a value is not what its tag says") from None
 
 
 @dataclass
 class _Open:
-    """A list or an object whose end has not come; ``values`` are those below it, and itself."""
+    """An unfinished list or object; ``values`` counts it and the values below it."""
 
     anchor: str | None
     keyed: bool
@@ -85,10 +85,10 @@ class _Open:
 
 
 def _check(text: str, deepest: int) -> None:
-    """Refuse what would multiply, be nested too deeply, or have a key twice.
+    """Refuse a text with too many values, too deep nesting, or a duplicate key.
 
     Raises:
-        ValueError: it does.
+        ValueError: it has one of these.
     """
     sizes: dict[str, int] = {}
     opened: list[_Open] = []
@@ -129,7 +129,7 @@ def _check(text: str, deepest: int) -> None:
 
 
 def _next(opened: list[_Open], value: str | None, line: str) -> None:
-    """Take note of a value of the innermost list or object; ``value`` is that of a scalar."""
+    """Count a value of the innermost list or object; ``value`` is the text of a scalar."""
     if not opened or not opened[-1].keyed:
         return
     inner = opened[-1]

@@ -11,7 +11,7 @@ from .rank import Candidate
 from .rules import Rule
 
 VERSION = 1
-"""Of the document that an advice is saved as."""
+"""Version of the document that an advice is saved as."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Advice(Part):
     ``verdict`` is use, do not, or only at some batch sizes; ``decided_by`` the model or rules of
     thumb. ``acceptance`` is accepted / drafted at ``k``, the draft length at the traffic's median
     batch size. As JSON it is the document that ``deploy render``, ``observe rules``, ``roi`` and
-    the guard follow; ``saved.read_advice`` reads it.
+    the guard read; ``saved.read_advice`` reads it.
     """
 
     verdict: str
@@ -104,7 +104,7 @@ class Advice(Part):
     tuned: dict[str, Figure] = field(default_factory=dict)
     """The speedup with a drafter tuned on the traffic, where that was asked."""
     candidates: list[Candidate] = field(default_factory=list)
-    """The catalogue's drafters that fit, the best first, where none was named."""
+    """The catalogue's drafters that fit, the best first, if none was named."""
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def advise(situation: Situation) -> Advice:
     """Return whether speculation is worth it, with what, how far, and why.
 
     With priority throughput, the batch that fills the machine is judged, not the traffic's. Without
-    a drafter those of the catalogue that fit are ranked, and the advice is about the best of them.
+    a drafter the ones of the catalogue that fit are ranked, and the advice is for the best one.
 
     Raises:
         ConfigError: the situation does not fit together.
@@ -95,7 +95,7 @@ def advise(situation: Situation) -> Advice:
 
 
 def _best(situation: Situation, target: Shape) -> Advice:
-    """Return the advice about the best of the catalogue's drafters, beside all that fit."""
+    """Return the advice for the best drafter of the catalogue, with all that fit."""
     found = rank(situation, target)
     advice = advise(replace(situation, drafter=found[0].drafter))
     notes = list(advice.notes)
@@ -107,11 +107,11 @@ def _best(situation: Situation, target: Shape) -> Advice:
     heads = [each.drafter for each in found if each.method in HEADS]
     if found[0].method == "draft_model" and heads:
         notes.insert(0, (
-            f"small models are predicted too fast (docs/planning.md): measure {heads[0]} beside it."
+            f"forecasts for small models are too fast (docs/planning.md): also measure {heads[0]}."
         ))  # fmt: skip
     if found[0].speedup is None:
         notes.insert(
-            0, "the drafters are in the order of rules of thumb: give hardware to rank them."
+            0, "rules of thumb order the drafters: give hardware to rank them by forecast."
         )
     return replace(advice, candidates=found, notes=notes)
 
@@ -133,7 +133,7 @@ def _by_rules(
 
 
 def drafter_name(situation: Situation, drafter: Drafter) -> str:
-    """Return what a drafter is called: its model's name, a head's, or the method's."""
+    """Return a drafter's name: that of its model, its head, or its method."""
     return drafter.shape.name if drafter.shape else drafter.name
 
 

@@ -91,7 +91,7 @@ class Shape:
 
     @property
     def sizes(self) -> Shape:
-        """The shape without its name, to compare."""
+        """The shape without its name, for comparisons."""
         return replace(self, name="")
 
     @property
@@ -273,9 +273,9 @@ def find_shape(name: str) -> Shape:
 
 
 def eagle1_head(target: Shape) -> Shape:
-    """Return the shape of an EAGLE head: one layer as wide as the target's, with its matrices.
+    """Return the shape of an EAGLE head: one layer as wide as the target, with its matrices.
 
-    It projects the token's embedding and the last state into one, and predicts by the target's
+    It projects the token's embedding and the last state into one, and predicts with the target's
     output matrix.
     """
     return Shape(

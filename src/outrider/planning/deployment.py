@@ -1,4 +1,4 @@
-"""What an advice was about, as the tools that follow it need it: models, machine, traffic."""
+"""The inputs of an advice that other tools need: models, machine, traffic."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .situation import Drafter, Situation
 
 GIB = 2**30
 MOST_SEQUENCES = 256
-"""Sequences at once that a server is told of, however many fit."""
+"""Most sequences at once that an advice gives a server, however many fit."""
 
 
 @dataclass(frozen=True)
 class Model(Part):
     """A model as it is served.
 
-    ``name`` is what was asked for, ``checkpoint`` what an engine loads: a folder, or the hub's
-    name; None where it is not known. ``weights_gib`` are those in ``dtype``.
+    ``name`` is the name that was given. ``checkpoint`` is what an engine loads, a folder or a name
+    of the hub; None if it is not known. ``weights_gib`` is the size in ``dtype``.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Model(Part):
 
 @dataclass(frozen=True)
 class Traffic(Part):
-    """Sequences at once with the share of time of each number, tokens of a request, and levels."""
+    """Sequences at once with the share of time of each number, and tokens of a request."""
 
     concurrency: dict[int, float]
     input_tokens: int
@@ -47,21 +47,21 @@ class Traffic(Part):
 
 @dataclass(frozen=True)
 class Deployment(Part):
-    """One replica as it was advised on.
+    """One replica of an advice.
 
     Args:
         target: the target.
-        method: how it drafts, by the names of ``methods``.
-        drafter: the drafter's model or head; None where there is none, or its shape is not known.
+        method: its way to draft, a name of ``methods``.
+        drafter: the drafter's model or head; None if there is none, or its shape is not known.
         other_vocabulary: whether the drafter has another tokenizer.
         placement: of the drafter: same, own or cpu.
-        hardware: the device of the catalogue; None where costs were measured, or none was named.
+        hardware: the device of the catalogue; None if costs were measured, or none was named.
         memory_gib: of one device.
         tensor_parallel: devices of a replica.
-        replicas: how many of them; advice is about one.
+        replicas: number of replicas; an advice is for one.
         max_model_len: tokens of a request, prompt and response.
-        max_num_seqs: sequences that fit at that length; None where memory is not known.
-        traffic: what it was advised for.
+        max_num_seqs: sequences that fit at that length; None if memory is not known.
+        traffic: the traffic of the advice.
     """
 
     target: Model
@@ -108,7 +108,7 @@ def _model(name: str, dtype: str, shape: Shape, checkpoint: str | None) -> Model
 
 
 def _drafter(situation: Situation, target: Shape, drafter: Drafter) -> Model | None:
-    """Return the drafter's model; a head that only its method names is the catalogue's, if any."""
+    """Return the drafter's model. A head that is given by its method comes from the catalogue."""
     if drafter.shape is None:
         return None
     name = str(situation.drafter)

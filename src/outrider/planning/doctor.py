@@ -33,9 +33,9 @@ PORTS = 65_535
 LEAST_DRIVER = 525
 """Of NVIDIA's drivers the first for CUDA 12."""
 PROCESSES = 600 << 20
-"""Bytes of a server's two processes without weights and cache, as measured."""
+"""Measured bytes of a server's two processes without weights and cache."""
 TIGHT = 0.7
-"""Share of the free memory from which a start leaves little for others."""
+"""Share of free memory above which a start leaves little for other programs."""
 
 
 class Finding(NamedTuple):
@@ -267,7 +267,7 @@ def _vocabulary(name: str, about: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _fits(probe: dict[str, Any], room: int) -> Iterator[Finding]:
-    """Yield whether what a server takes at its start fits into ``room`` bytes, and its cache."""
+    """Yield whether a server's memory at start and its cache fit into ``room`` bytes."""
     pair = [probe[name] for name in ("model", "drafter") if "weights" in probe.get(name, {})]
     if not pair:
         return
@@ -285,8 +285,8 @@ def _fits(probe: dict[str, Any], room: int) -> Iterator[Finding]:
     if page and status != FAIL:
         short = cache > rest * DEFAULT_SHARE
         text = f"up to {_gib(cache)} once it is full, {(usual - 1) * EngineConfig.page_size} tokens"
-        low = f"{_gib(int(rest * DEFAULT_SHARE))} of the {_gib(cache)} that it would have"
-        remedy = "Fewer or shorter requests at once fit; free memory for more."
+        low = f"{_gib(int(rest * DEFAULT_SHARE))} of the default {_gib(cache)}"
+        remedy = "Only fewer or shorter requests fit at once; free memory for more."
         yield Finding("cache", low if short else text, WARN if short else OK, remedy * short)
 
 

@@ -1,4 +1,4 @@
-"""Drafters of the catalogue that fit a target: published heads, small models, and lookups."""
+"""Finds the catalogue's drafters that fit a target: published heads, small models and lookups."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 from .catalogue import Shape, data, shape_of
 
 LARGEST_RATIO = 0.3
-"""A drafter's parameters over the target's, at most: all, and those that a row is multiplied by."""
+"""Largest ratio of a drafter's parameters to the target's, of all and of those that a row uses."""
 LOOKUPS = ("suffix", "ngram")
 
 
 class Fitting(NamedTuple):
-    """A drafter that fits: as ``--drafter`` names it, its method, and the hub's name of it."""
+    """A drafter that fits: its name for ``--drafter``, its method, and its name on the hub."""
 
     drafter: str
     method: str
@@ -22,11 +22,11 @@ class Fitting(NamedTuple):
 
 
 def entry_of(asked: str, target: Shape | None = None) -> str | None:
-    """Return the catalogue's name of a model; None where it has none.
+    """Return the catalogue's name of a model; None if it has none.
 
-    A folder or a hub's name is that entry's whose checkpoint it is, else that of the same sizes;
-    of several, the one whose name stands in it, as Qwen2 and Qwen2.5 have the same sizes, or else
-    the newest.
+    A folder or a name of the hub matches the entry with that checkpoint, or else with the same
+    sizes. If several have them, as Qwen2 and Qwen2.5 do, it matches the one whose name it
+    contains, or else the newest.
     """
     models, name = data("models")["model"], asked.lower()
     if name in models:
@@ -38,19 +38,19 @@ def entry_of(asked: str, target: Shape | None = None) -> str | None:
         return None
     own = target.sizes
     alike = [each for each in models if shape_of(each, models[each]).sizes == own]
-    # An unpublished shape is none that somebody serves.
+    # Nobody serves a shape that was not published.
     served = [each for each in alike if "checkpoint" in models[each]]
     return max(served, key=lambda each: (each in name, _version(each)), default=None)
 
 
 def _version(entry: str) -> float:
-    """Return the first number in a name: 3.1 of ``llama-3.1-8b``."""
+    """Return the first number in a name, such as 3.1 for ``llama-3.1-8b``."""
     found = re.search(r"\d+(\.\d+)?", entry)
     return float(found[0]) if found else 0.0
 
 
 def checkpoint_of(asked: str) -> str | None:
-    """Return what an engine loads: a folder as it is, or the hub's name; None where unknown."""
+    """Return what an engine loads: the folder itself, or a name of the hub; None if unknown."""
     config = data("models")["model"].get(asked.lower())
     if config is not None:
         found: str | None = config.get("checkpoint")
@@ -59,14 +59,14 @@ def checkpoint_of(asked: str) -> str | None:
 
 
 def head_of(asked: str, target: Shape, method: str) -> str | None:
-    """Return the hub's name of a published head for a target; None where none is known."""
+    """Return the name on the hub of a target's published head; None if none is known."""
     entry = entry_of(asked, target)
     heads = (head for head in data("models")["head"] if head["target"] == entry)
     return next((str(head["checkpoint"]) for head in heads if head["method"] == method), None)
 
 
 def method_of_head(checkpoint: str) -> str | None:
-    """Return the method of a published head; None where the catalogue does not have it."""
+    """Return the method of a published head; None if the catalogue does not have it."""
     heads = data("models")["head"]
     return next((str(h["method"]) for h in heads if h["checkpoint"] == checkpoint), None)
 
@@ -88,13 +88,13 @@ def fitting(asked: str, target: Shape) -> list[Fitting]:
 
 
 def _small(shape: Shape, target: Shape) -> bool:
-    """Return whether a model is small enough to draft, in memory and in what a row costs."""
+    """Return whether a model is small enough to draft, in memory and in the cost of a row."""
     pairs = ((shape.parameters, target.parameters), (shape.active, target.active))
     return all(own <= LARGEST_RATIO * whole for own, whole in pairs)
 
 
 def _tokenizer(target: Shape) -> str | None:
-    """Return the tokenizer of a model that is not in the catalogue, told by its size alone."""
+    """Return the tokenizer of a model outside the catalogue, guessed from its vocabulary's size."""
     models = data("models")["model"].values()
     known = {each["tokenizer"] for each in models if each["vocab_size"] == target.vocabulary}
     return known.pop() if len(known) == 1 else None

@@ -10,7 +10,7 @@ from ..outside.http import Answer, address, call, check_key
 from ..scraping import Page, Reader
 
 SECONDS = 30.0
-"""In which a whole answer must be there."""
+"""Time in which a whole answer must arrive."""
 LARGEST_PAGE, LARGEST_ANSWER = 16 * MIB, 4 * MIB
 PROMPTS = (
     "The quick brown fox", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,",
@@ -23,7 +23,7 @@ class Endpoint:
     """A server, by its address with or without ``/v1``.
 
     Args:
-        key: sent as a bearer token, to this server alone; None sends none.
+        key: sent as a bearer token, to this server only; None sends none.
 
     Raises:
         ConfigError: the address or the key is none.
@@ -37,11 +37,10 @@ class Endpoint:
         self._key = key
 
     def ask(self, path: str, body: Any = None) -> Answer:
-        """Return the answer: to a POST of JSON, to a GET where there is no body.
+        """Return the answer to a request: POST with a JSON body, GET without a body.
 
         Raises:
-            EndpointError: nobody answers in time, or the answer is not HTTP, too long or a
-                redirect.
+            EndpointError: no answer comes in time, or it is not HTTP, too long or a redirect.
         """
         return call(self.url + path, body, key=self._key, seconds=SECONDS, limit=LARGEST_ANSWER)
 
@@ -67,7 +66,7 @@ class Endpoint:
             ) from None
 
     def metrics(self) -> Page | None:
-        """Return the page of ``/metrics``; None where the server has none.
+        """Return the page of ``/metrics``; None if the server has none.
 
         Raises:
             EndpointError: as ``ask``.
@@ -93,8 +92,8 @@ class Endpoint:
                 found.append(str(answer.json()["choices"][0]["text"]))
             except (ValueError, LookupError, TypeError):
                 raise EndpointError(
-                    f"{self.url}/v1/completions answers no prompt (HTTP {answer.status}); outputs "
-                    "cannot be compared there."
+                    f"{self.url}/v1/completions completes no prompt (HTTP {answer.status}); its "
+                    "outputs cannot be compared."
                 ) from None
         return found
 

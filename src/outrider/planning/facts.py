@@ -19,7 +19,7 @@ Facts = Mapping[str, Value]
 ORDER: dict[str, Callable[[float, float], bool]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
 LARGEST = 1e15
 LONGEST = 60
-"""Characters of a name that are compared with known ones."""
+"""Characters of a name that are compared with known names."""
 
 
 class Figure(NamedTuple):
@@ -66,7 +66,7 @@ def holds(condition: str, facts: Facts, thresholds: Mapping[str, float]) -> bool
 
 
 class Named(NamedTuple):
-    """The fact that a name stands for, and how many of the name's unit are one of the fact's."""
+    """The fact that a name means, and how many units of the name make one unit of the fact."""
 
     fact: str
     scale: float
@@ -74,7 +74,7 @@ class Named(NamedTuple):
 
 @cache
 def names() -> dict[str, Named]:
-    """Return what each name stands for: the facts' own, and those of reports and of people."""
+    """Return the meaning of each known name: the facts' own names, and others in use."""
     found = {}
     for fact, each in table("symptoms")["fact"].items():
         for name in (fact, *each.get("also", ())):
@@ -85,25 +85,25 @@ def names() -> dict[str, Named]:
 
 
 def plain_name(name: str) -> str:
-    """Return a name in small letters, with underscores between its words."""
+    """Return a name in lower case, with underscores between words."""
     return re.sub(r"[\s-]+", "_", name.strip()).lower()
 
 
 def named(name: object) -> Named | None:
-    """Return what a name stands for; None where it is unknown."""
+    """Return the meaning of a name; None if it is unknown."""
     return names().get(plain_name(name)) if isinstance(name, str) else None
 
 
 def near(name: object, likeness: float = 0.6) -> str | None:
-    """Return the known name that is nearest to one that is none, if it is as like as that."""
+    """Return the known name nearest to an unknown one; None if their likeness is too small."""
     return _close(name, names(), likeness)
 
 
 def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
-    """Return facts that somebody stated, by our names; numbers may be texts, None is unknown.
+    """Return given facts under our names; numbers may be text, None means unknown.
 
     Raises:
-        ConfigError: there is no such fact, its value is none, or it is stated twice.
+        ConfigError: a fact is unknown, has a wrong value, or is given twice.
     """
     found: dict[str, Value] = {}
     said: dict[str, str] = {}
@@ -116,17 +116,17 @@ def check_facts(facts: Mapping[str, object]) -> dict[str, Value]:
         checked = check_fact(name, known, value)
         if found.setdefault(known.fact, checked) != checked:
             raise ConfigError(
-                f"{said[known.fact]} and {name} are one fact with two values; give one."
+                f"{said[known.fact]} and {name} mean the same fact and differ; give one."
             )
         said[known.fact] = name
     return found
 
 
 def check_fact(name: str, known: Named, value: object) -> Value:
-    """Return the value of a fact that somebody states as ``name``, in the fact's own unit.
+    """Return the value of a fact that was given as ``name``, in the fact's own unit.
 
     Raises:
-        ConfigError: it is out of the fact's range, or no number or word where one is due.
+        ConfigError: it is out of the fact's range, or not a number or word of the fact.
     """
     entry, what, scale = table("symptoms")["fact"][known.fact], f"fact {name}", known.scale
     if _is_word(known.fact):
@@ -196,4 +196,4 @@ def _close(name: object, known: Iterable[str], likeness: float = 0.6) -> str | N
 
 
 def _hint(near: str | None) -> str:
-    return f"did you mean {near!r}?" if near else "docs/diagnose.md lists those that there are."
+    return f"did you mean {near!r}?" if near else "docs/diagnose.md lists the known ones."

@@ -9,7 +9,7 @@ MEASURED, MODELLED, ASSUMED = "measured", "modelled", "assumed"
 
 
 class Part:
-    """A part of a saved document: a reader refuses unknown keys, other types, and no numbers."""
+    """A part of a saved document; reading it refuses unknown keys, wrong types and NaN."""
 
     __pydantic_config__: ClassVar[Any] = {
         "extra": "forbid", "strict": True, "allow_inf_nan": False,

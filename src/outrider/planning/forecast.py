@@ -164,7 +164,7 @@ class Forecast:
         return tenths([running / self.tpot(batch, k, draw) / plain for draw in found])
 
     def extra(self, batch: int) -> float:
-        """Return the bytes that speculation takes at a batch size."""
+        """Return the bytes that speculation adds at a batch size."""
         if self.memory is None:
             return 0.0
         return self.memory.drafter + batch * (self.memory.per_sequence + self.memory.buffers)
@@ -230,7 +230,7 @@ class Forecast:
 def judged(situation: Situation, found: Forecast) -> dict[int, float]:
     """Return the batch sizes that are judged, with their shares of time.
 
-    They are the traffic's, but for priority throughput: there it is the one that fills the machine.
+    They are those of the traffic, or with priority throughput the one that fills the machine.
     """
     shares = {size: share for size, share in situation.concurrency.items() if share > 0}
     if situation.priority == "throughput":

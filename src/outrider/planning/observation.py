@@ -27,9 +27,9 @@ LOOKUPS = ("ngram", "suffix", "prediction")
 HEAD = ("label", "workload", "dataset", "drafter", "batch_size", "num_speculative_tokens")
 """Keys that tell the runs of a report apart."""
 NAMED = 3
-"""Unknown keys that a note names."""
+"""Most unknown keys that a note names."""
 FAIRLY, VERY = 0.6, 0.8
-"""How like a known name a key is that may be meant as one: beside known ones, and alone."""
+"""Likeness from which an unknown key may be a misspelt fact: beside known keys, and alone."""
 
 
 Source = str | Path | Mapping[str, Any]
@@ -83,7 +83,7 @@ def observe(source: Source, key: str | None = None, seconds: float = 0.0) -> lis
     path = Path(source)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
-    except (OSError, ValueError):  # no file can have such a name
+    except (OSError, ValueError):  # a file cannot have such a name
         is_file = is_folder = False
     text = str(source)
     if is_file:
@@ -130,7 +130,7 @@ def of_page(page: Page, where: str) -> Observation:
         raise ConfigError(f"{where} has {what}; give the engine's own address, or its /metrics.")
     found = Observation(where, facts, page=page)
     if page.broken:
-        found.notes.append(f"{page.broken} lines of the metrics are broken and were passed over.")
+        found.notes.append(f"{page.broken} lines of the metrics are broken and were ignored.")
     return found
 
 
@@ -153,10 +153,10 @@ def read_file(file: Path) -> list[Observation]:
 
 
 def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
-    """Return what an object tells: facts or metrics by name, what was saved, or a report.
+    """Return the observations in an object: facts or metrics by name, a saved one, or a report.
 
     Raises:
-        ConfigError: it tells nothing, or has a key or a value that is none.
+        ConfigError: it holds none, or has an unknown key or a wrong value.
     """
     runs, seen = content.get("runs"), content.get("seen")
     if isinstance(runs, list):
@@ -165,7 +165,7 @@ def of_json(content: Mapping[str, Any], where: str) -> list[Observation]:
         found = [each for each in found if each.facts]
         for each in found:
             _take_all(each, content)
-    elif isinstance(seen, list):  # what outrider diagnose --json wrote
+    elif isinstance(seen, list):  # an output of outrider diagnose --json
         found = [
             _of_saved(each, _text(each.get("where", where)))
             for each in seen
@@ -216,10 +216,10 @@ def _of_saved(content: Mapping[str, Any], where: str) -> Observation:
 
 
 def _of_names(content: Mapping[str, Any], where: str) -> Observation:
-    """Return what an object without parts tells: facts and metrics by name, or one result.
+    """Return the observation in a flat object: facts and metrics by name, or one result.
 
     Raises:
-        ConfigError: a key is none of these; among metrics and in results such keys are noted.
+        ConfigError: a key is unknown; with metrics, and in results, unknown keys are only noted.
     """
     if any(_listed(key, "marks") for key in content):
         return _of_run(content, content.get("machine"), where)
@@ -236,7 +236,7 @@ def _of_names(content: Mapping[str, Any], where: str) -> Observation:
         key = next((key for key in other if near(key, like)), next(iter(other)))
         if not stated and not near(key, like):
             raise _nothing(where)
-        check_facts({key: None})  # says that there is none
+        check_facts({key: None})  # raises the error for an unknown fact
     found.facts |= check_facts(stated)
     return found
 
@@ -248,7 +248,7 @@ def _by_name(metrics: Mapping[str, Any]) -> Page:
 
 
 def _listed(key: object, *lists: str) -> bool:
-    """Return whether the catalogue's patterns of a report's keys have a key."""
+    """Return whether a key matches the catalogue's patterns for keys of reports."""
     return isinstance(key, str) and any(
         re.fullmatch(pattern, key)
         for name in lists
@@ -263,7 +263,7 @@ def _note_unknown(found: Observation, content: Mapping[str, Any]) -> None:
         more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
         hint = next((f" (did you mean {near(key)!r}?)" for key in keys if near(key)), "")
         listed = ", ".join(map(shown, keys[:NAMED]))
-        found.notes.append(f"Unknown keys were passed over: {listed}{more}{hint}.")
+        found.notes.append(f"Unknown keys were ignored: {listed}{more}{hint}.")
 
 
 def _drafts(run: Mapping[str, Any]) -> bool:
@@ -283,7 +283,7 @@ def _of_run(run: Mapping[str, Any], machine: object, where: str = "") -> Observa
             if length is not None:
                 found.facts["draft_length"] = length
         elif survival is not None:
-            found.notes.append(f"{key} is no list of shares and was passed over.")
+            found.notes.append(f"{key} is not a list of shares and was ignored.")
     if run.get("drafter") in LOOKUPS:
         found.facts["method"] = "lookup"
     _add_outputs(found, run)
@@ -300,13 +300,13 @@ def _text(value: object) -> str:
 
 
 def _take_all(found: Observation, run: Mapping[str, Any]) -> None:
-    """Add the facts of a report, of several names of one the last; say so where one is none."""
+    """Add the facts of a report, the last of several names; note values that are wrong."""
     by_name = {plain_name(key): key for key in run if named(key)}
     for key in (by_name[name] for name in names() if name in by_name):
         try:
             found.facts |= check_facts({key: run[key]})
         except ConfigError:
-            found.notes.append(f"{key} is {shown(run[key])} and was passed over.")
+            found.notes.append(f"{key} is {shown(run[key])} and was ignored.")
 
 
 def _number(value: object) -> float | None:

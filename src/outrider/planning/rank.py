@@ -1,4 +1,4 @@
-"""The drafters of the catalogue that fit a target, the fastest first."""
+"""Ranks the catalogue's drafters that fit a target, the fastest first."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .forecast import forecast, judged, median_size
 from .situation import Situation
 
 USUAL_RATIO = 0.03
-"""A drafter's share of the target's parameters that a rule of thumb likes best."""
+"""The best ratio of a drafter's parameters to the target's, as a rule of thumb."""
 ORDER = {"eagle3": 0, "eagle": 1, "draft_model": 2, "suffix": 3, "ngram": 4}
 
 
 @dataclass(frozen=True)
 class Candidate(Part):
-    """A drafter that fits, with what is expected of it; without costs nothing is.
+    """A drafter that fits, with its forecast if costs are known.
 
-    ``k`` is the draft length at the traffic's median batch size, 0 where plain decoding wins.
+    ``k`` is the draft length at the traffic's median batch size, 0 if plain decoding wins.
     """
 
     drafter: str
@@ -36,24 +36,25 @@ def rank(situation: Situation, target: Shape) -> list[Candidate]:
     """Return the drafters that fit the target of a situation, the fastest over its traffic first.
 
     Raises:
-        ConfigError: the acceptance of one drafter was given, or measured costs have none of them.
+        ConfigError: an acceptance was given, which belongs to one drafter, or the measured costs
+            cover none of them.
     """
     if situation.acceptance is not None:
-        raise ConfigError("acceptance is that of one drafter; say which: name it as drafter.")
+        raise ConfigError("an acceptance belongs to one drafter; name it as drafter.")
     known = [each for each in fitting(str(situation.target), target) if _shared(situation, each)]
     if situation.profile is not None:
-        measured = situation.costs().drafters  # those of a model do not say of which
+        measured = situation.costs().drafters  # costs of a model drafter do not say of which model
         known = [each for each in known if each.drafter in measured]
         if not known:
             raise ConfigError(
-                f"the profile has measured {', '.join(measured) or 'none'}; name one as drafter."
+                f"the profile measured {', '.join(measured) or 'no drafter'}; name one as drafter."
             )
     found = [_candidate(situation, target, each) for each in known]
     return sorted(found, key=_worth)
 
 
 def lookups_alone(candidates: list[Candidate]) -> bool:
-    """Return whether nothing but lookups fits."""
+    """Return whether only lookups fit."""
     return all(each.drafter in LOOKUPS for each in candidates)
 
 
@@ -64,7 +65,7 @@ def _worth(candidate: Candidate) -> tuple[float, ...]:
 
 
 def _shared(situation: Situation, each: Fitting) -> bool:
-    """Return whether the devices can share a drafter: engines run it on all of the target's."""
+    """Return whether a drafter can be split over the target's devices, as engines run it."""
     if each.method != "draft_model" or situation.placement != "same":
         return True
     return find_shape(each.drafter).heads % situation.tensor_parallel == 0

@@ -44,7 +44,7 @@ def _stack(stack: Mapping[str, Any], advice: Advice) -> list[str]:
 
 
 def _candidates(advice: Advice) -> list[str]:
-    """Return the drafters that fit as a table, and which is best, with its speedup and memory."""
+    """Return a table of the drafters that fit, and the best one with its speedup and memory."""
     best, *_ = advice.candidates
     what = f"the {best.method} head {best.checkpoint}" if best.drafter == best.method else ""
     what = what if best.checkpoint else best.drafter

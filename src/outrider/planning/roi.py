@@ -241,7 +241,7 @@ def roi(plan: Plan) -> Roi:
 
 
 def speedups_of(advice: Advice) -> tuple[float, float, float]:
-    """Return P10, P50 and P90 of the speedup of an advice.
+    """Return P10, P50 and P90 of an advice's speedup.
 
     Raises:
         ConfigError: it has none.

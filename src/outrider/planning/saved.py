@@ -1,4 +1,4 @@
-"""The one reader of an advice that was saved as JSON; nothing in it is believed unchecked."""
+"""Reads an advice that was saved as JSON, and checks every part of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .rules import LEAVE
 from .situation import MOST_BATCH, MOST_DEVICES, MOST_TOKENS, PLACEMENTS
 
 LARGEST = 1 << 20
-"""Bytes of a document; an advice has about 20,000."""
+"""Most bytes of a document; an advice has about 20,000."""
 MOST_REPLICAS = 2**20
 WRITE = "write one with outrider advise --json FILE"
 
@@ -32,21 +32,21 @@ def load_advice(file: Path, option: str = "--advice") -> Advice:
     """Return the advice in a file; ``option`` names it in messages.
 
     Raises:
-        ConfigError: it cannot be read, or is none.
+        ConfigError: it cannot be read, or is not an advice.
     """
     name = f"{option} {printable(file)}"
     return _advice(read_json(file, name, limit=LARGEST), name)
 
 
 def read_advice(text: str, source: str) -> Advice:
-    """Return the advice that a text holds.
+    """Return the advice in a text.
 
     Args:
-        text: what ``Advice.to_json`` gives, as JSON.
+        text: the output of ``Advice.to_json`` as JSON.
         source: the document's name, for messages.
 
     Raises:
-        ConfigError: it is no advice, of another version, or damaged; the message says where.
+        ConfigError: it is not an advice, of another version, or damaged; the message says where.
     """
     return _advice(parse_json(text, source, limit=LARGEST, unique=True), source)
 
@@ -55,14 +55,14 @@ def _advice(document: Any, source: str) -> Advice:
     from pydantic import ValidationError
 
     if not isinstance(document, dict) or not {"version", "verdict"} <= document.keys():
-        raise ConfigError(f"{source} is JSON, but no advice with a version; {WRITE}.")
+        raise ConfigError(f"{source} is JSON, but not an advice with a version; {WRITE}.")
     if document["version"] != VERSION or isinstance(document["version"], bool):
         raise ConfigError(
             f"{source} is an advice of version {shown(document['version'])}, but this Outrider "
             f"reads version {VERSION}; {WRITE} again."
         )
     try:
-        # As JSON, where a list is a tuple and a key a number, and nothing else is converted.
+        # In JSON mode lists become tuples and keys numbers, and nothing else is converted.
         advice: Advice = _adapter().validate_json(json.dumps(document))
     except ValidationError as error:
         raise _sentence(error.errors(include_url=False)[0], source) from None
@@ -81,7 +81,7 @@ def _adapter() -> Any:
 
 
 def _sentence(problem: Any, source: str) -> ConfigError:
-    """Return the error for the first thing that does not fit."""
+    """Return the error for a problem that pydantic found."""
     place = [str(part) if isinstance(part, int) else part for part in problem["loc"]]
     where, last = ".".join(map(printable, place)), str(place[-1]) if place else ""
     kind = problem["type"]
@@ -96,7 +96,7 @@ def _sentence(problem: Any, source: str) -> ConfigError:
 
 
 def _keys(place: list[str]) -> list[str]:
-    """Return the keys of the document, or of the part ``deployment``, for a hint."""
+    """Return the known keys of the document, or of its part ``deployment``, for a hint."""
     owner: Any = Advice
     for name in place:
         if name.isdecimal():
@@ -113,13 +113,13 @@ def _parts(owner: Any) -> Iterator[type]:
 
 
 def _check(advice: Advice) -> None:
-    """Raise ``ConfigError`` for values of a right type that cannot be meant."""
+    """Raise ``ConfigError`` for values that have the right type and make no sense."""
     served, traffic = advice.deployment, advice.deployment.traffic
     models = [model for model in (served.target, served.drafter) if model is not None]
     texts = [advice.verdict, advice.target, advice.drafter, served.hardware]
     for text in [*texts, *(each for model in models for each in (model.name, model.checkpoint))]:
         if text is not None and not (text.strip() and text.isprintable()):
-            raise ConfigError(f"{shown(text)} is no text on one line.")
+            raise ConfigError(f"{shown(text)} is not a single line of text.")
     one_of("deployment.method", served.method, NAMES)
     one_of("deployment.placement", served.placement, PLACEMENTS)
     for name, model in (("target", served.target), ("drafter", served.drafter)):
@@ -150,7 +150,7 @@ def _above(name: str, value: float) -> None:
 
 
 def _check_lengths(advice: Advice) -> None:
-    """Raise ``ConfigError`` unless K and its schedule are ones that an engine can follow."""
+    """Raise ``ConfigError`` unless an engine can follow K and its schedule."""
     if not 0 <= advice.k <= LARGEST_DRAFT or (advice.k == 0 and advice.verdict != LEAVE):
         raise ConfigError(f"k is {advice.k}; give a draft length from 1 to {LARGEST_DRAFT}.")
     following = 1

@@ -31,7 +31,7 @@ from .roofline import BYTES, Machine, Steps, roofline
 PRIORITIES = ("latency", "throughput", "memory", "zero loss")
 PLACEMENTS = ("same", "own", "cpu")
 HEADS = ("eagle", "eagle3", "medusa")
-"""Methods of heads, which are published in bf16 whatever the target's weights are."""
+"""Methods with heads, which are published in bf16 whatever the target's dtype is."""
 CPU = "xeon-8480"
 """Where a drafter runs that is placed on a CPU, unless it is said."""
 MOST_DEVICES, MOST_BATCH, MOST_TOKENS, MOST_DRAFT = 1024, 4096, 10_000_000, 64
@@ -42,8 +42,8 @@ SAME_VOCABULARY = 0.01
 class Drafter(NamedTuple):
     """A drafter.
 
-    ``method`` is what its costs follow, ``name`` that of ``methods``; ``shape`` is None where it is
-    no model, ``prior`` says whose acceptance is assumed.
+    ``method`` decides its costs, ``name`` is the one in ``methods``. ``shape`` is None if it is not
+    a model. ``prior`` names the prior of acceptance.
     """
 
     method: str
@@ -162,7 +162,7 @@ class Situation:
         """Return the drafter of a target.
 
         Raises:
-            ConfigError: there is none of that name, or what it costs is not known.
+            ConfigError: there is none of that name, or its costs are not known.
         """
         name = str(self.drafter)
         method = None if os.path.exists(name) else find_method(method_of_head(name) or name)
@@ -170,7 +170,7 @@ class Situation:
             if not method.planned or method.name == "draft_model":
                 known = ", ".join(m.name for m in TABLE if m.planned and m.name != "draft_model")
                 raise ConfigError(
-                    f"drafter {shown(name)} is a method whose costs are not known by its name; "
+                    f"drafter {shown(name)} is a method whose name does not tell its costs; "
                     f"give a model of the catalogue, a folder with a config.json, or {known}."
                 )
             if method.name in ("ngram", "suffix"):
@@ -187,7 +187,7 @@ class Situation:
         return Drafter("model", shape, "retokenize" if apart else "model", "draft_model")
 
     def dtype_of(self, drafter: Drafter) -> str:
-        """Return the dtype of a drafter's weights: the target's unless given, but for heads."""
+        """Return the dtype of a drafter's weights: by default the target's, or that of heads."""
         head = drafter.name in HEADS and BYTES[self.dtype] < BYTES["bf16"]
         return self.drafter_dtype or ("bf16" if head else self.dtype)
 

@@ -135,7 +135,7 @@ class SequencePipeline:
     def masks(self, tokens: list[int], paths: Sequence[Sequence[int]]) -> list[Mask | str | None]:
         """Return the tokens that the grammar allows behind ``paths``, see ``Grammar.masks``.
 
-        They end no output before ``min_tokens``, unless its form is complete.
+        They allow no end before ``min_tokens``, unless the form is complete.
 
         Raises:
             RequestError: its parser gave up on the committed tokens.
@@ -155,7 +155,7 @@ class SequencePipeline:
         return masks
 
     def _going_on(self, mask: Mask) -> Mask:
-        """Return a mask without what ends the output, or the mask where the form is complete."""
+        """Return a mask without end tokens; the mask itself if the form is complete."""
         going_on = mask.copy()
         for id in self._pipeline.ends.tolist():
             going_on[id // 8] &= ~np.uint8(1 << id % 8)
@@ -167,7 +167,7 @@ class SequencePipeline:
         pipeline = self._pipeline
         if pipeline.banned is not None:
             logits.masked_fill_(pipeline.banned, NEVER)
-        if not self.has_grammar:  # else its masks do
+        if not self.has_grammar:  # a grammar's masks do it
             self._keep_going(logits, len(tokens) - len(self._prompt), paths)
         if len(pipeline.bias_ids):
             logits.index_add_(1, pipeline.bias_ids, pipeline.bias.expand(len(paths), -1))

@@ -23,7 +23,7 @@ from .stream import Record, message, read
 from .watch import Watch, bottleneck
 
 BYTES_OF_TOKEN = 4096
-"""Room for each token of an answer; an event has some hundred bytes, and more with logprobs."""
+"""Bytes allowed for each token of an answer; an event has a few hundred, more with logprobs."""
 Progress = Callable[[str, int, int, int], None]
 """Called with a load's label, its requests that ended, that failed, and that there are in all."""
 

@@ -13,9 +13,9 @@ from ...scraping.client import Answer, Piece
 TEXTS = ("text", "content", "reasoning_content", "reasoning")
 """Fields of a choice, or of its delta, that hold output."""
 MOST_TOKENS = 1 << 40
-"""Tokens that a server may count; sums of more are no figures."""
+"""Largest token count that is accepted from a server; sums of larger ones would lose precision."""
 END = 2
-"""Bytes before the last one of the end of an event."""
+"""Bytes of earlier parts that are kept, since the end of an event may be split between parts."""
 SHOWN = 200
 """Most characters of a server's message in ours."""
 
@@ -77,7 +77,7 @@ def events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
         parts.append(piece)
         tail = near = tail[-END:] + piece
         if b"\n\n" not in near and b"\n\r\n" not in near:
-            continue  # joining the parts of a long event again and again would never end
+            continue  # joining a long event's parts at every part would take quadratic time
         block = b"".join(parts)
         if b"\r" in block:
             # A final "\r" may be half of a line's end.
@@ -130,14 +130,14 @@ def read(answer: Answer, record: Record) -> None:
 
 
 def _whole(value: Any) -> int:
-    """Return a count of tokens, 0 for none.
+    """Return a token count, 0 for None.
 
     Raises:
         ValueError: it is out of range.
     """
     count = int(value or 0)
     if not 0 <= count <= MOST_TOKENS:
-        raise ValueError("no count of tokens")
+        raise ValueError("it is not a token count")
     return count
 
 

@@ -29,11 +29,11 @@ SHORTEST_GRACE = 75
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 FILLED = ("metadata", "spec", "template", "selector", "matchLabels", "containers", "resources",
           "limits", "livenessProbe", "readinessProbe", "httpGet")  # fmt: skip
-"""Keys of a workload that say nothing without what is below them."""
+"""Keys of a workload that need values below them."""
 ONE_LINE = re.compile(r"^\s*apiVersion:\s*[^\s{]+\s+\w+:\s")
 PASTE = "paste the manifest with its own spaces and lines."
 SMALL = 10_000
-"""Values of a manifest that are few enough, however short its text is."""
+"""Values that any manifest may have, however short its text is."""
 
 
 def translate(text: str) -> Translated:
@@ -47,7 +47,7 @@ def translate(text: str) -> Translated:
     except ConfigError as error:
         raise ConfigError(_lost(text) or f"{error}{_hint(str(error))}") from None
     if _size(documents) > max(SMALL, len(text)):
-        raise ConfigError("The manifest's aliases stand for very much more than it is; undo them.")
+        raise ConfigError("The manifest's aliases expand to far too much; write out their values.")
     engine = find("vllm")
     changes: list[Change] = []
     served = 0
@@ -63,9 +63,9 @@ def translate(text: str) -> Translated:
 
 
 def _lost(text: str) -> str | None:
-    """Return what shows that a manifest's indentation or line breaks were lost; None if nothing."""
+    """Return an error text if a manifest lost its indentation or line breaks, else None."""
     if "{{" in text:
-        return "The manifest is a chart's template; give what helm template makes of it."
+        return "The manifest is a template of a chart; give the output of helm template."
     lines = [line for line in text.splitlines() if line.strip() and line.lstrip()[0] != "#"]
     for at, line in enumerate(text.splitlines(), 1):
         if ONE_LINE.search(line):
@@ -82,19 +82,19 @@ def _lost(text: str) -> str | None:
 
 
 def _hint(said: str) -> str:
-    """Return advice where what a parser said of YAML is likely to come from its indentation."""
+    """Return a hint if a YAML parser's error is likely to come from indentation, else ""."""
     likely = re.search("expected|mapping values|block|indent|simple key", said)
     return " Look at the indentation there, and in the line before." if likely else ""
 
 
 def _size(value: Any) -> int:
-    """Return how many values there are in one."""
+    """Return how many values a value holds, itself included."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + sum(map(_size, inner))
 
 
 def _below(line: str, after: str) -> bool:
-    """Return whether the line after a key is below it: further in, or an item of its list."""
+    """Return whether the line after a key belongs to it: indented further, or a list item."""
     begin, next_ = (len(each) - len(each.lstrip()) for each in (line, after))
     listed = after.lstrip().startswith("-") and not line.lstrip().startswith("-")
     return bool(after) and (next_ > begin or (next_ == begin and listed))
@@ -157,7 +157,7 @@ def _container(container: dict[str, Any], engine: Engine, changes: list[Change])
     changes += found
     launch = _drain(launch, changes)
     arguments = launch.arguments()
-    if shell and not all(map(known, arguments)):  # only a shell knows their values
+    if shell and not all(map(known, arguments)):  # a shell expands the variables
         container["command"] = [*shell, f"exec {' '.join(map(quoted, arguments))}"]
     else:
         container["command"] = [plain(word) for word in arguments]
@@ -259,9 +259,9 @@ def _probes(container: dict[str, Any], engine: Engine, changes: list[Change]) ->
 
 
 def _resources(container: dict[str, Any], needed: int | None, changes: list[Change]) -> None:
-    """Keep the GPUs; say where they are not those that the command splits the model over.
+    """Keep the GPUs, and note it if the command splits the model over another number of them.
 
-    ``needed`` is None where a variable says it.
+    ``needed`` is None if a variable holds the number.
     """
     resources = _table(container, "resources")
     gpus = _table(resources, "limits").get(GPU)

@@ -128,14 +128,14 @@ def _rename_engine(
             edits.append((node, NEW_ENGINE[1]))
         elif isinstance(node, ast.Name | ast.Attribute) and _name(node) == OLD_ENGINE[1]:
             why = (
-                "its import is not in this text; the old name is an alias that is kept for old "
-                f"code, and today's is {NEW_ENGINE[1]}, from {NEW_ENGINE[0]}"
+                "its import is not in this text; the old name is an alias for old code, "
+                f"and the new name is {NEW_ENGINE[1]}, from {NEW_ENGINE[0]}"
             )
             changes.append(Change(f"line {node.lineno}: {ast.unparse(node)}", "unchanged", why))
 
 
 def _remark(tree: ast.Module, changes: list[Change]) -> None:
-    """Say what became of the figures of an output's ``metrics``; the code stays as it is."""
+    """Note how the fields of an output's ``metrics`` changed; the code stays as it is."""
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {alias.asname or alias.name.partition(".")[0] for i in imports for alias in i.names}
     read = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]

@@ -1,7 +1,7 @@
-"""Variables inside words: what only a shell, or the cluster, knows goes through as it is written.
+"""Keeps variables of shells and clusters as they are written while commands are translated.
 
-A variable inside a word stands between two characters that no text has. A mark says how it was
-written: free, so that a shell splits its value into words, or quoted.
+A variable inside a word is enclosed in two noncharacters. The first one tells whether it was quoted
+or free; a shell splits the value of a free one into words.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Any
 from ...errors import ConfigError
 
 FREE, QUOTED, END, NUMBER = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-"""Noncharacters of Unicode; ``NUMBER`` begins a JSON value that is a number once it is known."""
+"""Noncharacters of Unicode; ``NUMBER`` begins a variable that stands for a number in JSON."""
 VARIABLE = re.compile(f"([{FREE}{QUOTED}])([^{END}]*){END}")
 MARKS = re.compile(f"[{FREE}{QUOTED}{END}{NUMBER}]")
 IN_MANIFESTS = re.compile(r"(?<!\$)\$(?:\([A-Za-z_][\w.-]*\)|\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
-"""What the cluster, or envsubst before it, puts in."""
+"""Variables that the cluster or envsubst expands."""
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 PAIRS = {"(": ")", "{": "}"}
 
 
 def check(text: str) -> None:
-    """Refuse a text that has the marks already.
+    """Refuse a text that already holds the marks.
 
     Raises:
-        ConfigError: it has.
+        ConfigError: it does.
     """
     if MARKS.search(text):
         raise ConfigError("The text has characters from U+FDD0 to U+FDD3; remove them.")
 
 
 def marked(source: str, quoted: bool) -> str:
-    """Return a variable as it stands inside a word."""
+    """Return a variable with its marks, for use inside a word."""
     return f"{QUOTED if quoted else FREE}{source}{END}"
 
 
 def known(value: object) -> bool:
-    """Return whether an option's value is known: whether it has no variable in it."""
+    """Return whether an option's value holds no variable."""
     return not (isinstance(value, str) and MARKS.search(value))
 
 
@@ -55,7 +55,7 @@ def in_manifest(word: str) -> str:
 
 
 def quoted(word: str) -> str:
-    """Return a word as a shell reads it, in which its variables take effect."""
+    """Return a word quoted for a shell, which still expands its variables."""
     parts, at = [], 0
     for match in VARIABLE.finditer(word):
         parts.append(word[at : match.start()])
@@ -69,7 +69,7 @@ def quoted(word: str) -> str:
 
 
 def json_of(table: Mapping[str, Any]) -> str:
-    """Return a table as JSON; its variables take effect in it, those of numbers without quotes."""
+    """Return a table as JSON in which variables are expanded, those of numbers without quotes."""
     sources: list[str] = []
 
     def hide(match: re.Match[str]) -> str:
@@ -82,9 +82,9 @@ def json_of(table: Mapping[str, Any]) -> str:
 
 
 def end_of(text: str, at: int) -> int | None:
-    """Return where a shell's variable ends that begins with the $ or ` at ``at``.
+    """Return the end of the shell variable that begins with the $ or ` at ``at``.
 
-    None is returned where it is none: a $ alone.
+    None is returned if there is no variable, only a $.
 
     Raises:
         ValueError: its end is missing.
@@ -99,10 +99,10 @@ def end_of(text: str, at: int) -> int | None:
 
 
 def _after(text: str, at: int, closing: str, opening: str = "") -> int:
-    """Return the place behind a closing letter, past quotes and pairs inside.
+    """Return the index after the closing character, past quotes and nested pairs.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the closing character is missing.
     """
     depth = 1
     while at < len(text):

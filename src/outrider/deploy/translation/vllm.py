@@ -165,10 +165,10 @@ def _unknown(flag: str) -> Change:
 
 
 def _today(stated: str, changes: list[Change]) -> str:
-    """Return vLLM's own name of a method today.
+    """Return vLLM's current name of a method.
 
     Raises:
-        ConfigError: it is a known method that vLLM has no more.
+        ConfigError: vLLM no longer has the method.
     """
     known, method = find("vllm"), find_method(stated)
     if method is None or stated in known.methods.values():
@@ -209,7 +209,7 @@ def with_target_gpus(
     """Return a ``speculative_config`` whose drafter runs on the target's GPUs, None if unknown.
 
     Raises:
-        ConfigError: its size was never one that vLLM took.
+        ConfigError: vLLM never accepted its size.
     """
     key = "draft_tensor_parallel_size"
     own = config.get(key, tensor)

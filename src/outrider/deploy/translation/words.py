@@ -15,7 +15,7 @@ SEPARATORS = frozenset({";", "&&", "||", "|", "&"})
 LONGEST_NUMBER = 12
 """Digits."""
 PIECE = re.compile(r"""(\s+)|([;&|<>()]+)|'([^']*)'|\\(.)|([^\s;&|<>()'"\\$`]+)""")
-"""Spaces, operators, a quoted text, an escaped letter, or letters that mean themselves."""
+"""Spaces, operators, quoted text, an escaped character, or plain characters."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Line:
 
 
 def assignment(text: str) -> str:
-    """Return NAME=VALUE as a shell reads it."""
+    """Return NAME=VALUE quoted for a shell."""
     name, _, value = text.partition("=")
     return f"{name}={quoted(value)}"
 
@@ -59,7 +59,7 @@ def commands(text: str) -> list[Line]:
     Comments are dropped, and so are ``exec`` and the like before a command.
 
     Raises:
-        ConfigError: it is no plain list of commands.
+        ConfigError: it is not a plain list of commands.
     """
     joined = re.sub(r"\\\r?\n", " ", text)
     found: list[list[str]] = []
@@ -92,7 +92,7 @@ def _tokens(line: str) -> list[str | Operator]:
         ConfigError: a quote, backslash or variable is open.
     """
     tokens: list[str | Operator] = []
-    word: list[str] = []  # its parts: an empty text is a word
+    word: list[str] = []  # its parts; a word may be an empty text
     at = 0
     while at < len(line):
         if not word and line[at] == "#":
@@ -116,7 +116,7 @@ def _tokens(line: str) -> list[str | Operator]:
 
 
 def _special(line: str, at: int) -> tuple[str, int]:
-    """Return a text between double quotes or a variable, and where the line goes on.
+    """Return a text between double quotes or a variable, and the index after it.
 
     Raises:
         ConfigError: it is open.
@@ -192,12 +192,12 @@ def count(value: object, flag: str) -> int:
     """Return an option's value as a number.
 
     Raises:
-        ConfigError: it is no whole number, or a larger one than any option takes.
+        ConfigError: it is not a whole number, or larger than any option accepts.
     """
     text = str(value)
     if not known(value):
         raise ConfigError(
-            f"{flag} is {plain(text)}, whose value only its shell knows; write the number here."
+            f"{flag} is {plain(text)}, a variable of the shell; write the number in its place."
         )
     if not text.isdecimal() or len(text) > LONGEST_NUMBER:
         raise ConfigError(f"{flag} is {shown(value)}; give a whole number.")
@@ -208,7 +208,7 @@ def number(value: object, flag: str) -> int | None:
     """Return an option's value as ``count`` does; None where a variable stands for it.
 
     Raises:
-        ConfigError: it is no whole number, or a larger one than any option takes.
+        ConfigError: it is not a whole number, or larger than any option accepts.
     """
     return count(value, flag) if known(value) else None
 

@@ -34,14 +34,14 @@ class TrafficSwitch(Protocol):
 
 
 LARGEST_WEIGHT = 1_000_000
-"""What Kubernetes takes."""
+"""The largest weight that Kubernetes accepts."""
 
 
 def weight(value: Any) -> int:
-    """Return a weight that a switch tells.
+    """Return a weight that a switch reports.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a weight is a number")

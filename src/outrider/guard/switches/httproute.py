@@ -15,7 +15,7 @@ from . import SwitchError, weight
 
 TRIES = 5
 SECONDS = 10.0
-"""Of a change, with all its tries."""
+"""Longest time of a change with all its tries."""
 PATCH = "application/json-patch+json"
 Place = tuple[str, int, bool]
 """A path in the route, the weight there, and whether it is written out."""
@@ -59,7 +59,7 @@ class HTTPRoute:
         metadata = route.get("metadata")
         version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
         if not isinstance(version, str):
-            raise SwitchError(f"{self._path} is no HTTPRoute: it names no version.")
+            raise SwitchError(f"{self._path} is not an HTTPRoute: it has no version.")
         steps: list[dict[str, Any]] = [
             {"op": "replace", "path": "/metadata/resourceVersion", "value": version}
         ]
@@ -84,7 +84,7 @@ class HTTPRoute:
                 if all(name in places for name in self._names):
                     found.append((places[str(self._names[0])], places[str(self._names[1])]))
         except (LookupError, TypeError, ValueError, AttributeError):
-            raise SwitchError(f"{self._path} is no HTTPRoute.") from None
+            raise SwitchError(f"{self._path} is not an HTTPRoute.") from None
         if not found:
             names = " and ".join(map(str, self._names))
             raise SwitchError(
@@ -110,6 +110,6 @@ class HTTPRoute:
 
 
 def _weight(reference: dict[str, Any]) -> int:
-    """Return the weight of a backend; 1 where none is written, or null."""
+    """Return the weight of a backend; 1 if it is missing or null."""
     written = reference.get("weight")
     return 1 if written is None else weight(written)

@@ -62,5 +62,5 @@ class Speculation:
 
 
 def _is_length(value: object) -> TypeGuard[int]:
-    """Return whether it is a draft length that this switch can be set to."""
+    """Return whether ``value`` is a draft length that this switch accepts."""
     return type(value) is int and 0 <= value <= LARGEST_DRAFT

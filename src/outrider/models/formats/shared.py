@@ -22,7 +22,7 @@ logger = logging.getLogger("outrider")
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 PICKLED = (".bin", ".pt", ".pth", ".bin.index.json")
 NAMED = ("pytorch_model", "medusa_lm_head", "model")
-"""Ends of files with pickles, and beginnings of those that are weights."""
+"""Suffixes of pickled files, and prefixes of the names of those that hold weights."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 REMEDY = "give the checkpoint in float32, bfloat16 or float16"
 
@@ -33,7 +33,7 @@ class Format(Protocol):
     note: str | None
     """A sentence for the log about what is ignored of the checkpoint's config."""
     keeps: bool
-    """Whether its matrices keep their codes; otherwise they are dequantised at load."""
+    """Whether quantised matrices keep their codes; otherwise they are dequantised at load."""
 
     def matrix(
         self, source: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
@@ -52,10 +52,10 @@ def _remedy(folder: Path) -> str:
     """Return what to do about a folder without safetensors."""
     pickled = [f for f in folder.iterdir() if f.name.endswith(PICKLED)] if folder.is_dir() else []
     if not pickled:
-        return "fetch it again, or make one of pickled weights by outrider convert"
+        return "fetch it again, or convert pickled weights with outrider convert"
     first = min(pickled, key=lambda file: (not file.name.startswith(NAMED), file.name))
     return (
-        f"{first.name} is pickled, which serving never reads: write a copy once with "
+        f"{first.name} is a pickle, which Outrider does not serve: write a copy once with "
         f"outrider convert {folder} NEW_FOLDER, and give that"
     )
 
@@ -112,9 +112,9 @@ class Checkpoint:
         return tensor if dtype is None else tensor.to(dtype)
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
-        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``.
+        """Return the matrix ``name`` of ``shape`` (out, in), quantised as stored or in ``dtype``.
 
-        None keeps the stored dtype, and is fp32 for what is dequantised.
+        ``dtype`` None keeps the stored dtype; dequantised matrices are then fp32.
         """
         if self._format is None:
             return self.get(name, shape, dtype)
@@ -126,11 +126,11 @@ class Checkpoint:
         return {name: entry.shape for name, entry in self.entries.items()}
 
     def nbytes(self, name: str) -> int:
-        """Return the stored bytes of the tensor ``name``."""
+        """Return the number of stored bytes of the tensor ``name``."""
         return self.entries[name].nbytes
 
     def kept(self, name: str) -> str | None:
-        """Return the kind of the codes that the matrix ``name`` keeps, if it has some."""
+        """Return the kind of codes that the matrix ``name`` keeps; None if it keeps none."""
         return "quantised" if self._format is not None and self._format.keeps else None
 
 
