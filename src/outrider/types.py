@@ -22,7 +22,7 @@ from .trees import depths, is_chain
 
 K = TypeVar("K")
 Folder = str | Path
-"""Of a checkpoint; a GGUF file will do as well."""
+"""The path of a checkpoint: a folder or a GGUF file."""
 
 
 class Origin(StrEnum):

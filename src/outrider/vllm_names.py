@@ -112,7 +112,7 @@ def _speculative(config: object) -> dict[str, Any]:
     options: dict[str, Any] = {}
     rest = dict(config)
     stated, model = rest.pop("method", None), rest.pop("model", None)
-    # vLLM takes a method's name in place of a model, as ngram.
+    # vLLM accepts a method's name in place of a model, such as ngram.
     method = find_method(stated if stated is not None else model)
     ours = method.ours if method is not None else None
     alone = method is not None and not method.checkpoint

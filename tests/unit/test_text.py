@@ -410,7 +410,7 @@ def test_chats_go_through_the_template(folder: Path) -> None:
     [
         ([{"role": "critic", "content": "no"}], "the chat template refused the messages"),
         ([{}], r"messages\[0\] has no role"),
-        ([{"role": "user", "content": "a"}, 3], r"messages\[1\] is no object"),
+        ([{"role": "user", "content": "a"}, 3], r"messages\[1\] is not an object"),
     ],
 )
 def test_messages_may_be_refused(messages: list[Any], reason: str, folder: Path) -> None:

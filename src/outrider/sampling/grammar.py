@@ -30,19 +30,19 @@ from ..text.panics import no_panic
 from .schemas import held, opened
 
 SLOWEST_MASK_SECONDS = 0.05
-"""Longest CPU time for one mask, which delays all requests; a slower one may end its request.
+"""Longest CPU time of one mask, which delays all requests; a slower mask may end its request.
 
 JSON, code and prose take at most 10 ms with a vocabulary of 128,000.
 """
 FEW_ITEMS = 5_000
-"""The parser's items that a mask may always take, however long: 15 ms at most where it is quiet.
+"""Items of the parser that a mask may always make: 15 ms at most on an idle machine.
 
-Schemas take some hundreds.
+Schemas make a few hundred.
 """
 Mask = NDArray[np.uint8]
 """Allowed tokens, a bit each, the lowest id in the lowest bit: [vocabulary / 8] or more."""
 SCHEMA = re.compile(r"%json\s*(?=\{)")
-"""What stands before a schema in llguidance's dialect of Lark."""
+"""The text before a schema in llguidance's dialect of Lark."""
 DEAD_END = "NoExtensionBias"
 """Start of llguidance's error where no token can follow."""
 TOO_SLOW = "a step of the grammar takes too long"
@@ -59,7 +59,8 @@ def _limits(items: int) -> LLParserLimits:
 class _Words(TokenizerWrapper):
     """A tokenizer as llguidance reads it.
 
-    Its own reader takes added tokens like ``<think>`` for special, which no text may contain.
+    llguidance's own reader takes added tokens such as ``<think>`` for special ones, which text may
+    not contain.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int, ends: list[int]) -> None:
@@ -70,7 +71,7 @@ class _Words(TokenizerWrapper):
         self.eos_token_id, self.bos_token_id = ends[0], None
         self._tokenizer, self._size = tokenizer, size
         before = self._ids("\n")
-        # Where a space is put before each text, it must not count.
+        # Some tokenizers put a space before each text; it must not count.
         self._before = before if before and pieces.tokens[before[0]][:1] == b" " else []
 
     def _ids(self, text: str) -> list[int]:
@@ -121,7 +122,7 @@ class Grammars:
                     "this model's tokenizer cannot be used for structured_outputs: "
                     "it is neither byte-level nor SentencePiece."
                 ) from None
-            words.tokens = []  # they have been read
+            words.tokens = []  # already read
         return self._llguidance
 
     def compile(self, params: SamplingParams) -> Grammar | None:
@@ -190,12 +191,12 @@ def _source(form: StructuredOutputsParams) -> tuple[str, str]:
 
 
 def _with_schemas_held(grammar: str) -> str:
-    """Return a grammar with outputs held to its schemas as to those of ``json``."""
+    """Return a grammar whose schemas are closed and bounded like those of ``json``."""
     parts, at = [], 0
     for found in SCHEMA.finditer(grammar):
         if found.start() < at:
             continue  # within another schema
-        with suppress(ValueError, RecursionError):  # which the parser explains
+        with suppress(ValueError, RecursionError):  # the parser reports these errors
             schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
             parts += [grammar[at : found.end()], json.dumps(held(schema))]
             at = end
@@ -223,9 +224,9 @@ class Grammar:
 
     Args:
         matcher: the parser at its start.
-        sparing: returns one that gives up beyond ``FEW_ITEMS``.
+        sparing: returns a parser that gives up beyond ``FEW_ITEMS``.
         vocab_size: the model's.
-        ends: ids of the model's ends of a text.
+        ends: ids of the model's end tokens.
     """
 
     def __init__(
@@ -281,7 +282,7 @@ class Grammar:
         return None if error.startswith(DEAD_END) else _failed(error)
 
     def _mask(self, path: list[int]) -> Mask:
-        """Return the tokens that may come next, behind the ``path`` that the parser has taken."""
+        """Return the tokens that may come next, after the ``path`` that the parser has consumed."""
         begin = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if time.thread_time() - begin > SLOWEST_MASK_SECONDS:
@@ -293,10 +294,10 @@ class Grammar:
         return bits
 
     def _is_slow(self, path: list[int]) -> bool:
-        """Return whether the mask behind ``path`` takes too long by itself.
+        """Return whether the mask after ``path`` itself takes too long.
 
-        Page faults and neighbours lengthen CPU time, too. So few items are never too many, and more
-        of them are timed again.
+        Page faults and other processes also lengthen CPU time. So a mask of few items is never
+        slow, and one of more items is timed again.
         """
         output = [*self._committed, *path]
         sparing = self._sparing()

@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 
 from .philox import WORD, check, rounds
 
-SHARED_STREAM = 0  # the noise that target and drafters share; the ratio rules use those above
+SHARED_STREAM = 0  # shared by target and drafters; the ratio rules use higher streams
 Streams = int | Sequence[int]  # one for all rows, or one each
 
 _LARGEST_W = 1.0 - 2.0**-24

@@ -1,4 +1,4 @@
-"""JSON schemas as outputs are held to them: objects closed, blanks bounded, no dead ends."""
+"""Prepares JSON schemas for grammars: closes objects, bounds whitespace, removes dead ends."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..errors import RequestError
 Schema = Any
 """A JSON schema: a dict, or true or false."""
 BLANKS = r"( |\n[ \t]{0,32})"
-"""Blanks between two tokens of JSON: a space, or a line break and the next line's indent."""
+"""Whitespace between two tokens of JSON: a space, or a line break and an indent."""
 MOST_STEPS = 100_000
-"""Parts of a schema that are visited and keys that are added, with references followed."""
+"""Most visited parts of a schema and added keys, with references followed."""
 LONG = 16
 """Characters of a key that count as a step."""
 MOST_TRIES = 64
-"""Patterns of a schema that are tried for whether they leave a key."""
+"""Most patterns of a schema that are tested for whether they allow a key."""
 MOST_NAMES = 256
-"""Properties beside patterns that are tried."""
+"""Most properties beside patterns that are tested."""
 FUEL = 100_000
-"""The parser's work for one pattern, about 2 ms."""
+"""Limit of the parser's work for one pattern, about 2 ms."""
 QUOTE = ord('"')
 BRANCHES = ("anyOf", "oneOf")
 IN_PLACE = ("allOf", *BRANCHES)
@@ -34,12 +34,12 @@ IN_PLACE = ("allOf", *BRANCHES)
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("items", "prefixItems")
 SINGLE = ("items", "additionalItems", "additionalProperties")
-"""Keywords with schemas for parts of the value. There are none to close behind ``not``."""
+"""Keywords with schemas for parts of the value. Objects in ``not`` are not closed."""
 OPENINGS = ("additionalProperties", "unevaluatedProperties")
 
 
 def opened(schema: Schema) -> Schema:
-    """Return the schema with open objects where it says nothing, as JSON Schema is read."""
+    """Return the schema with objects open unless it says otherwise, as in JSON Schema."""
     if not isinstance(schema, dict):
         return schema
     made = _rebuilt(schema, opened)
@@ -52,11 +52,11 @@ def opened(schema: Schema) -> Schema:
 
 
 def held(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema that an output is held to.
+    """Return the schema that outputs must follow.
 
-    Objects with ``properties`` or ``patternProperties`` that say nothing of other keys have none,
-    as if ``unevaluatedProperties`` were false. Blanks between tokens are bounded unless the
-    schema's own ``x-guidance`` gives a pattern. What can have no key is false.
+    Objects with ``properties`` or ``patternProperties`` are closed, as if ``unevaluatedProperties``
+    were false, unless the schema says otherwise. Whitespace between tokens is bounded unless the
+    schema's ``x-guidance`` gives a pattern. Patterns that no key can match are removed.
 
     Raises:
         RequestError: the schema is too large with its references followed, or too deep.
@@ -69,7 +69,7 @@ def held(schema: dict[str, Any]) -> dict[str, Any]:
             made["$defs"] = (definitions if isinstance(definitions, dict) else {}) | closer.made
         made = _without_dead_ends(made, iter(range(MOST_TRIES)))
     except RecursionError:
-        raise RequestError("the schema nests too deep; flatten it.") from None
+        raise RequestError("the schema is nested too deeply; flatten it.") from None
     own = made.get("x-guidance", {})
     if isinstance(own, dict) and own.get("whitespace_flexible", True):
         made["x-guidance"] = {"whitespace_pattern": BLANKS} | own
@@ -81,7 +81,7 @@ def _shaped(schema: dict[str, Any]) -> bool:
 
 
 def _rebuilt(schema: dict[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
-    """Return the schema with ``change`` made to the schemas for parts of its value."""
+    """Return the schema with ``change`` applied to the schemas for parts of its value."""
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in MAPS and isinstance(value, dict):
@@ -100,12 +100,12 @@ def _listed(schema: dict[str, Any], keyword: str) -> list[Any]:
 
 @dataclass
 class _Keys:
-    """What schemas for one value say of an object's keys.
+    """The keys of an object that the schemas for one value know.
 
     Args:
-        names, patterns: those that they know, in order; all values are True.
-        shaped: one of them describes an object.
-        open: one of them says that there are other keys.
+        names, patterns: the known ones, in order; all values are True.
+        shaped: whether one of the schemas describes an object.
+        open: whether one of them allows other keys.
     """
 
     names: dict[str, bool] = field(default_factory=dict)
@@ -129,11 +129,12 @@ class _Closer:
     """Closes the objects of one schema.
 
     ``additionalProperties`` knows only the properties beside it. So the parts of an intersection
-    (``allOf``, ``$ref`` and what stands beside them) stay open, and the whole is closed with the
-    names of all. Each branch of a union (``anyOf``, ``oneOf``) is closed with the names beside it.
+    (``allOf``, ``$ref`` and the keywords beside them) stay open, and the whole is closed with the
+    names of all parts. Each branch of a union (``anyOf``, ``oneOf``) is closed with the names
+    beside the union.
 
     Args:
-        root: where references begin.
+        root: the schema that references point into.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
@@ -147,21 +148,21 @@ class _Closer:
         """Return the schema with its objects closed.
 
         Args:
-            beside: keys that schemas for the same value know.
+            beside: keys that other schemas for the same value know.
 
         Raises:
-            RequestError: there is too much of it.
+            RequestError: it is too large.
         """
         if not isinstance(schema, dict):
             return schema
         if "discriminator" in schema and "anyOf" not in schema:
-            # The branches differ in a key: no value fits two, and so it is an anyOf.
+            # The branches differ in a key, so no value fits two, and anyOf means the same.
             schema = {"anyOf" if k == "oneOf" else k: v for k, v in schema.items()}
         every, reference = _listed(schema, "allOf"), schema.get("$ref")
         unions = {k: _listed(schema, k) for k in BRANCHES if k in schema}
         own = self._own(schema) | beside
         if own == NO_KEYS and not unions and len(every) + (reference is not None) == 1:
-            made = self._parts(schema)  # a definition is closed where it stands
+            made = self._parts(schema)  # definitions are closed in place
             return made | {"allOf": [*map(self.close, every)]} if every else made
         keys = own | self._all(every) | self._referred(reference)
         is_said = keys.open or "additionalProperties" in schema
@@ -181,27 +182,27 @@ class _Closer:
         for keyword, names in (("properties", keys.names), ("patternProperties", keys.patterns)):
             self._spend(sum(map(len, names)) // LONG + len(names))
             said = made.get(keyword, {})
-            if names and isinstance(said, dict):  # what else it is the parser explains
+            if names and isinstance(said, dict):  # the parser reports other types
                 made[keyword] = said | {name: True for name in names if name not in said}
         made["additionalProperties"] = False
         return made
 
     def _parts(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema with the objects in the parts of its value closed."""
+        """Return the schema with closed objects in the parts of its value."""
         self._spend(1)
         made = _rebuilt(schema, self.close)
         if isinstance(made.get("unevaluatedProperties"), bool):
-            del made["unevaluatedProperties"]  # the grammar does not know it
+            del made["unevaluatedProperties"]  # llguidance does not know it
         return made
 
     def _open(self, schema: Schema) -> Schema:
-        """Return the schema with its own keys open and the objects in its parts closed."""
+        """Return the schema with its own keys open and closed objects in its parts."""
         return self._in_place(self._parts(schema)) if isinstance(schema, dict) else schema
 
     def _in_place(
         self, made: dict[str, Any], keywords: tuple[str, ...] = IN_PLACE
     ) -> dict[str, Any]:
-        """Return the schema with open keys in the others for the same value."""
+        """Return the schema with the other schemas for the same value opened."""
         for keyword in keywords:
             if isinstance(made.get(keyword), list):
                 made[keyword] = [*map(self._open, made[keyword])]
@@ -218,7 +219,7 @@ class _Closer:
         return made
 
     def _own(self, schema: dict[str, Any]) -> _Keys:
-        """Return the keys that a schema itself knows."""
+        """Return the keys that the schema itself knows."""
         rest = [schema[keyword] for keyword in OPENINGS if keyword in schema]
         found = _Keys(shaped=_shaped(schema) or bool(rest), open=any(r is not False for r in rest))
         for keyword, known in (("properties", found.names), ("patternProperties", found.patterns)):
@@ -229,7 +230,7 @@ class _Closer:
         return found
 
     def _all(self, schemas: list[Schema], seen: tuple[int, ...] = ()) -> _Keys:
-        """Return the keys that schemas know, with all that they name for the same value."""
+        """Return the keys that schemas know, including the schemas that they refer to."""
         found = _Keys()
         for schema in schemas:
             if isinstance(schema, dict):
@@ -240,15 +241,15 @@ class _Closer:
         return found
 
     def _referred(self, reference: Any, seen: tuple[int, ...] = ()) -> _Keys:
-        """Return the keys that a reference's definition knows, or its readers do already."""
+        """Return the keys that the definition of a reference knows; none if it was visited."""
         target = self._target(reference)
         if reference is None or id(target) in seen:
             return NO_KEYS
-        # What cannot be found may have any keys.
+        # A definition that cannot be found may have any keys.
         return _Keys(open=True) if target is None else self._all([target], (*seen, id(target)))
 
     def _target(self, reference: Any) -> Schema:
-        """Return what a reference names within the schema, None if nothing."""
+        """Return the schema that a reference points to; None if there is none."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         found: Any = self._root
@@ -278,9 +279,9 @@ def _pointer(reference: str) -> Iterator[str]:
 
 
 def _without_dead_ends(schema: Schema, tries: Iterator[int]) -> Schema:
-    """Return the schema without patterns, and other keys, that no key is left for.
+    """Return the schema without patterns, and without other keys, that no key can match.
 
-    A grammar would let a comma come before such a key, and then nothing.
+    A grammar would allow a comma before such a key, and then no token.
     """
     if not isinstance(schema, dict):
         return schema
@@ -308,16 +309,16 @@ def _without_dead_ends(schema: Schema, tries: Iterator[int]) -> Schema:
 
 
 def _has_key(names: dict[str, Any], patterns: dict[str, bool], rest: bool) -> bool:
-    """Return whether an object can have a key that is not named; True if that is not known."""
+    """Return whether an object can have an unnamed key; True if that is not known."""
     matcher = _object(names, patterns, rest)
     if matcher.is_error():
-        return True  # it is said where the whole schema is read
+        return True  # the parser of the whole schema reports it
     mask = matcher.compute_bitmask()
     return bool(mask[QUOTE // 8] >> QUOTE % 8 & 1)
 
 
 def _matching(pattern: str) -> Callable[[str], bool]:
-    """Return the function of whether the pattern matches a name."""
+    """Return a function that tells whether the pattern matches a name."""
     begin = _object({}, {pattern: True}, False)
 
     def matches(name: str) -> bool:
@@ -328,11 +329,11 @@ def _matching(pattern: str) -> Callable[[str], bool]:
 
 
 def _object(names: dict[str, Any], patterns: dict[str, bool], rest: bool) -> LLMatcher:
-    """Return a parser of objects in which no key is named, behind the opening brace."""
+    """Return a parser of objects without the named keys, after the opening brace."""
     schema = {
         "type": "object", "properties": dict.fromkeys(names, False),
         "patternProperties": patterns, "additionalProperties": rest,
-        # A key may also be spelled by codes, which patterns do not see.
+        # A key may also be written with escapes, which patterns do not see.
         "x-guidance": {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'},
     }  # fmt: skip
     limits = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)

@@ -5,7 +5,7 @@ import secrets
 from .philox import WORD, check, philox
 
 SEED_STREAM = 2**32 - 1
-"""The stream of seeds; noise has the first streams."""
+"""The stream of seeds; noise uses the lower ones."""
 
 
 def request_seed(engine_seed: int, index: int) -> int:

@@ -24,7 +24,7 @@ from ..outside.text import printable
 
 BROKEN = "the connection ended before the answer did"
 MOST_BYTES = 16 * MIB
-"""Of an answer, with its head and what a server sends before it."""
+"""Most bytes of an answer, with its head and informational answers before it."""
 GONE = "the connection ended before an answer began"
 Piece = tuple[float, bytes]
 """A part of a body, and when it arrived: seconds on ``time.perf_counter``."""
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Connection(asyncio.Protocol):
-    """One connection with one exchange at a time, whose answers have ``most`` bytes at most."""
+    """A connection with one exchange at a time and answers of at most ``most`` bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -136,7 +136,7 @@ class Client:
     Args:
         url: where the server is: http or https, without ``/v1``, which may stand there too.
         key: sent as a bearer token; None sends none.
-        more: bytes that an answer may have beyond ``MOST_BYTES``.
+        more: bytes that are allowed beyond ``MOST_BYTES``.
 
     Raises:
         ConfigError: the address is none.
@@ -221,7 +221,7 @@ class Client:
             ) from None
         except UnicodeError:
             raise EndpointError(
-                f"{self.url} cannot be reached (no host has such a name); correct the address."
+                f"{self.url} cannot be reached (it is no valid host name); correct the address."
             ) from None
         return connection
 

@@ -14,8 +14,8 @@ from prometheus_client.samples import Sample
 COUNTED = re.compile(r"_(total|sum|count|bucket)$")
 NAME = re.compile(rb"[A-Za-z_:][A-Za-z0-9_:]*")
 MOST_SAMPLES = 20_000
-"""Of a page, and broken lines that are looked at; engines have some hundreds. What lies beyond
-counts as broken."""
+"""Most samples, and most broken lines, that are read of a page; engines have a few hundred. Later
+lines count as broken."""
 LONGEST_LINE = 1 << 14
 """Bytes."""
 UNUSED = re.compile(r"_(bucket|created)$")
@@ -71,7 +71,7 @@ class Page:
         )
 
     def total(self, name: str) -> float | None:
-        """Return a metric's sum over its labels; None where there is none, or it is infinite."""
+        """Return a metric's sum over its labels; None if it is missing or infinite."""
         found = self.samples.get(name)
         total = sum(sample.value for sample in found) if found else inf
         return total if isfinite(total) else None
@@ -139,7 +139,7 @@ def _line(sample: Sample) -> str:
 
 
 class Reader:
-    """Reads a page part by part, as it comes, and keeps no more than its samples.
+    """Reads a page part by part as it comes, and keeps only its samples.
 
     Args:
         names: of the metrics to keep, without ``_total``; None keeps all.
@@ -152,15 +152,15 @@ class Reader:
         self._rest = b""
 
     def feed(self, part: bytes) -> None:
-        """Take the page's next bytes; a line that is too long is broken."""
+        """Take the page's next bytes; a line that is too long counts as broken."""
         *lines, rest = (self._rest + part).split(b"\n")
         for line in lines:
             self._take(line)
-        # The start of an endless line says enough: it is broken, and its rest is no line.
+        # An overlong line counts as broken once; the rest of it is skipped.
         self._rest = rest[: LONGEST_LINE + 1]
 
     def page(self) -> Page:
-        """Return the page, once all of it was fed."""
+        """Return the page after all of it was fed."""
         self._take(self._rest)
         self._rest = b""
         return Page(self._samples, self._broken)
@@ -185,14 +185,14 @@ class Reader:
         if self._names is None:
             return True
         found = NAME.match(line)
-        if found is None:  # broken, or of a name that no engine has
+        if found is None:  # broken, or an unknown name
             return False
         name = found[0].decode("ascii")
         return name in self._names or COUNTED.sub("", name) in self._names
 
 
 def parse(text: str) -> Page:
-    """Return the samples of a text in Prometheus' format; broken lines are counted, no more."""
+    """Return the samples of a text in Prometheus' format; broken lines are only counted."""
     reader = Reader()
     reader.feed(text.encode("utf-8", "replace"))
     return reader.page()

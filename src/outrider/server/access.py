@@ -21,7 +21,7 @@ PROBES = frozenset({"/health", "/ready"})
 
 
 def request_id(headers: Headers) -> str:
-    """Return the id of a call: the client's own where it is a sane one, else a new one."""
+    """Return the id of a call: the client's if it is valid, else a new one."""
     sent = headers.get(HEADER, "")
     return sent if re.fullmatch(REQUEST_ID, sent) else uuid.uuid4().hex
 
@@ -31,8 +31,8 @@ class Access:
 
     In ``scope["state"]`` it reads ``call``, an ``ApiCall`` whose ``facts`` go into the log and the
     span, and ``refused``, the status and message with which the connection answered in the call's
-    place. A client that goes away before its answer is whole has status ``GONE``; a stream keeps
-    the one that it began with, and ``GONE`` is its error.
+    place. If the client goes away before its answer is complete, the status is ``GONE``; a stream
+    keeps its status, and ``GONE`` is its error.
 
     Args:
         app: the next layer.
@@ -93,7 +93,7 @@ class Access:
         self, scope: Scope, status: int, facts: dict[str, Any], clock: int, seconds: float
     ) -> None:
         """Count, trace and log a call that has ended."""
-        state, broken = scope["state"], facts.get("error")  # of a stream that had begun with 200
+        state, broken = scope["state"], facts.get("error")  # a stream's, begun with 200
         if status >= 400:
             self.failed(status)
         elif broken is not None:

@@ -18,13 +18,13 @@ NULLS = {
     "chat choice": ("token_ids", "routed_experts"),
     "message": ("refusal", "annotations", "audio", "function_call", "reasoning"),
 }
-"""By part of an answer that is no stream: what vLLM sends as null where there is none."""
+"""For each part of an answer that is not streamed, the fields that vLLM sends as null."""
 
 Detail = Literal["none", "summary", "detailed"]
 
 
 def nulls(*parts: str) -> dict[str, None]:
-    """Return the fields of parts of an answer that are null unless there is something in them."""
+    """Return the fields of parts of an answer that are null by default."""
     return dict.fromkeys(name for part in parts for name in NULLS[part])
 
 
@@ -69,14 +69,14 @@ def step_of(events: Sequence[Event], decode: Callable[[list[int]], str]) -> dict
 class CompletionLogprobs:
     """The log probabilities of one choice of ``/v1/completions``, listed part by part.
 
-    A token is listed when its place in the text is certain: a stop string may cut off text that
-    is held back.
+    A token is listed when its position in the text is certain: a stop string may still cut off
+    text that is held back.
 
     Args:
-        outputs: writes tokens.
-        request: whose choice it is.
-        echoed: the prompt that the choice's text begins with, None for none.
-        prompt: the log probabilities of its tokens, None for the first.
+        outputs: gives the texts of tokens.
+        request: the request of the choice.
+        echoed: the prompt with which the choice's text begins, or None.
+        prompt: the log probabilities of the prompt's tokens, None for the first.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class CompletionLogprobs:
         self._waiting += [(self._place(i), i, p) for i, p in zip(ids, logprobs, strict=True)]
 
     def listed(self, end: int, whole: bool) -> dict[str, Any]:
-        """Return the tokens whose place is certain and that were not listed before.
+        """Return the tokens whose position is certain and that were not listed before.
 
         Args:
             end: characters of the choice's text so far.
-            whole: this is all of the text.
+            whole: whether the text is complete.
         """
         tokens, values, tops, offsets = [], [], [], []
         while self._waiting and (whole or self._waiting[0][0] <= end):
@@ -118,7 +118,7 @@ class CompletionLogprobs:
         }  # fmt: skip
 
     def _by_word(self, logprobs: Logprobs) -> dict[str, float]:
-        """Return log probabilities by the texts of tokens, by their bytes where two are equal."""
+        """Return log probabilities by token text; of equal texts, later ones by their bytes."""
         found: dict[str, float] = {}
         for id, entry in logprobs.items():
             word = self._outputs.word(id)

@@ -78,7 +78,7 @@ class ApiCall(Generic[Body]):
         self.error: str | None = None
         self.created = int(time.time())
         self.states: list[RequestState] = []
-        self.shown_to_end = self.emitted = 0  # choices and tokens of a stream
+        self.shown_to_end = self.emitted = 0  # completed choices and sent tokens of a stream
         self.long: bool = http.state.body_bytes >= LONG_BODY
         self.lease = Lease(service.queue, 0)
 
@@ -271,7 +271,7 @@ class ApiCall(Generic[Body]):
         }
 
     def usage(self, output: int | None = None) -> dict[str, Any]:
-        """Return OpenAI's ``usage`` of the call, with all ``output`` tokens unless it is given."""
+        """Return OpenAI's ``usage`` of the call, with ``output`` or else all output tokens."""
         prompt = sum(len(state.request.prompt_token_ids) for state in self.states)
         if output is None:
             output = sum(len(sample.token_ids) for state in self.states for sample in state.samples)
@@ -292,9 +292,9 @@ class ApiCall(Generic[Body]):
         }
 
     def chunk(self, choice: dict[str, Any], emitted: int) -> dict[str, Any]:
-        """Return a part of a stream; the one that ends its last choice has figures.
+        """Return a chunk of a stream; the one that ends the last choice has the call's figures.
 
-        ``emitted`` tokens come with it; the engine may be ahead of the stream.
+        It carries ``emitted`` tokens; the engine may be ahead of the stream.
         """
         chunk = {**self.head(self.chunk_kind), "choices": [choice]}
         self.emitted += emitted

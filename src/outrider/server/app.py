@@ -57,7 +57,7 @@ PAGE_HEADERS = {
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
 }
-"""Of every page: it loads nothing from elsewhere, and no other page may show it in a frame."""
+"""Headers of every page: it loads nothing from other hosts, and no page may frame it."""
 
 
 def create_app(llm: AsyncLLM, settings: Settings) -> FastAPI:
@@ -300,7 +300,7 @@ def _speculation(app: FastAPI, service: Service) -> None:
 
 
 class _Pages(StaticFiles):
-    """The files of the playground, with the headers of a page."""
+    """Serves the files of the playground with the headers of a page."""
 
     def file_response(self, *args: Any, **more: Any) -> Response:
         answer = super().file_response(*args, **more)

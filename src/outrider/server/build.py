@@ -30,7 +30,7 @@ SECONDS = {"ms": 0.001, "s": 1.0}
 
 
 def build(model: str | Path, name: str, chosen: Mapping[str, Chosen]) -> tuple[AsyncLLM, Settings]:
-    """Return the engine, which is being loaded, and the server's settings.
+    """Return the engine, which loads in the background, and the server's settings.
 
     Args:
         model: the checkpoint.

@@ -78,7 +78,7 @@ class Chat(ApiCall[ChatRequest]):
                 choice = self._delta(i, state, new)
                 emitted = sum(event.token_id is not None for event in new)
                 if choice is None:
-                    self.emitted += emitted  # the next chunk counts them
+                    self.emitted += emitted  # sent with the next chunk
                 else:
                     yield self.chunk(choice, emitted)
 
@@ -95,7 +95,7 @@ class Chat(ApiCall[ChatRequest]):
             more = {}
 
     def _delta(self, i: int, state: RequestState, events: list[Event]) -> dict[str, Any] | None:
-        """Return what one step adds to sample ``i``; None for nothing that can be shown yet."""
+        """Return what one step adds to sample ``i``; None if nothing can be shown yet."""
         sample, reason = state.samples[i], events[-1].finish_reason
         start = len(sample.token_ids) - sum(e.token_id is not None for e in events)
         content, calls = self._read(sample, reason is not None)
@@ -138,7 +138,7 @@ class Chat(ApiCall[ChatRequest]):
             return {}
         if has_another:
             raise Refusal("tool_choice and a form of the output exclude each other.", "tool_choice")
-        # Where openings of calls are special tokens, they must be read.
+        # If the marks of calls are special tokens, they must be shown.
         shown = {"skip_special_tokens": False} if marks & special.keys() else {}
         return {"structured_outputs": form, **shown}
 

@@ -73,7 +73,7 @@ class Completion(ApiCall[CompletionRequest]):
 
 
 class _Choice:
-    """One choice, whole or by the parts of a stream; the first part has the prompt's fields."""
+    """One choice, complete or in parts of a stream; the first part has the prompt's fields."""
 
     def __init__(self, call: Completion, number: int, state: RequestState) -> None:
         self.body, self.number, self.state = call.body, number, state
@@ -86,7 +86,7 @@ class _Choice:
             self.logprobs = CompletionLogprobs(outputs, state.request, *echo)
 
     def part(self, part: SampleState) -> dict[str, Any]:
-        """Return all of a choice, or a step's part of it."""
+        """Return a complete choice, or the part of a step."""
         body, state = self.body, self.state
         if body.limit == 0:
             part = SampleState(finish_reason=part.finish_reason, stop_reason=part.stop_reason)

@@ -32,7 +32,7 @@ STATUSES: tuple[tuple[tuple[type[OutriderError], ...], int], ...] = (
 )
 """The first entry whose classes hold an error gives its status; other errors have 500."""
 GONE = 499
-"""The status of a call whose client went away, as nginx calls it."""
+"""The status of a call whose client went away, as in nginx."""
 METHODS = ("GET", "HEAD", "POST")
 EARLY_HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},

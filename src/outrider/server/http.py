@@ -295,7 +295,7 @@ class Bounded(HttpToolsProtocol):
         elif self.cycle.response_started:
             self.wire.abort()
             return
-        else:  # the call's own layers count and log it
+        else:  # the layers of the call count and log it
             state = self.cycle.scope["state"]
             id = state.setdefault("request_id", id)
             state["refused"] = status, message

@@ -88,7 +88,7 @@ def words(fields: dict[str, Any]) -> str:
     elif fields["chosen"] == [] and fields["acceptance_length"] is None:
         parts.append(f"{fields['drafter']} chose plain decoding")
     elif fields["acceptance_length"] is None and not fields.get("draftable", True):
-        parts.append("nothing was to be drafted")
+        parts.append("no request wanted drafts")
     elif fields["acceptance_length"] is None:
         parts.append(f"NOTHING WAS DRAFTED by {fields['drafter']}")
     else:

@@ -14,7 +14,7 @@ TEMPLATE_OWN = frozenset(
         "tokenizer_kwargs", "tools", "truncation",
     }
 )  # fmt: skip
-"""Names in a template's call that are not the client's to give in ``chat_template_kwargs``.
+"""Names that clients may not give in ``chat_template_kwargs``.
 
 They are "messages" and the parameters of transformers' ``apply_chat_template``.
 """

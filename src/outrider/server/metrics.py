@@ -93,7 +93,7 @@ class Metrics(Collector):
         self.by_drafter: dict[str, Counts] = {}
         self.tokens = 0
         self.draftable = 0
-        """Tokens that a draft could have held: of requests that want drafts, behind the first."""
+        """Tokens that could have been drafted: all but the first of requests that want drafts."""
         self.accepted_rate = Rate()
         self.good_rate = Rate()
         llm.observers.append(self.observe)

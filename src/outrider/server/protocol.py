@@ -130,7 +130,7 @@ class ResponseFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    """Where llama.cpp's clients put the schema."""
+    """The schema, where llama.cpp's clients put it."""
 
 
 class Prediction(Wire):
@@ -222,7 +222,7 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
             forms[FORM] = {name: value for name, value in parts if value is not None}
         named = {name: getattr(self, f"guided_{name}") for name in FORMS}
         forms |= {f"guided_{n}": {n: value} for n, value in named.items() if value is not None}
-        if self.grammar:  # llama.cpp's two fields, of which an empty one asks for nothing special
+        if self.grammar:  # llama.cpp's fields; an empty grammar asks for nothing
             forms["grammar"] = {"grammar": self.grammar}
         if self.json_schema is not None:
             forms["json_schema"] = {"json": self.json_schema or {"type": "object"}}
@@ -289,7 +289,7 @@ class Generation(Wire, Unsupported):  # type: ignore[misc]
 
 
 def _read(form: dict[str, Any]) -> dict[str, Any]:
-    """Return a form whose schema is an object, where it was the text of one."""
+    """Return a form with its schema parsed, if it was given as text."""
     if not isinstance(form.get("json"), str):
         return form
     with suppress(ValueError):

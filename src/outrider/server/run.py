@@ -115,7 +115,7 @@ class Server:
             work.append(log_intervals(self.service.metrics, self.settings.log_interval))
         tasks = [asyncio.create_task(each) for each in work]
         await self.uvicorn.serve(self.sockets)
-        # What is still under way after a second signal is cancelled, which is no failure.
+        # Calls that a second signal cancels are not failures.
         logging.getLogger("uvicorn.error").disabled = True
         for task in tasks:
             task.cancel()

@@ -106,7 +106,7 @@ def _counted(value: Any) -> Any:
 
 
 Prompts = Annotated[str | Ids | Texts | IdLists, BeforeValidator(_counted)]
-# All wrong entries are named together, where the vocabulary is known.
+# Checked where the vocabulary is known, so that one message names all wrong entries.
 Bias = Annotated[
     Any, Field(json_schema_extra={"type": "number", "minimum": BIAS.least, "maximum": BIAS.most})
 ]

@@ -47,7 +47,7 @@ class Texts:
         return await self.slow(partial(self._encode, prompt, special))
 
     def _encode(self, text: str, special: bool, rendered: bool = False) -> list[int]:
-        """Return the ids of a text that may be long, see ``TextCodec.encode``.
+        """Return the token ids of a text, which may be long; see ``TextCodec.encode``.
 
         Raises:
             Refusal: it has more than the context holds.

@@ -23,7 +23,7 @@ from .protocol import ChatRequest, NamedTool, Tool
 from .shapes import check_schema
 
 MARKS: dict[Form, set[str]] = {"hermes": {OPENING, CLOSING}, "llama3": {PYTHON_TAG}}
-"""What marks calls, often special tokens."""
+"""Texts that mark calls; often they are special tokens."""
 HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 """The text before the arguments of a call."""
 PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
@@ -35,9 +35,9 @@ SAY_NOTHING = ("type", "$schema", "$defs", "definitions", "title", "description"
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model writes; ``arguments`` is JSON, as far as it has come.
+    """A call that the model writes; ``arguments`` is the JSON so far.
 
-    ``whole`` is False for one whose arguments have not ended.
+    ``whole`` is False until the arguments are complete.
     """
 
     name: str
@@ -96,13 +96,13 @@ def constraint(
 ) -> dict[str, Any] | None:
     """Return the form of the output for ``StructuredOutputsParams``, None for any.
 
-    A named tool's output is its arguments, "required" a list of calls, "auto" calls in the model's
-    form and free text, in which every token may come.
+    With a named tool the output is its arguments, with "required" a list of calls, and with "auto"
+    calls in the model's form and free text that may contain every token.
 
     Args:
         body, choice, form: the call, its ``choice_of`` and the model's ``form_of``.
         special: texts of the model's special tokens.
-        others: ids of those that neither mark calls nor end a text.
+        others: ids of special tokens that neither mark calls nor end a text.
     """
     tools = body.tools or []
     if choice.startswith("="):
@@ -151,7 +151,7 @@ def _grammar(rules: list[str], tools: Sequence[Tool], key: str) -> str:
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments; a tool that names none has none."""
+    """Return the schema of a tool's arguments; a tool without parameters takes ``{}`` only."""
     given = tool.function.parameters or {}
     said = {keyword: value for keyword, value in given.items() if keyword not in SAY_NOTHING}
     if said.get("additionalProperties", False) is False and not any(said.values()):
@@ -182,7 +182,7 @@ def read(text: str, choice: str, form: Form, whole: bool) -> tuple[str, list[Too
 
 
 def reason_of(reason: str | None, calls: Sequence[ToolCall], choice: str) -> str | None:
-    """Return why an output ended, as clients see it: for its calls, if no one of them was cut."""
+    """Return the finish reason for clients: ``tool_calls`` if there are calls and none was cut."""
     whole = bool(calls) and all(call.whole for call in calls)
     return "tool_calls" if whole and reason == "stop" and not choice.startswith("=") else reason
 
@@ -198,7 +198,7 @@ def _calls(text: str) -> list[ToolCall]:
 
 
 def _end(text: str, start: int) -> int | None:
-    """Return where the JSON object that begins at ``start`` ends, None if it does not."""
+    """Return the end of the JSON object that begins at ``start``; None if it is incomplete."""
     depth = 0
     for part in PARTS.finditer(text, start):
         depth += part[0] in "{["

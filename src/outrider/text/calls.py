@@ -1,8 +1,8 @@
-"""How calls of tools are written, for models whose chat template has no words for them.
+"""Writes tools and calls as text, for models whose chat template does not print them.
 
 There are two forms: Hermes' (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, Qwen's
 as well) and Llama 3's (``{"name": ..., "parameters": {...}}``, several parted by semicolons).
-``server/tools.py`` reads both.
+``server/tools.py`` reads both of them.
 """
 
 import json
@@ -27,12 +27,12 @@ HOW: dict[Form, str] = {
 
 
 def form_of(template: str | None) -> Form:
-    """Return the form of a model's calls, by its chat template."""
+    """Return the form in which a model with this chat template writes calls."""
     return "llama3" if template and PYTHON_TAG in template else "hermes"
 
 
 def tool_prompt(tools: list[Any], form: Form) -> str:
-    """Return a text that tells a model of ``tools``, and how to call them."""
+    """Return a prompt that describes ``tools`` and how to call them."""
     listed = "\n".join(_json(tool) for tool in tools)
     return (
         f"You can call functions to help the user. Here they are, between {TOOLS} tags:\n{TOOLS}\n"
@@ -41,7 +41,7 @@ def tool_prompt(tools: list[Any], form: Form) -> str:
 
 
 def written_calls(calls: list[Any], form: Form) -> str:
-    """Return calls as the model would have written them."""
+    """Return the text of calls, in the form in which the model writes them."""
     if form == "llama3":
         return "; ".join(_written(call, "parameters") for call in calls)
     return "\n".join(f"{OPENING}\n{_written(call, 'arguments')}\n{CLOSING}" for call in calls)
@@ -57,7 +57,7 @@ def _arguments(value: Any) -> str:
 
 
 def written_result(content: str) -> str:
-    """Return the result of a call as a text."""
+    """Return the text of a call's result."""
     return f"{RESULT}\n{content}\n{END_OF_RESULT}"
 
 

@@ -21,21 +21,21 @@ PIECE = 1 << 15
 SLACK = 64
 """More tokens than cutting a text adds."""
 BREAK = "\ufdd1"
-"""Parts a control token that a client spelled; Unicode keeps it for uses within a program."""
+"""Splits control tokens that a client spelled; a noncharacter, which Unicode keeps for programs."""
 
 
 class TextCodec:
-    """Encodes prompts and chats as the checkpoint's own tokenizer does; ``read_codec`` makes it.
+    """Encodes prompts and chats with the checkpoint's tokenizer; ``read_codec`` makes it.
 
     It can be pickled, and needs neither torch nor transformers.
 
     Args:
         backend: the tokenizer, without truncation and padding.
-        chat_template: the only one, or all by name, None without any.
+        chat_template: the only one, or all by name; None if there is none.
         special_tokens: the tokenizer's, by their names in templates.
-        end: the id of the tokenizer's own end of a text, if it has one.
+        end: the id of the tokenizer's EOS, if it has one.
         source: the checkpoint, for messages.
-        specials: whether texts of clients may hold control tokens; else these are plain text.
+        specials: whether control tokens in texts of clients count; otherwise they are plain text.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TextCodec:
     def encode(self, text: str, special: bool = True, rendered: bool = False) -> list[int]:
         """Return the ids of a text, with the tokenizer's ``special`` tokens around it.
 
-        A text that ``render`` made is ``rendered``: its control tokens are the template's.
+        ``rendered`` is for a text that ``render`` made: its control tokens come from the template.
         """
         if not self._specials:
             text = text if rendered else self._broken(text)
@@ -69,7 +69,7 @@ class TextCodec:
         return ids
 
     def _without_breaks(self, text: str, special: bool) -> list[int]:
-        """Return the ids of a text but for those of its breaks, which no token crosses."""
+        """Return the ids of a text without its breaks; no token crosses one."""
         with no_panic():
             found = self.backend.encode(text, add_special_tokens=special)
         pairs = zip(found.ids, found.offsets, strict=True)
@@ -77,15 +77,15 @@ class TextCodec:
 
     @cached_property
     def _controls(self) -> re.Pattern[str]:
-        """Matches a control token, the longest at a place."""
+        """A pattern of control tokens, longest first."""
         added = self.backend.get_added_tokens_decoder().values()
         texts = sorted((t.content for t in added if t.special), key=len, reverse=True)
         return re.compile("|".join(re.escape(text) for text in texts if len(text) > 1) or "(?!)")
 
     def _broken(self, value: Any) -> Any:
-        """Return ``value`` with a break in each control token of its texts."""
+        """Return ``value`` with a break in each control token of its strings."""
         if isinstance(value, str):
-            while self._controls.search(value):  # again for those that overlap
+            while self._controls.search(value):  # again for tokens that overlap
                 value = self._controls.sub(lambda m: m[0][0] + BREAK + m[0][1:], value)
             return value
         if isinstance(value, list):
@@ -118,7 +118,7 @@ class TextCodec:
         """The checkpoint's chat templates by name: "default", "tool_use", both or none.
 
         Raises:
-            RequestError: one is no text.
+            RequestError: one is not text.
         """
         known = self.chat_template
         named = known if isinstance(known, dict) else {"default": known} if known else {}
@@ -126,12 +126,12 @@ class TextCodec:
             name: named[name] for name in ("default", "tool_use") if name in named
         }
         if not all(isinstance(template, str) for template in found.values()):
-            raise RequestError(f"{self.source} has a chat template that is no text; correct it.")
+            raise RequestError(f"{self.source} has a chat template that is not text; correct it.")
         return found
 
     @property
     def call_form(self) -> Form:
-        """How calls of tools are written where no template prints them; follows the templates."""
+        """The form of calls if no template prints them, chosen by the templates."""
         return self._call_form or form_of("".join(self.templates.values()))
 
     @call_form.setter
@@ -147,11 +147,11 @@ class TextCodec:
     ) -> str:
         """Return the text of a conversation by the checkpoint's chat template.
 
-        ``tools`` are what the model may call; ``variables`` are the template's. The template
-        "tool_use" is for tools, where there is one.
+        ``tools`` are what the model may call; ``variables`` are the template's. If there is a
+        template "tool_use", it is used with tools.
 
         Raises:
-            RequestError: there is no template, or it refuses these messages or leaves some out.
+            RequestError: there is no template, or it refuses the messages or leaves some out.
         """
         named = self.templates
         if not named:

@@ -1,8 +1,8 @@
-"""Conversations as texts: what is sent comes out of the chat template, or is refused.
+"""Writes conversations with chat templates, and refuses what a template would leave out.
 
-A template is a program that may pass over a role, a call or a tool. So it is first run with marks
-in place of the words, which shows what it leaves out. Tools, calls and results that it has no
-words for are written as text (``calls.py``); anything else that is left out is refused.
+A template is a program that may skip a role, a call or a tool. So it is first run with marks in
+place of contents, which shows what it leaves out. Tools, calls and results that it does not print
+are written as text (``calls.py``); anything else that it leaves out is refused.
 """
 
 import re
@@ -31,14 +31,14 @@ def write(
     """Return the text of a conversation.
 
     Args:
-        templates: in Jinja; the first is taken unless it leaves something out.
+        templates: in Jinja; the first one that leaves nothing out is used.
         messages: as ``messages.readable`` returns them.
         tools: what the model may call.
-        form: how calls are written where no template prints them.
-        variables: further ones of the templates, see ``template.render``.
+        form: the form of calls that no template prints.
+        variables: further variables of the templates, see ``template.render``.
 
     Raises:
-        RequestError: the templates refuse the messages, or leave out some of what was sent.
+        RequestError: the templates refuse the messages, or leave out a part of them.
     """
     messages = [_known(message, templates) for message in messages]
     marked, marked_tools, places = _marked(messages, tools)
@@ -59,28 +59,30 @@ def write(
                     return render(template, said, tools=listed or None, **variables)
                 failures.append((len(lost), _left_out(lost[0], messages)))
     except RecursionError:
-        raise RequestError("the messages nest too deeply; flatten them.", "messages") from None
+        raise RequestError(
+            "the messages are nested too deeply; flatten them.", "messages"
+        ) from None
     raise min(failures, key=itemgetter(0))[1]
 
 
 def _left_out(place: str, messages: Messages) -> RequestError:
-    """Return the error for what does not come out of the chat template."""
+    """Return the error for a part that the chat template leaves out."""
     owner, _, rest = place.partition("[")
     what, remedy = place, "leave it out"
     if owner == "messages" and rest.removesuffix("]").isdecimal():
         what += f" (role {shown(messages[int(rest[:-1])]['role'])})"
         remedy = "give system, user or assistant, or leave it out"
-    return RequestError(f"{what} does not come out of this model's chat template; {remedy}.", owner)
+    return RequestError(f"this model's chat template leaves out {what}; {remedy}.", owner)
 
 
 def _known(message: dict[str, Any], templates: Sequence[str]) -> dict[str, Any]:
-    """Return the message; a developer's as the system's where no template knows developers."""
+    """Return the message; role developer becomes system if no template knows developers."""
     known = message["role"] != "developer" or any(map(DEVELOPER.search, templates))
     return message if known else {**message, "role": "system"}
 
 
 def _marked(messages: Messages, tools: list[Any]) -> tuple[Messages, list[Any], list[str]]:
-    """Return messages and tools with marks in place of their words, and where each mark is."""
+    """Return messages and tools with marks in place of contents, and the place of each mark."""
     places: list[str] = []
 
     def mark(place: str) -> str:
@@ -108,14 +110,14 @@ def _with_function(owner: dict[str, Any], **values: Any) -> dict[str, Any]:
 
 
 def _like(arguments: Any, mark: str) -> Any:
-    """Return arguments of the same kind, made of a mark."""
+    """Return arguments of the same type that hold a mark."""
     if isinstance(arguments, dict):
         return {mark: mark}
     return mark if isinstance(arguments, str) else [mark]
 
 
 def _ways(messages: Messages, tools: list[Any], form: Form) -> Iterator[tuple[Messages, list[Any]]]:
-    """Yield what a template may be given: the conversation as it is, then more of it as text."""
+    """Yield inputs for a template: the conversation as it is, then with more of it as text."""
     yield messages, tools
     if any("tool_calls" in message for message in messages):
         messages = [_with_calls_written(message, form) for message in messages]
@@ -138,7 +140,7 @@ def _with_calls_written(message: dict[str, Any], form: Form) -> dict[str, Any]:
 
 
 def _with_results_said(messages: Messages) -> Messages:
-    """Return messages with results of calls as the user's words, those in a row in one message."""
+    """Return messages with results of calls as user messages, consecutive ones joined."""
     said: Messages = []
     open_ = False
     for message in messages:
@@ -153,7 +155,7 @@ def _with_results_said(messages: Messages) -> Messages:
 
 
 def _with_prompt(messages: Messages, prompt: str) -> Messages:
-    """Return messages of which the first one is the system's and ends with ``prompt``."""
+    """Return messages that begin with a system message which ends with ``prompt``."""
     first, rest = messages[0], messages[1:]
     if first["role"] != "system":
         return [{"role": "system", "content": prompt}, *messages]
@@ -161,7 +163,7 @@ def _with_prompt(messages: Messages, prompt: str) -> Messages:
 
 
 def _with_first_said(messages: Messages, prompt: str) -> Messages:
-    """Return messages of which the user's first one begins with ``prompt``."""
+    """Return messages whose first user message begins with ``prompt``."""
     said = list(messages)
     for i, message in enumerate(said):
         if message["role"] == "user":

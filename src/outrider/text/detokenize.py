@@ -71,7 +71,7 @@ class Detokenizer:
             return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special))
         except ENDS:
             raise
-        except BaseException:  # a panic over one text must not end the others
+        except BaseException:  # a panic on one text must not end the others
             return UNFINISHED
 
     def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:

@@ -1,6 +1,6 @@
-"""The tokens that end a turn, by the metadata of a GGUF file.
+"""Finds the tokens that end a turn in the metadata of a GGUF file.
 
-Many files name the base model's end alone, or no end of a turn at all. So llama.cpp also knows
+Many files name only the base model's EOS, or no end of a turn at all. So llama.cpp also recognises
 such tokens by their texts (``llama-vocab.cpp``, "end of generation"), and this is its list.
 """
 
@@ -10,7 +10,7 @@ from ..fields import Fields
 from ..gguf import GGUF
 
 KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-"""Ids that a file may name; padding and other files follow where a hole was filled in."""
+"""Ids that a file may name; padding or another file follows where a hole was filled."""
 TEXTS = frozenset(
     {
         "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
@@ -22,19 +22,19 @@ TEXTS = frozenset(
     }
 )  # fmt: skip
 HARMONY = {"<|return|>", "<|call|>"}
-"""Where a vocabulary has these, "<|end|>" ends a message, but no turn."""
+"""In vocabularies that have these, "<|end|>" ends a message but not a turn."""
 NORMAL = 1
 
 
 def end_token_ids(file: GGUF) -> frozenset[int]:
     """Return the ids that end a turn: those that the file names, and those known by their text.
 
-    A normal token that merges make is a word, whatever its text: Qwen's vocabulary has "</s>".
+    A normal token that merges produce is a word, whatever its text: Qwen's vocabulary has "</s>".
 
-    Lists of the tokenizer that are damaged are passed over; reading the tokenizer refuses them.
+    Damaged lists of the tokenizer are ignored here; reading the tokenizer refuses them.
 
     Raises:
-        ModelError: an id is none.
+        ModelError: an id is not valid.
     """
     fields = Fields(file.metadata, str(file.path))
     names = [name for key in KEYS if (name := f"tokenizer.ggml.{key}_token_id") in fields]

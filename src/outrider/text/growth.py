@@ -1,6 +1,6 @@
-"""Bounds how much longer a tokenizer.json can make a text, before the tokenizer is made.
+"""Bounds how much longer a tokenizer.json can make a text, before the tokenizer is built.
 
-A file of a kilobyte with ten replacements of one letter by ten asks for ten billion letters.
+A file of a kilobyte with ten replacements of one character by ten makes ten billion of one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from tokenizers import Regex, Tokenizer, normalizers
 from ..errors import ModelError
 
 LARGEST_GROWTH = 256
-"""Characters that one may become; usual tokenizers stay below 110."""
+"""Most characters that one may become; usual tokenizers stay below 110."""
 LARGEST_ADDED = 4096
-"""Characters, or special tokens, that are put around any text."""
+"""Most characters, or special tokens, that are put around any text."""
 MOST_RULES = 1000
 FORM = 18
-"""Characters that Unicode's forms make of one at most; a second form makes no more of them."""
+"""Most characters that a Unicode normal form makes of one; a second form adds none."""
 FORMS = ("NFC", "NFD", "NFKC", "NFKD", "BertNormalizer")
 CASE = 3
 BYTES = 4
-"""Characters that lower case and bytes make of one."""
+"""Most characters that lower case and bytes make of one."""
 USUAL_ENTRY = 32
-"""Characters of an entry in a table of forms, at most."""
+"""Most characters of an entry in a table of forms."""
 LOOKS_AROUND = re.compile(r"\(\?|\\[bBAzZGKXRNO1-9]|[\^$]")
-"""What lets an expression match no characters at some places only."""
+"""Syntax with which an expression may match an empty text at some places only."""
 
 
 class _Rule(NamedTuple):
-    """A step that makes ``growth`` characters of one, where it meets one of ``seen`` (None: any).
+    """A step that turns a character in ``seen`` (None: any) into ``growth`` characters.
 
-    ``made`` are the characters that it makes, None for any.
+    ``made`` are the characters that it produces, None for any.
     """
 
     growth: float
@@ -49,11 +49,11 @@ def check_growth(file: Path) -> None:
     """Refuse a tokenizer.json whose normalizer or decoder could make a text much longer.
 
     Raises:
-        ModelError: it could; the file cannot be read.
-        ValueError: it is no JSON.
+        ModelError: it could, or the file cannot be read.
+        ValueError: it is not JSON.
     """
     octets = file.read_bytes()
-    # To parse a large vocabulary takes a while; an escape may hide a name.
+    # Parsing a large vocabulary takes a while, so names are searched first; escapes may hide them.
     if not any(word in octets for word in (b"Replace", b"Prepend", b"Precompiled", b"\\u")):
         return
     options = json.loads(octets)
@@ -89,7 +89,7 @@ def check_specials(tokenizer: Tokenizer, file: Path) -> None:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer or decoder in order, those of sequences each."""
+    """Yield the steps of a normalizer or decoder in order, including those of sequences."""
     if isinstance(part, dict):
         inner = part.get("normalizers", part.get("decoders"))
         if part.get("type") == "Sequence" and isinstance(inner, list):
@@ -100,7 +100,7 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _rule(step: dict[str, Any]) -> _Rule | None:
-    """Return what a step does; None where it makes nothing longer."""
+    """Return the rule of a step; None if it makes nothing longer."""
     match step:
         case {"type": "Replace", "pattern": {"String": str(text)}, "content": str(content)}:
             growth = len(content) / len(text) if text else 1.0 + len(content)
@@ -122,9 +122,9 @@ def _rule(step: dict[str, Any]) -> _Rule | None:
 
 
 def _growth(rules: list[_Rule]) -> float:
-    """Return the characters that a chain of rules makes of one at most.
+    """Return the most characters that a chain of rules makes of one.
 
-    A rule goes on from what an earlier one made if it sees a character of it.
+    A rule applies to the output of an earlier one if it sees one of its characters.
     """
     reached: list[tuple[float, frozenset[str] | None]] = []
     forms: set[str] = set()
@@ -150,7 +150,7 @@ def _matches_nothing(expression: str) -> bool:
 
 
 def _longest_entry(table: str) -> int:
-    """Return the characters of the longest entry of SentencePiece's table of forms."""
+    """Return the length of the longest entry of SentencePiece's table of forms."""
     octets = base64.b64decode(table)
     size = int.from_bytes(octets[:4], "little")
     entries = octets[4 + size :].split(b"\0")

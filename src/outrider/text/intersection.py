@@ -52,9 +52,9 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a byte-level or SentencePiece tokenizer writes bytes in the names of its tokens.
+    """The way in which a byte-level or SentencePiece vocabulary spells bytes.
 
-    ``space`` stands for a space, ``falls_back`` says that there are tokens for single bytes.
+    ``space`` stands for a space; ``falls_back`` tells whether there are tokens for single bytes.
     """
 
     byte_level: bool
@@ -70,13 +70,13 @@ class Spelling:
         return token.replace(self.space or " ", " ").encode(errors="replace")
 
     def single(self, token: str) -> bytes:
-        """Return the byte that a token of SentencePiece for one byte stands for, else nothing."""
+        """Return the byte of a SentencePiece token for a single byte; empty for other tokens."""
         found = BYTE.fullmatch(token) if self.falls_back else None
         return bytes([int(found[1], 16)]) if found else b""
 
 
 def spelling_of(tokenizer: Tokenizer) -> Spelling | None:
-    """Return how a tokenizer writes bytes; None unless it is byte-level or SentencePiece."""
+    """Return a tokenizer's spelling of bytes; None unless it is byte-level or SentencePiece."""
     steps = _decoder(tokenizer)
     kinds = {step["type"] for step in steps}
     space = next(filter(None, map(_space, steps)), None)

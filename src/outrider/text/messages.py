@@ -7,23 +7,23 @@ from ..errors import RequestError, shown
 
 PARTS = ("text", "input_text", "output_text")
 OTHER_FIELDS = {"audio": "send text", "function_call": "send tool_calls"}
-"""Fields of a message that no template reads here, and what to do instead."""
+"""Fields of a message that are not supported, and what to do instead."""
 MOST_BRACKETS = 1 << 16
-"""Lists and objects in the arguments of a call; with more they stay text."""
+"""Most lists and objects in the arguments of a call; with more they stay text."""
 
 
 def readable(messages: list[Any]) -> list[dict[str, Any]]:
     """Return messages for chat templates: parts of text joined, arguments of calls as objects.
 
     Raises:
-        RequestError: a message has no role, or is not made of text and calls of functions.
+        RequestError: a message has no role, or holds more than text and function calls.
     """
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise _wrong(f"{where} is no object; give one with role and content.")
+        raise _wrong(f"{where} is not an object; give one with role and content.")
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise _wrong(f"{where} has no role; give system, user or assistant.")
@@ -74,9 +74,9 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(value: Any) -> Any:
-    """Return the arguments of a call: an object, or the text of what is no JSON.
+    """Return the arguments of a call as an object, or as text if they are not JSON.
 
-    Models write nothing, blanks or null for a function without parameters.
+    For a function without parameters models write nothing, blanks or null.
     """
     if isinstance(value, str):
         if value.count("{") + value.count("[") > MOST_BRACKETS:

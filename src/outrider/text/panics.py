@@ -1,7 +1,8 @@
-"""Errors of the tokenizers library that are no ``Exception``.
+"""Handles panics of the tokenizers library.
 
-It is written in Rust, and what it does not expect, such as an expression that takes too many tries
-on some text, is a panic: a ``BaseException`` that ends whoever only catches exceptions.
+The library is written in Rust. Errors that it does not expect, such as a regular expression that
+takes too many steps on some text, are panics: a ``BaseException``, which ``except Exception`` does
+not catch.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from ..errors import RequestError
 from ..fields import one_line
 
 ENDS = (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Errors that are no panic."""
+"""Errors that are not panics."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Where tokens begin in a text, in characters.
+"""Finds where tokens begin in a text, in characters.
 
-A token that goes on with a character begins where the character does.
+A token that continues a character begins where the character begins.
 """
 
 import codecs
@@ -9,24 +9,24 @@ from collections.abc import Iterable, Sequence
 from .detokenize import Detokenizer
 
 SLACK = 8
-"""Characters of a text that normalisation may have changed or dropped between two tokens."""
+"""Most characters that normalisation may have changed or dropped between two tokens."""
 
 
 class Places:
-    """The places of an output's tokens, one after the other.
+    """Finds the positions of an output's tokens, one after the other.
 
     Args:
-        writer: writes the text of the output, without an end at stop strings.
+        writer: writes the text of the output, ignoring stop strings.
         start: where the output begins.
     """
 
     def __init__(self, writer: Detokenizer, start: int) -> None:
         self._writer = writer
-        self._end = start  # of what is written
+        self._end = start  # of the text so far
         self._open = b""  # bytes that wait for the rest of a character
 
     def add(self, token: int, shown: bytes) -> int:
-        """Return where the next token begins, whose bytes in the text are ``shown``."""
+        """Return where the next token begins; its bytes in the text are ``shown``."""
         opened, _ = codecs.utf_8_decode(self._open, "replace", _begins(shown))
         place = self._end + len(opened)
         new, _ = self._writer.push(token)
@@ -36,15 +36,14 @@ class Places:
 
 
 def _begins(token: bytes) -> bool:
-    """Return whether a token begins with a character, and not with the rest of one."""
+    """Return whether a token begins with a new character, not with the rest of one."""
     return token[:1] != b"" and token[0] & 0b1100_0000 != 0b1000_0000
 
 
 def places_in(text: str, tokens: Iterable[bytes]) -> list[int]:
-    """Return where tokens begin in a text that was given, as a prompt is.
+    """Return where tokens begin in a given text, such as a prompt.
 
-    The text may lack the text of some tokens, as that of BOS, and be written in another way than
-    the tokens, which are normalised.
+    The text may lack some tokens, such as BOS, and differ from the tokens by normalisation.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     begins, parts, end = [], [], 0
@@ -62,7 +61,7 @@ def places_in(text: str, tokens: Iterable[bytes]) -> list[int]:
 
 
 def _aligned(pieces: Sequence[str], text: str) -> list[int]:
-    """Return where pieces of about this text begin in it."""
+    """Return where pieces that roughly make up the text begin in it."""
     places, end = [], 0
     for piece in pieces:
         for spelled in (piece, piece.lstrip(" ")):

@@ -32,7 +32,7 @@ LONGEST_TEXT = 1 << 24
 PER_VALUE = 64
 """Characters that a value counts for beside its own."""
 LONGEST_TEMPLATE = 1 << 17
-"""Characters of a template; jinja2 takes a minute to read a MiB."""
+"""Most characters of a template; jinja2 takes a minute to parse a MiB."""
 WIDEST = 64
 """The largest width, indent or count as an argument of ``PADDING``."""
 PADDING = frozenset(

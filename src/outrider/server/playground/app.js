@@ -18,7 +18,7 @@ function say(text, bad = false) {
   byId("message").classList.toggle("bad", bad);
 }
 
-// Every answer of a server that is there; browsers have no word of their own for one that is not.
+// Fetches, and says so if the server is gone; browsers only say "Failed to fetch".
 async function call(path, options = {}) {
   try {
     return await fetch(path, options);
@@ -30,7 +30,7 @@ async function call(path, options = {}) {
 function lost() {
   gone = true;
   disconnect();
-  const text = `The server at ${location.host} is gone: it does not answer. This page asks again.`;
+  const text = `The server at ${location.host} does not answer. This page keeps trying.`;
   say(text, true);
   return new Error(text);
 }
@@ -40,7 +40,7 @@ function disconnect() {
   byId("model").textContent = "not connected";
 }
 
-// What an answer says is wrong; a proxy before the server may say it without JSON.
+// The error that an answer reports; a proxy before the server may answer without JSON.
 async function failure(response) {
   const told = await response.json().catch(() => null);
   return new Error(told?.error?.message ?? `HTTP ${response.status} ${response.statusText}`.trim());
@@ -83,10 +83,10 @@ async function connect() {
   }
 }
 
-// Finds out that the server is gone, or there again.
+// Notices when the server goes away or comes back.
 async function beat() {
   if (document.hidden) return;
-  if (connected) await call("/health").catch(() => {}); // what is wrong is said
+  if (connected) await call("/health").catch(() => {}); // call() reports it
   else if (byId("key-label").hidden || byId("key").value) await connect();
 }
 
