@@ -242,7 +242,7 @@ def test_the_drafters_that_fit_are_ranked_by_forecast() -> None:
     text = advice_markdown(found)
     assert f"Best: {best.drafter}, {best.speedup['p50']}" in text
     assert "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B" in text
-    assert ("measure eagle3 beside it" in text) == (best.method == "draft_model")
+    assert ("also measure eagle3" in text) == (best.method == "draft_model")
 
 
 def test_family_tokenizer_ratio_and_devices_decide_what_fits() -> None:
@@ -293,12 +293,12 @@ def test_without_costs_the_order_is_that_of_rules_of_thumb(tmp_path: Path) -> No
     measured = asked("llama-3.3-70b", None, hardware=None, profile=file)
     assert [each.drafter for each in measured.candidates] == ["suffix"]  # model is not told which
     only = profile(tmp_path, model=DraftCosts(passes, 2e-5))
-    with pytest.raises(ConfigError, match="has measured model; name one"):
+    with pytest.raises(ConfigError, match="profile measured model; name one"):
         asked("llama-3.3-70b", None, hardware=None, profile=only)
 
 
 def test_acceptance_of_no_drafter_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is that of one drafter; say which"):
+    with pytest.raises(ConfigError, match="belongs to one drafter; name it"):
         asked("llama-3.3-70b", None, tensor_parallel=4, acceptance=of_rate(0.7, 5))
 
 
