@@ -17,11 +17,19 @@ from typer.testing import CliRunner
 
 from outrider.audit.endpoint import Report, Status, martingale, source, verify_endpoint
 from outrider.audit.endpoint import audit as module
-from outrider.audit.endpoint.answers import Law, Token, completions, law_of, message
-from outrider.audit.endpoint.laws import Context, Prompt
+from outrider.audit.endpoint.answers import (
+    Completion,
+    Law,
+    Token,
+    completions,
+    law_of,
+    message,
+)
+from outrider.audit.endpoint.laws import Context, Laws, Prompt, draw_of, observe
 from outrider.audit.endpoint.martingale import compare, visible_alike, visible_apart
 from outrider.audit.endpoint.outcome import share
 from outrider.audit.endpoint.sampling import CELLS, SAMPLINGS, Sampling, expected
+from outrider.audit.endpoint.source import Clock, Server, WithoutSpeculation
 from outrider.cli import app
 from outrider.errors import ConfigError, EndpointError
 
@@ -423,6 +431,21 @@ def test_tokens_that_cannot_be_told_apart_count_as_others() -> None:
     assert Context(Prompt("p", (1, 2)), (Token("\ufffd", 7),)).given == (1, 2, 7)
     assert Token("x", 3).same(Token("y", 3))
     assert not Token("x", 3).same(Token("x", 4))
+
+
+def test_behind_tokens_that_look_special_nothing_is_judged() -> None:
+    """Ends of answers are not counted there, so the other tokens alone follow no law."""
+    law = law_of([(Token("a"), -0.7), (Token("b"), -1.0), (Token(""), -2.0)])
+    laws = Laws(WithoutSpeculation(Server("http://x", None, None)), Clock(None))
+    draws, ends = [], [Token("<br>", 7), Token(" c", 8)]
+    for first in ends:
+        laws._known[Context(Prompt("p", (1,)), (first,))] = law
+        for text, reason in (("a", "length"), ("", "stop")):
+            tokens = (first, Token(text, 9)) if text else (first,)
+            draws.append(draw_of(Prompt("p", (1,)), Completion("", reason, tokens)))
+    seen = observe(draws, NONE, laws, {}, later=True)
+    assert [context.tokens for context in seen.contexts] == [(ends[1],)]
+    assert seen.counts.tolist() == [[1, 0, 0, 0, 0, 1]]
 
 
 def test_the_rate_that_trials_show() -> None:

@@ -159,6 +159,8 @@ def observe(
     for draw in draws:
         places = range(1, len(draw.tokens)) if later else range(min(1, len(draw.tokens)))
         for at in places:
+            if at and not draw.tokens[at - 1].clear:
+                continue  # whether an answer ended there is not known, see ``draw_of``
             drawn[Context(draw.prompt, draw.tokens[:at])].append(draw.tokens[at])
     contexts, rows = [], []
     for context, tokens in drawn.items():
