@@ -479,7 +479,7 @@ def test_a_folder_of_pickles_is_told_of_convert(
         file.unlink()
     for name in files:
         (folder / name).write_bytes(b"x")
-    said = rf"{re.escape(files[0])} is pickled.*outrider convert {folder} NEW_FOLDER"
+    said = rf"{re.escape(files[0])} is a pickle.*outrider convert {folder} NEW_FOLDER"
     with pytest.raises(ModelError, match=said):
         LLM(folder, None, **SMALL)
     for command in (

@@ -82,7 +82,7 @@ DAMAGE: list[tuple[Change, str]] = [
     (lambda d: d["deployment"]["target"].update(bits=4), "deployment.target.bits"),
     (lambda d: d["break_even"].update(rate=1), "break_even.rate"),
     (lambda d: d.update(version=2), "of version 2, but this Outrider reads version 1"),
-    (lambda d: d.pop("version"), "no advice with a version"),
+    (lambda d: d.pop("version"), "not an advice with a version"),
     (lambda d: d.pop("deployment"), "has no deployment"),
     (lambda d: d["deployment"].update(tensor_parallel="4"), "deployment.tensor_parallel is '4'"),
     (lambda d: d["deployment"].update(tensor_parallel=4.5), "deployment.tensor_parallel is 4.5"),

@@ -435,7 +435,7 @@ def test_a_manifest_whose_indentation_was_lost_says_so(fewer: int) -> None:
             translate(lost(old, fewer))
     with pytest.raises(ConfigError, match="line breaks are lost: line 1 has several keys"):
         translate(" ".join(text.split()))
-    with pytest.raises(ConfigError, match="template; give what helm template makes of it"):
+    with pytest.raises(ConfigError, match="template of a chart; give the output of helm template"):
         translate(text.replace("vllm/vllm-openai:v0.6.3", "{{ .Values.image }}"))
 
 
@@ -502,7 +502,7 @@ def test_a_list_of_kubectls_is_read_like_its_items() -> None:
         ("vllm serve `a", "is open"),
         ("vllm serve a\ufdd0", "U\\+FDD0"),
         ("vllm serve a --enable-chunked-prefill=$X", "switches take no value"),
-        ("trtllm-build --max_batch_size $N", "only its shell knows"),
+        ("trtllm-build --max_batch_size $N", "a variable of the shell"),
         ("vllm serve --port 1", "names no model"),
         ("text-generation-launcher --speculate 2", "names no model"),
         (SERVER + "--speculative-model org/d", "no num_speculative_tokens"),

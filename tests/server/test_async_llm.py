@@ -328,7 +328,7 @@ def test_a_script_without_a_guard_is_told_so_once(tiny_llama: Path, tmp_path: Pa
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1  # of the error itself, in the script
     last = done.stderr.splitlines()[-1]
-    assert f"imports {script}, and that starts an engine" in last
+    assert f"imports {script}, which starts an engine again" in last
     assert 'if __name__ == "__main__":' in last
     assert "bootstrapping" not in done.stderr
 
