@@ -60,7 +60,7 @@ def test_thresholds_come_from_a_file_and_flags_win(tmp_path: Path) -> None:
         (("diagnose", "http://127.0.0.1:9"), "cannot be reached"),
         (("diagnose", "none.json"), "is no file"),
         (("diagnose", CASES / "healthy.json", "--fact", "speedup"), "give NAME=VALUE"),
-        (("diagnose", CASES / "healthy.json", "--thresholds", CASES / "healthy.json"), "no TOML"),
+        (("diagnose", CASES / "healthy.json", "--thresholds", CASES / "healthy.json"), "as TOML"),
         (("doctor", "--port", "70000"), "port is 70000"),
         (("checklist", "--yes", "nonsense"), "there is no point"),
         (("checklist", "--state", CASES / "healthy.json"), "is not a checklist's state"),

@@ -320,7 +320,7 @@ def test_the_exit_code_says_that_nothing_keeps_the_levels() -> None:
         ("[model]", "[fleet]\nstandby = 2\n[model]", "standby"),
         ("[model]", "[fleet]\nmax_num_seqs = 0\n[model]", "max_num_seqs"),
         ("[model]", "[fleet]\nprice = -1\n[model]", "price"),
-        ("[model]", "[[[", "is no TOML"),
+        ("[model]", "[[[", "cannot be read as TOML"),
         ("[model]", "{", "cannot be read as JSON"),
     ],
 )

@@ -530,7 +530,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"engine = ", "is no TOML"), (b"\xff", "not UTF-8"), (None, "No such file")],
+    [(b"engine = ", "cannot be read as TOML"), (b"\xff", "not UTF-8"), (None, "No such file")],
 )
 def test_a_bad_file_is_a_sentence(content: bytes | None, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"

@@ -516,7 +516,7 @@ def test_a_list_of_kubectls_is_read_like_its_items() -> None:
         ("trtllm-build --max_batch_size many", "whole number"),
         ("trtllm-build\ntrtllm-build", "several builds"),
         ("from vllm import LLM\nLLM(", "no Python"),
-        ("kind: Deployment\n\tx", "no YAML"),
+        ("kind: Deployment\n\tx", "as YAML"),
         ("kind: ConfigMap\n", "No container"),
         ("kind: Deployment\nspec: [1]\n", "No container"),
         (DEPLOYMENT % "{image: vllm/vllm-openai, args: x}", "a list of words"),
@@ -533,7 +533,7 @@ def test_a_list_of_kubectls_is_read_like_its_items() -> None:
         ),
         ("LLM(speculative_config={}, speculative_model='d', num_speculative_tokens=1)", "keep one"),
         (SERVER + EIGHT + "--speculative-config '{}'", "keep one"),
-        ("kind: " + "[" * 5000, "no YAML|nested too deeply"),
+        ("kind: " + "[" * 5000, "as YAML|nested too deeply"),
         ("kind: 2024-99-99", "No container"),
     ],
 )

@@ -31,7 +31,7 @@ p99 = { above = 2.0 }
 errors = { above = 0.1, clear = 0.01, for = 5 }
 """
 HOSTILE = {
-    "no TOML": ("[engine", "is no TOML"),
+    "no TOML": ("[engine", "cannot be read as TOML"),
     "empty": ("", "names no engine"),
     "no url": ("[engine]\nkind = 'vllm'", "[engine] has no url"),
     "typo": ("intervall = 3\n[engine]\nurl = 'http://a'", "did you mean 'interval'"),
@@ -45,7 +45,7 @@ HOSTILE = {
     "a number beyond floats": (
         f"window = {'9' * 400}\n[engine]\nurl = 'http://a'", "window has more than 300 digits",
     ),
-    "a number beyond Python": (f"window = {'9' * 5000}\n[engine]\nurl = 'http://a'", "no TOML"),
+    "a number beyond Python": (f"window = {'9' * 5000}\n[engine]\nurl = 'http://a'", "as TOML"),
     "a port of many digits": (
         f"listen = 'a:{'9' * 5000}'\n[engine]\nurl = 'http://a'", "give HOST:PORT",
     ),

@@ -342,7 +342,7 @@ def test_thresholds_and_advice_reach_the_rules(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("{", "cannot be read as JSON"), ("[1]", "not an advice"), ("{}", "not an advice"),
-        ('{"break_even": {"value": "x"}}', "no advice"),
+        ('{"break_even": {"value": "x"}}', "not an advice"),
     ],
 )  # fmt: skip
 def test_bad_advice_is_one_sentence(content: str, words: str, tmp_path: Path) -> None:

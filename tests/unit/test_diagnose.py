@@ -428,7 +428,7 @@ def test_an_address_that_is_none_gets_a_sentence(url: str) -> None:
         ('{"a": 1}', "neither metrics nor a report"),
         ('{"runs": 3}', "neither metrics nor a report"),
         ('{"runs": [3, {"acceptance_rate": "high"}]}', "neither metrics nor a report"),
-        ("{", "is no JSON"),
+        ("{", "cannot be read as JSON"),
         ("[" * 100_000, "cannot be read as JSON: it is nested too deeply"),
         ('{"memory_used": 1e999}', "give a finite number"),
         ('{"memory_used": 0.9, "memory_used": 0.1}', "twice"),
