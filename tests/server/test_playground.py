@@ -274,16 +274,16 @@ def test_the_page_says_that_the_server_is_gone_and_back(browser) -> None:
     assert "stub" in at(browser, "#model").text
     server.missing = 9
     at(browser, "#run").click()
-    ends_with("is gone")  # in the middle of a stream
+    ends_with("does not answer")  # in the middle of a stream
     until(browser, lambda: "is back" in at(browser, "#message").text)
     assert "stub" in at(browser, "#model").text
     port = server.end()
-    until(browser, lambda: "is gone" in at(browser, "#message").text)  # by itself
+    until(browser, lambda: "does not answer" in at(browser, "#message").text)  # by itself
     assert f"127.0.0.1:{port}" in at(browser, "#message").text
     assert at(browser, "#model").text == "not connected"
     for button in ("#run", "#race"):
         at(browser, button).click()
-        ends_with("is gone")
+        ends_with("does not answer")
     server = Ends(port)
     until(browser, lambda: "stub" in at(browser, "#model").text)
     assert at(browser, "#message").text == "The server is back."
