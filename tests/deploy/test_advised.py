@@ -95,7 +95,7 @@ DAMAGE: list[tuple[Change, str]] = [
     (lambda d: d["deployment"]["target"].update(weights_gib=1e999), "give a finite number"),
     (lambda d: d["speedup"]["p10"].update(value=float("nan")), "give a finite number"),
     (lambda d: d["break_even"].update(value=1.5), "break_even is 1.5"),
-    (lambda d: d["deployment"]["target"].update(checkpoint="a\nb"), r"'a\\nb' is not a single line"),
+    (lambda d: d["deployment"]["target"].update(checkpoint="a\nb"), r"'a\\nb' is not a single"),
     (lambda d: d.update(target="\x1b[31m"), r"x1b\[31m' is not a single line of text"),
     (lambda d: d.update({"\x1b]0;\u2028": 1}), r"no advice has, .x1b\]0;; drop"),
     (lambda d: d.update(k="5"), "k is '5'"),
