@@ -118,7 +118,8 @@ def test_diagnose_waits_for_no_trickle(start: bytes, monkeypatch: pytest.MonkeyP
 
 def test_doctor_reports_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = outrider("doctor", "--model", tmp_path, "--port", "0")
-    probe = {"torch": "2", "threads": 2, "isas": ["a"], "isa": "a", "cuda_build": "", "cuda": []}
+    probe = {"torch": "2", "threads": 2, "isas": ["a"], "isa": "a", "isa_error": "",
+             "cuda_build": "", "cuda": []}  # fmt: skip
     monkeypatch.setattr(sys.modules["outrider.planning.doctor"], "_probe", lambda models: probe)
     good = outrider("doctor", "--port", "0", "--json")
     report = json.loads(good.stdout)
