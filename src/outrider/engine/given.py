@@ -21,7 +21,7 @@ class Given(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """All but the drafter, as ``given`` takes them."""
+        """All options but the drafter, in the form that ``given`` takes."""
         return {**self.engine, **self.lookup, "tokenizer": self.tokenizer}
 
     def config(self) -> EngineConfig:

@@ -60,7 +60,7 @@ def load_model(
         model_config: of the checkpoint, where it was read already.
 
     Raises:
-        ConfigError: ``quantization`` is no recipe, or see ``check_left``, or
+        ConfigError: ``quantization`` is not a recipe, or see ``check_left``, or
             ``max_length`` needs rotary tables out of proportion.
         MemoryBudgetError: there is no memory for the rotary tables.
         ModelError: the checkpoint cannot be read; or transformers runs the model, which then takes

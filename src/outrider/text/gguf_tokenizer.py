@@ -31,7 +31,7 @@ SPECIALS = {
 LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
 """The lists of a tokenizer, and the types of their items."""
 TEMPLATE = "tokenizer.chat_template"
-"""The key of the chat template; others have names behind it."""
+"""The key of the default chat template; the keys of others append their names."""
 LONGEST_PIECE = 256
 """Most characters of a piece that is merged from others; only added tokens are longer."""
 
@@ -104,7 +104,7 @@ def chat_templates(file: GGUF) -> str | dict[str, str] | None:
     """Return the chat templates in ``file``: the only one, or all by name as transformers has them.
 
     Raises:
-        ModelError: one of them is no text.
+        ModelError: one of them is not text.
     """
     templates = {
         key.removeprefix(TEMPLATE).removeprefix(".") or "default": file.fields.text(key)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def read_codec(folder: Path, specials: bool = True) -> TextCodec:
     """Return the codec of a checkpoint.
 
-    A GGUF file that holds its tokenizer takes no transformers, which is slow to import.
+    A GGUF file that holds its tokenizer needs no transformers, which is slow to import.
 
     Args:
         folder: the checkpoint: a folder or a GGUF file.
@@ -93,7 +93,7 @@ def _words(folder: Path) -> Words:
 
 
 def _of_gguf(path: Path) -> Words | None:
-    """Return the tokenizer in a GGUF file; None where the file's folder has the one to take."""
+    """Return the tokenizer in a GGUF file; None if that of the file's folder is to be used."""
     try:
         return gguf_tokenizer(open_gguf(path))
     except ModelError:

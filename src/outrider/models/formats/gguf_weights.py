@@ -88,9 +88,9 @@ class GGUFTensors:
         return tensor if order is None else tensor[order]
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype | None) -> Matrix:
-        """Return the matrix ``name`` of ``shape`` (out, in): as quantised, or in ``dtype``.
+        """Return the matrix ``name`` of ``shape`` (out, in): as stored, or in ``dtype``.
 
-        None is fp32.
+        A ``dtype`` of None is fp32.
         """
         stored = self._find(name, shape)
         if stored.kind not in EXACT:
@@ -107,12 +107,12 @@ class GGUFTensors:
         return matrix if order is None else matrix.rows(order)
 
     def kept(self, name: str) -> str | None:
-        """Return the type of the codes that the matrix ``name`` keeps, if it has some."""
+        """Return the type of the codes that the matrix ``name`` keeps; None if it keeps none."""
         stored = self._file.tensors.get(_key(name))
         return stored.kind.name if stored is not None and stored.kind in EXACT else None
 
     def nbytes(self, name: str) -> int:
-        """Return the stored bytes of the tensor ``name``."""
+        """Return the number of stored bytes of the tensor ``name``."""
         return self._file.tensors[_key(name)].nbytes
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -124,7 +124,7 @@ class GGUFTensors:
         key = _key(name)
         stored = self._file.tensors.get(key)
         if stored is None:
-            raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata promises one.")
+            raise ModelError(f"{self.folder} has no tensor {key!r}; its metadata requires one.")
         if stored.shape != shape:
             raise ModelError(
                 f"{self.folder}: tensor {key!r} is {list(stored.shape)}, but its metadata says "
