@@ -129,9 +129,9 @@ class Architecture(Shape):
 def find_folder(model: Folder, more: Sequence[str] = ()) -> Path:
     """Return the folder of a checkpoint: ``model`` itself, or the hub's snapshot of that name.
 
-    ``POCKET`` is the bundled target, unless a folder of that name exists. A GGUF file is returned as
-    it is; for other files of a checkpoint their folder is returned. ``more`` are patterns of further
-    files to fetch.
+    ``POCKET`` is the bundled target, unless a folder of that name exists. A GGUF file is returned
+    as it is; for other files of a checkpoint their folder is returned. ``more`` are patterns of
+    further files to fetch.
 
     Raises:
         ModelError: it is neither a folder nor a name that the hub (or its cache) knows.
