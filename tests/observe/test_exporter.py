@@ -358,7 +358,7 @@ def test_bad_usage_is_one_sentence(tmp_path: Path) -> None:
             (("x", "--baseline", str(tmp_path / "none.json")), "cannot be read"),
             (("x", "--port", port), "cannot be listened on"),
             (("x", "--host", "nowhere.invalid"), "cannot be listened on"),
-            (("x", "--api-key", "a\nb"), "the API key has letters"),
+            (("x", "--api-key", "a\nb"), "the API key has characters"),
         ):  # fmt: skip
             done = CliRunner().invoke(app, ["observe", "exporter", *options])
             assert done.exit_code == 2, options

@@ -339,7 +339,7 @@ def test_damaged_and_pickled_weights_are_refused(
         load(folder)
     file.unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model.bin is pickled.*outrider convert"):
+    with pytest.raises(ModelError, match=r"pytorch_model.bin is a pickle.*outrider convert"):
         load(folder)
 
 

@@ -558,7 +558,7 @@ def changed(**values: Any) -> Callable[[gguf.GGUFWriter], None]:
         (changed(head_count=0), "head_count is 0; a whole number from 1 to"),
         (changed(rope_dimension_count=8), "8 of 16 elements turn"),
         (changed(vocab_size=100), r"'token_embd.weight' is \[128, 64\], but.*says \[100, 64\]"),
-        (changed(block_count=3), r"has no tensor 'blk.2.attn_q.weight'; its metadata promises"),
+        (changed(block_count=3), r"has no tensor 'blk.2.attn_q.weight'; its metadata requires"),
         (changed(rope_scaling_type=gguf.RopeScalingType.LONGROPE), "'longrope' is not read"),
     ],
 )
