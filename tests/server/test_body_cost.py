@@ -46,15 +46,6 @@ def strict(tiny_llama: Path) -> Iterator[Served]:
         yield server
 
 
-def peak(server: Served) -> int:
-    """The most bytes that server and engine held at a time, each for itself."""
-    total = 0
-    for process in (server.process.pid, server.engine()):
-        status = Path(f"/proc/{process}/status").read_text()
-        total += 1024 * int(status.partition("VmHWM:")[2].split()[0])
-    return total
-
-
 class Pulse:
     """Asks for /health again and again; ``longest`` is how long an answer took at most."""
 
@@ -96,7 +87,7 @@ def test_no_hostile_body_takes_much_time_or_memory(strict: Served) -> None:
                 wrong[name] = (found.status_code, found.text[:400])
             if pulse.longest > LONGEST_WAIT:
                 slow[name] = pulse.longest
-            assert peak(strict) - before < MOST_MEMORY, name
+            assert strict.peak() - before < MOST_MEMORY, name
     assert not wrong
     assert not slow
 
