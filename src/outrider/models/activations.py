@@ -32,6 +32,12 @@ class Activations(Mapping[str, Any]):
         return import_module(_ACTIVATIONS).ACT2FN
 
 
+def auto_config() -> Any:
+    """Return transformers' ``AutoConfig``, imported without what runs activations."""
+    keep_light()
+    return import_module("transformers").AutoConfig
+
+
 def keep_light() -> None:
     """Import the checks with ``Activations``, unless they or the activations are there already."""
     if _CHECKS in sys.modules or _ACTIVATIONS in sys.modules:

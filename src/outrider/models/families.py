@@ -20,7 +20,7 @@ from ..fields import Fields, one_line, read_object
 from ..gguf import is_gguf
 from ..limits import LARGEST_INT
 from ..types import Folder
-from .activations import keep_light
+from .activations import auto_config
 from .claims import check_claims
 from .formats.gguf_config import read_gguf_config
 from .formats.methods import find_format
@@ -175,11 +175,8 @@ def read_config(folder: Path) -> PretrainedConfig:
     file = folder / "config.json"
     options = read_object(file)
     check_claims(options, file)
-    keep_light()
-    from transformers import AutoConfig
-
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config: PretrainedConfig = auto_config().from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of whatever kind transformers' checks raise
         if "auto_map" in options:
             raise ModelError(

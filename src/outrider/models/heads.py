@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ModelError
 from ..fields import Fields, one_line, read_object
 from ..limits import LARGEST_DRAFT, LARGEST_INT
+from .activations import auto_config
 from .choices import Paths, read_choices
 from .claims import check_claims
 from .families import Architecture, Shape, read_architecture
@@ -154,10 +155,8 @@ def _architecture(
     given = {name: value for name, value in options.items() if name != "model_type"}
     given |= {"vocab_size": vocabulary, "tie_word_embeddings": False, "quantization_config": None}
     given.pop("architectures", None)
-    from transformers import AutoConfig
-
     try:
-        config: PretrainedConfig = AutoConfig.for_model(family, **given)
+        config: PretrainedConfig = auto_config().for_model(family, **given)
     except Exception as error:  # of whatever kind transformers' checks raise
         raise ModelError(f"{values.where} cannot be used: {one_line(error)}.") from None
     found = read_architecture(config, folder)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from .activations import auto_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -34,10 +36,8 @@ def whole(config: Any) -> PretrainedConfig:
     Raises:
         Exception: of whatever kind transformers' checks raise.
     """
-    from transformers import AutoConfig, PretrainedConfig
-
-    if isinstance(config, PretrainedConfig):
-        return config
+    if not is_plain(config):
+        return cast("PretrainedConfig", config)
     options = dict(vars(config))
-    found: PretrainedConfig = AutoConfig.for_model(options.pop("model_type"), **options)
+    found: PretrainedConfig = auto_config().for_model(options.pop("model_type"), **options)
     return found
