@@ -1,4 +1,4 @@
-"""How soon a server answers, and what it holds.
+"""Measures how soon a server answers, and the memory that it holds.
 
 Seconds from the start of ``outrider serve`` until it is ready, at a machine's first start, which
 measures what steps cost, and at later ones; and the peak of resident memory of both processes after

@@ -1,4 +1,4 @@
-"""What a tuning found: the best setting, how sure that is, and configs that say it."""
+"""The result of a tuning: the best setting, how sure that is, and configs that say it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the frontend needs to know of a checkpoint, without torch and transformers.
+    """The facts of a checkpoint for the frontend, free of torch and transformers.
 
     ``drafter`` is the name of the default drafter; ``codec`` is None where there is no tokenizer.
     """

@@ -1,4 +1,4 @@
-"""What the guard tells the world: log, metrics, webhook and audit."""
+"""Publishes what the guard does: log, metrics, webhook and audit."""
 
 from __future__ import annotations
 

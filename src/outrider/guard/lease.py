@@ -1,4 +1,4 @@
-"""What keeps two guards from acting at once."""
+"""Keeps two guards from acting at once."""
 
 from __future__ import annotations
 

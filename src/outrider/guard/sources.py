@@ -1,4 +1,4 @@
-"""Where figures come from: Prometheus, or the servers' own ``/metrics``."""
+"""The sources of figures: Prometheus, or the servers' own ``/metrics``."""
 
 from __future__ import annotations
 

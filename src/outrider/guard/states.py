@@ -1,4 +1,4 @@
-"""What the guard sees, remembers and decides."""
+"""The guard's observations, memory and decisions."""
 
 from __future__ import annotations
 

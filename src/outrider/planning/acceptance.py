@@ -1,4 +1,4 @@
-"""What is known of acceptance: measured, sampled or assumed.
+"""The known acceptance: measured, sampled or assumed.
 
 Published acceptance is accepted / drafted at a draft length K: the mean of survival at positions
 1 to K, since a draft's tokens behind the first refused one count as drafted. It is no chance per

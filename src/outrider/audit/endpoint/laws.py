@@ -48,7 +48,7 @@ class Context(NamedTuple):
 
 
 class Laws:
-    """What a reference says about contexts; each is asked for once."""
+    """The laws of contexts that a reference gives; each is asked for once."""
 
     def __init__(self, source: Source, clock: Clock) -> None:
         self.source, self._clock = source, clock

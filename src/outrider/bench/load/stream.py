@@ -1,4 +1,4 @@
-"""What a streamed answer holds: when tokens arrived, and how many at once."""
+"""The tokens of a streamed answer: when they arrived, and how many at once."""
 
 from __future__ import annotations
 

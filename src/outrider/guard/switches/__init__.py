@@ -1,4 +1,4 @@
-"""What the guard changes things with."""
+"""The switches with which the guard makes changes."""
 
 from __future__ import annotations
 
