@@ -23,7 +23,7 @@ from .outlook import PLAIN, Choice, Method, Stream, counts_by_depth, parts_of
 from .scheduler import Plan
 from .shadows import Peek, Shadows
 
-OWN, OWN_SECONDS = 0.003, 1e-4
+OWN, OWN_SECONDS = 0.002, 1e-4
 """Share of the time that looking at steps may take, and that choosing may take; and the seconds
 of a step that each may take at most."""
 SELDOMLY, REVIEWED = 24, (16, 192)
@@ -145,16 +145,9 @@ class Adaptive:
         ):
             return
         self._sequences = sequences
-        streams = [
-            Stream(
-                s.id,
-                s.workload,
-                len(s.tokens),
-                *self._ready(freedom(s.request.speculation), s.workload),
-                left=s.limit - len(s.tokens),
-            )
-            for s in sequences
-        ]
+        # Only a comparison looks at how far known sequences are.
+        known = {} if self.controller.due(len(sequences)) else self._streams
+        streams = [known.get(s.id) or self._stream(s, freedom) for s in sequences]
         self._streams = {stream.id: stream for stream in streams}
         self._by_id = {sequence.id: sequence for sequence in sequences}
         self._context = sum([stream.context for stream in streams])
@@ -180,6 +173,11 @@ class Adaptive:
         self._new = self._is_new()
         self._looking = self._looking or self._new
         self._own = time.perf_counter() - begin
+
+    def _stream(self, sequence: SequenceState, freedom: Callable[[Speculation], Freedom]) -> Stream:
+        length, workload = len(sequence.tokens), sequence.workload
+        free = self._ready(freedom(sequence.request.speculation), workload)
+        return Stream(sequence.id, workload, length, *free, left=sequence.limit - length)
 
     def _ready(self, freedom: Freedom, workload: str) -> Freedom:
         """Return the freedom without the methods whose drafters cannot draft for a workload yet."""

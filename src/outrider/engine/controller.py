@@ -35,8 +35,8 @@ from .survival import Survival
 REVIEW_STEPS = 16
 """Steps after which choices are compared again, if the batch stays alike."""
 CHANGED = 4
-"""Choices are compared this many times sooner where the batch has changed by a quarter, and at once
-where it has doubled or halved."""
+"""Choices are compared this many times sooner where drafts are used and the batch has changed by a
+quarter. They are compared at once where it has doubled or halved."""
 FIRST_REVIEWS = 16
 """Steps that are reviewed one by one while drafts teach something new. If nothing is drafted, a new
 engine doubles the steps between reviews."""
@@ -134,13 +134,14 @@ class Controller:
         self.paused = self._guards.pauses(len(streams), self.step)
         if self.paused:
             return [stream.fixed or PLAIN for stream in streams]
-        due = self._due(len(streams))
+        due = self.due(len(streams))
         if due:
             self._review(streams)
         assigned = self._assigned
         choices = [s.fixed or assigned.get(s.id) or self._joined(s) for s in streams]
         if due:
-            self._planned = self._next_trial(streams, choices)
+            soon = self._saved(len(streams), self.review_steps) >= self._rested
+            self._planned = self._next_trial(streams, choices) if soon else None
         elif self._planned is not None and self._affordable(self._planned, len(streams)):
             return self._try(self._planned, streams, choices)
         return choices
@@ -152,18 +153,19 @@ class Controller:
 
     def steady(self, streams: int) -> bool:
         """Return True, and count a step, where ``decide`` would choose the same again."""
-        same = self._steady and not self._due(streams)
+        same = self._steady and not self.due(streams)
         same = same and not (self._planned and self._affordable(self._planned, streams))
         self.step += same
         return same
 
-    def _due(self, streams: int) -> bool:
+    def due(self, streams: int) -> bool:
+        """Return True where choices are compared before the next step of so many sequences."""
         size = self._size
         if streams >= 2 * size or 2 * streams <= size:
             return True
         drafts = any(choice.depth for choice in self.choices.values())
         every = self.review_steps
-        if abs(streams - size) > size // 4:
+        if drafts and abs(streams - size) > size // 4:
             every //= CHANGED
         if self.step < FIRST_REVIEWS and drafts:
             every = 1
