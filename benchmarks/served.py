@@ -34,11 +34,8 @@ class Served(AbstractContextManager["Served", None]):
     def __init__(self, *arguments: str | Path, **environment: str) -> None:
         self.lines: list[str] = []
         self.url = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "outrider", "serve", "--port", "0", *map(str, arguments)],
-            stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **environment},
-        )  # fmt: skip
+        words = ["serve", "--port", "0", *map(str, arguments)]
+        self.process = self._begin(words, {**os.environ, **environment})
         self._up = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -48,6 +45,13 @@ class Served(AbstractContextManager["Served", None]):
 
     def __exit__(self, *_: object) -> None:
         self.stop(signal.SIGKILL)
+
+    def _begin(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+        """Start the process."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "outrider", *words],
+            stderr=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
 
     def _read(self) -> None:
         """Keep what it says, and find its address there."""

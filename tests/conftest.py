@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis  # before any test: its hook for trio warns where one has frozen the collector
 import pytest
+from forked import PRELOADED, Served, by_fork
 from httpx._transports import default as httpx_transports
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import openai
     import torch
 
-    from benchmarks.served import Served
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -149,17 +149,11 @@ def make_checkpoint() -> MakeCheckpoint:
 def costly_work_is_done_once() -> Iterator[None]:
     """Imports for the processes of ``AsyncLLM`` (5 s of CPU), certificates for clients (50 ms).
 
-    These processes are forked from one that has done the imports; those of ``Served`` are spawned,
-    as everywhere.
+    These processes are forked from one that has done the imports, as are those of ``forked``.
     """
-    context = multiprocessing.get_context
-    multiprocessing.set_forkserver_preload(["outrider.engine.worker"])
+    multiprocessing.set_forkserver_preload([PRELOADED])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            multiprocessing,
-            "get_context",
-            lambda method=None: context("forkserver" if method == "spawn" else method),
-        )
+        patch.setattr(multiprocessing, "get_context", by_fork)
         name = "create_ssl_context"
         patch.setattr(httpx_transports, name, functools.cache(getattr(httpx_transports, name)))
         yield
@@ -219,8 +213,6 @@ def tiny_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(tiny_llama: Path, tiny_drafter: Path) -> Iterator[Served]:
     """A server of the tiny pair by two names; leave it as it was."""
-    from benchmarks.served import Served
-
     with Served(
         tiny_llama,
         "--served-model-name",

@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from forked import Served
 from prometheus_client import CollectorRegistry, generate_latest
 from promql import EXPOSITIONS, check, names, needs_promtool, samples, scraped, series
 from typer.testing import CliRunner
 from watching import FakeGpus, Replay
 
-from benchmarks.served import Served
 from outrider.cli import app
 from outrider.guard.events import Events
 from outrider.guard.store import Store

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from forked import Served
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.served import Served
 from outrider import LLM, SamplingParams
 from outrider.engine import worker as engine_worker
 from outrider.engine.messages import Beliefs, Message

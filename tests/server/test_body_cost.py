@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.exceptions import RequestValidationError
+from forked import Served
 from hostile_bodies import HOSTILE
 from httpx import ASGITransport
 
-from benchmarks.served import Served
 from outrider.limits import SAMPLING
 from outrider.server.admission import ALWAYS, Held, Queue, Room
 from outrider.server.app import create_app

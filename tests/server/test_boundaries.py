@@ -12,10 +12,10 @@ import httpx
 import pytest
 from boundaries import EDGES, EngineProcess, Field, of_body, of_dataclass, of_schema
 from conftest import PAD, padded_copy
+from forked import Served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.served import Served
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.limits import REQUEST, SAMPLING, SPECULATION

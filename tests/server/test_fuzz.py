@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Served
 
 from benchmarks.fuzz import hostile, values
 from benchmarks.fuzz.bodies import CHAT, COMPLETIONS, KNOWN, Bodies, Case
@@ -16,7 +17,6 @@ from benchmarks.fuzz.hostile import SIZES, Hostile, large_bodies, small_bodies
 from benchmarks.fuzz.judge import faults
 from benchmarks.fuzz.run import OPTIONS, Fuzzer, Seen, published
 from benchmarks.fuzz.wire import Answer, Connection
-from benchmarks.served import Served
 from outrider.server.protocol import ChatRequest, CompletionRequest
 
 BODIES, CONNECTIONS, SEED = 600, 8, 5

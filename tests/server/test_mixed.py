@@ -6,9 +6,9 @@ import asyncio
 from itertools import islice
 
 import pytest
+from forked import Served
 
 from benchmarks.mixed import LONGEST, SHORTEST, TEMPERATURES, figures, make_calls, measure
-from benchmarks.served import Served
 from outrider.errors import OutriderError
 
 

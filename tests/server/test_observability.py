@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
+from forked import Served
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from benchmarks.served import Served
 from outrider.server.access import Access
 from outrider.server.log import _Formatter, log_call, logger
 from outrider.server.security import Gate

@@ -382,7 +382,7 @@ def test_a_head_is_served_with_the_target_and_length_that_it_names(
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux has this file")
-def test_the_front_process_holds_no_torch(server: Served) -> None:
+def test_the_front_process_holds_no_torch(headed: Served) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     body = {
         "messages": [{"role": "user", "content": "fox"}], "max_tokens": 4, "logprobs": True,
@@ -390,8 +390,8 @@ def test_the_front_process_holds_no_torch(server: Served) -> None:
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
     }  # fmt: skip
     for fields in (body, {k: v for k, v in body.items() if k != "response_format"}):
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=fields, timeout=60)
+        answer = httpx.post(f"{headed.url}/v1/chat/completions", json=fields, timeout=60)
         assert answer.status_code in (200, 400), answer.text
-    assert httpx.get(f"{server.url}/v1/speculation").status_code == 200
-    assert httpx.get(f"{server.url}/metrics").status_code == 200
-    assert "torch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert httpx.get(f"{headed.url}/v1/speculation").status_code == 200
+    assert httpx.get(f"{headed.url}/metrics").status_code == 200
+    assert "torch" not in Path(f"/proc/{headed.process.pid}/maps").read_text()

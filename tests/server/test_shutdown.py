@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import forked
 import httpx
 import pytest
 
@@ -60,14 +61,17 @@ def metrics_port() -> int:
 
 @pytest.fixture(scope="module")
 def servers(tiny_llama: Path, metrics_port: int) -> Iterator[dict[str, Served]]:
-    """Servers to end, made side by side; what "drains" has its metrics at a port of their own."""
-    options = {
-        "loaded": ("--max-num-seqs", "16"),
-        "drains": ("--metrics-port", str(metrics_port)),
-        "is cut": ("--shutdown-timeout", "0.2"),
+    """Servers to end, made side by side; what "drains" has its metrics at a port of their own.
+
+    One is started as everybody starts it: its resource tracker would tell what it leaves behind.
+    """
+    options: dict[str, tuple[type[Served], *tuple[str, ...]]] = {
+        "loaded": (Served, "--max-num-seqs", "16"),
+        "drains": (forked.Served, "--metrics-port", str(metrics_port)),
+        "is cut": (forked.Served, "--shutdown-timeout", "0.2"),
     }
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
-        coming = {name: pool.submit(Served, tiny_llama, *more) for name, more in options.items()}
+        coming = {n: pool.submit(kind, tiny_llama, *more) for n, (kind, *more) in options.items()}
         yield {name: stack.enter_context(one.result()) for name, one in coming.items()}
 
 
