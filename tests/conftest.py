@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import multiprocessing
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,17 @@ def padded_copy(folder: Path, to: Path) -> Path:
     tokenizer.add_special_tokens([PAD])
     tokenizer.save(str(to / "tokenizer.json"))
     return to
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the collector of garbage from searching all modules and tests again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
