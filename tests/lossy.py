@@ -77,14 +77,41 @@ def law(text: str, salt: str = "") -> np.ndarray[Any, np.dtype[np.float64]]:
     return p / p.sum()
 
 
-def processed(p: Any, body: Body, before: list[int]) -> Any:
+SHAPING = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+
+
+class Shaped:
+    """A law of which tokens are drawn."""
+
+    def __init__(self, p: Any) -> None:
+        self.p = p
+        total = p.cumsum()
+        self.cumulative = total / total[-1]
+
+    def draw(self, rng: Any) -> int:
+        """What ``rng.choice(len(p), p=p)`` draws."""
+        return int(self.cumulative.searchsorted(rng.random(), side="right"))
+
+
+def shaped(text: str, salt: str, body: Body, before: list[int]) -> Shaped:
+    bias = tuple((body.get("logit_bias") or {}).items())
+    options = tuple((name, body[name]) for name in SHAPING if name in body)
+    return _shaped(text, salt, options, bias, tuple(before) if "penalty" in str(options) else ())
+
+
+@functools.cache
+def _shaped(text: str, salt: str, options: Any, bias: Any, before: tuple[int, ...]) -> Shaped:
+    return Shaped(processed(law(text, salt), dict(options), bias, before))
+
+
+def processed(p: Any, body: Body, biases: Any, before: tuple[int, ...]) -> Any:
     """Return a law under the options of a request."""
     temperature = body.get("temperature", 1.0)
     z = np.log(p)
     for i in set(before):
         z[i] -= body.get("presence_penalty", 0.0)
         z[i] -= body.get("frequency_penalty", 0.0) * before.count(i)
-    for key, bias in (body.get("logit_bias") or {}).items():
+    for key, bias in biases:
         z[int(key)] += bias
     if temperature == 0:
         return np.eye(len(z))[z.argmax()]
@@ -117,17 +144,17 @@ class Toy:
         while len(out) < length:
             seen = out[:1] if faults.blind else out
             before = text + "".join(WORDS[i] for i in out)
-            raw = law(before)
-            p = processed(raw.copy(), body, seen)
-            q = processed(law(before, "drafter"), body, seen)
+            target = shaped(before, "", body, seen)
+            drafter = shaped(before, "drafter", body, seen)
+            p, q = target.p, drafter.p
             if not out:
-                out.append(int(rng.choice(len(p), p=p)))
+                out.append(target.draw(rng))
                 continue
-            draft = int(rng.choice(len(q), p=q))
+            draft = drafter.draw(rng)
             if faults.typical and body.get("temperature", 1.0) > 0:
-                out.append(draft if p[draft] > 0.1 else int(rng.choice(len(p), p=p)))
+                out.append(draft if p[draft] > 0.1 else target.draw(rng))
             elif rng.random() * q[draft] < p[draft] or (
-                faults.greedy and draft in np.argsort(-raw)[:2]
+                faults.greedy and draft in np.argsort(-law(before))[:2]
             ):
                 out.append(draft)
             else:

@@ -426,7 +426,9 @@ def test_what_is_more_than_tensors_is_refused(
     else:
         torch.save(content, source / "pytorch_model.bin")
     (there := tmp_path / "there").mkdir()
-    for out in (tmp_path / "out", tmp_path / "new" / "out", there):
+    outs = (tmp_path / "out", tmp_path / "new" / "out", there)
+    # Each is read in a new process; what is left behind does not depend on the contents.
+    for out in outs if isinstance(content, bytes) else outs[:1]:
         with pytest.raises(ModelError, match="cannot be converted") as caught:
             convert(source, out)
         assert "\n" not in str(caught.value)
@@ -443,7 +445,6 @@ def test_cut_pickles_are_damaged_in_our_words(tmp_path: Path, size: int) -> None
     (tmp_path / "pytorch_model.bin").write_bytes(whole[:size])
     with pytest.raises(ModelError, match="is damaged, or holds more than tensors; fetch it again"):
         convert(tmp_path, tmp_path / "out")
-    assert run("convert", tmp_path, tmp_path / "out").exit_code == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -103,7 +103,7 @@ def compare(laws: Cells, ignored: Cells, counts: Counts, alpha: float) -> Compar
         near = np.clip(inside + math.copysign(ROUNDING, rate), 0.0, 1.0)
         by_set = np.maximum(by_set, rate * hits - n @ np.log1p(near * np.expm1(rate)))
     at = int(by_set[: RANKS.shape[1]].argmax())
-    each = _factors(laws, counts)
+    each = _Factors(laws)(counts)
     over = counts - n[:, None] * laws
     context = int(each.max(0).argmax())
     total = int(n.sum())
@@ -142,6 +142,7 @@ def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
     chosen = np.array([rng.choice(CELLS, p=p) for p in scaled])
     moved = np.eye(CELLS)[chosen]
     weights = draws / draws.sum()
+    factors = _Factors(laws)
 
     def variation(share: float) -> float:
         return float(weights @ (share * np.abs(moved - scaled).sum(1) / 2))
@@ -151,7 +152,7 @@ def visible_apart(laws: Cells, draws: Counts, alpha: float) -> float:
         found = 0
         for _ in range(TRIALS):
             counts = rng.multinomial(draws, p)
-            total = _mean(_factors(laws, counts).sum(1)) - SLACK * int(draws.sum())
+            total = _mean(factors(counts).sum(1)) - SLACK * int(draws.sum())
             found += total > math.log(2 / alpha)
         return found >= (1 - MISSED) * TRIALS
 
@@ -175,16 +176,23 @@ def _members(laws: Cells, ignored: Cells) -> NDArray[np.float64]:
     return np.concatenate((ranks, above, (laws < ignored)[:, :, None]), 2).astype(np.float64)
 
 
-def _factors(laws: Cells, counts: Counts) -> NDArray[np.float64]:
-    """Return the logarithms of Bayes factors, [WEIGHTS, contexts]; excluded cells count nothing."""
-    p = np.where(laws > 0, laws, 1.0)
-    c = np.where(laws > 0, counts, 0)
-    n, whole = c.sum(1), laws.sum(1)
-    prior = WEIGHTS[:, None, None] * p
-    cells = _log_gamma(prior + c) - _log_gamma(prior) - c * np.log(p)
-    total = WEIGHTS[:, None] * whole
-    found: NDArray[np.float64] = cells.sum(2) + _log_gamma(total) - _log_gamma(total + n)
-    return found
+class _Factors:
+    """Bayes factors of draws from the laws of contexts; excluded cells count nothing."""
+
+    def __init__(self, laws: Cells) -> None:
+        self._allowed = laws > 0
+        p = np.where(self._allowed, laws, 1.0)
+        self._log_p = np.log(p)
+        self._prior = WEIGHTS[:, None, None] * p
+        self._total = WEIGHTS[:, None] * p.sum(1, where=self._allowed)
+        self._before = _log_gamma(self._total) - _log_gamma(self._prior).sum(2)
+
+    def __call__(self, counts: Counts) -> NDArray[np.float64]:
+        """Return their logarithms, [WEIGHTS, contexts]."""
+        c = np.where(self._allowed, counts, 0)
+        cells = (_log_gamma(self._prior + c) - c * self._log_p).sum(2)
+        found: NDArray[np.float64] = cells - _log_gamma(self._total + c.sum(1)) + self._before
+        return found
 
 
 def _mean(exponents: NDArray[np.float64]) -> float:
@@ -195,10 +203,10 @@ def _mean(exponents: NDArray[np.float64]) -> float:
 
 def _log_gamma(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return log Gamma(x) for x > 0, by Stirling's series at x + 8."""
-    y = x + 8
-    low, high = x * (x + 1) * (x + 2) * (x + 3), (x + 4) * (x + 5) * (x + 6) * (x + 7)
-    shift = np.log(low) + np.log(high)
-    series = 1 / (12 * y) - 1 / (360 * y**3) + 1 / (1260 * y**5)
+    y, inverse = x + 8, 1 / (x + 8)
+    square = inverse * inverse
+    shift = np.log(x * (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5) * (x + 6) * (x + 7))
+    series = inverse * (1 / 12 - square * (1 / 360 - square / 1260))
     found: NDArray[np.float64] = (
         (y - 0.5) * np.log(y) - y + 0.5 * math.log(2 * math.pi) + series - shift
     )
