@@ -127,7 +127,7 @@ def main(
             "--lengths", help="With the plugin: the controller's lengths, beside K and no drafts."
         ),
     ] = False,
-    json_file: JsonFile = None,
+    json_: JsonFile = None,
 ) -> None:
     """Measure vLLM with the plugin beside vLLM without it, in turns, on one core each."""
     if why := install.missing("vllm"):
@@ -158,7 +158,7 @@ def main(
                     write(f"{_row(found[-1])}\n")
     compared = "lengths" if lengths else "plugin"
     report = {"machine": machine(), "compared": compared, "k": length, "tokens": tokens}
-    write_json({**report, "cells": found}, json_file)
+    write_json({**report, "cells": found}, json_)
 
 
 def _row(cell: dict[str, Any]) -> str:

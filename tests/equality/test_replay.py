@@ -30,8 +30,8 @@ from outrider.bench.replay import SIZES, Replay, ReplayModel, parse_planted, par
 from outrider.bench.workload import BUNDLED, load_workload
 from outrider.cli import app
 from outrider.errors import ConfigError
-from outrider.models.base import Model
-from outrider.models.planted import Track
+from outrider.models.python_step import PythonStep
+from outrider.models.rows import Track
 from outrider.params import StructuredOutputsParams
 from outrider.sampling.noise import words
 from outrider.text.read import read_codec
@@ -224,8 +224,8 @@ def test_the_native_step_replays_as_python_does(
         assert all(drafted > accepted > 0 for *_, drafted, accepted in native)
     if temperature == 0:
         assert native[0][0] == tokens(60, 0)[:50]
-    monkeypatch.setattr(ReplayModel, "decide", Model.decide)
-    monkeypatch.setattr(ReplayModel, "draft", Model.draft)
+    monkeypatch.setattr(ReplayModel, "decide", PythonStep.decide)
+    monkeypatch.setattr(ReplayModel, "draft", PythonStep.draft)
     assert native == found()
 
 

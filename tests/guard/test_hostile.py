@@ -24,7 +24,7 @@ from outrider.guard.policy import Traffic, parse
 from outrider.guard.sources import Prometheus, Scrapes, side
 from outrider.guard.states import Level, Place, State, Track, carried_over
 from outrider.guard.store import Store, StoreError
-from outrider.guard.switches import SwitchError
+from outrider.guard.switches.base import SwitchError
 from outrider.guard.switches.httproute import HTTPRoute
 from outrider.guard.switches.webhook import Webhook
 from outrider.scraping import Reader, page

@@ -17,7 +17,7 @@ from outrider.guard import kubernetes
 from outrider.guard.lease import FileLease, KubernetesLease
 from outrider.guard.policy import Policy, Server, Traffic, parse
 from outrider.guard.sources import Prometheus, figures_of, names_of, queries, side
-from outrider.guard.switches import SwitchError
+from outrider.guard.switches.base import SwitchError
 from outrider.guard.switches.haproxy import HAProxy as Switch
 from outrider.guard.switches.httproute import HTTPRoute
 from outrider.guard.switches.speculation import Speculation

@@ -14,9 +14,9 @@ import torch
 from loading import native_model
 from native_steps import HERE, sequence_of, step
 
-from outrider.models.base import Model
 from outrider.models.decide import DraftInput, DraftNodes
 from outrider.models.native import NativeTransformer
+from outrider.models.python_step import PythonStep
 from outrider.models.rows import Segment
 from outrider.native.interface import Choices, DraftLimits
 from outrider.native.native_sampling import NativeNoise
@@ -77,7 +77,7 @@ def test_native_trees_are_those_of_python(
         DraftLimits(2, 4, 7, CHOICES.branches, rates=rates, choices=CHOICES),
     ]
     native = drafts(model, sequences, limits, NativeTransformer.draft)
-    python = drafts(model, sequences, limits, Model.draft)
+    python = drafts(model, sequences, limits, PythonStep.draft)
     for ours, theirs, limit in zip(native, python, limits, strict=True):
         assert (ours.tokens, ours.parents, ours.runs) == (
             theirs.tokens,
@@ -114,9 +114,9 @@ def test_masks_of_drafted_tokens(model: NativeTransformer, monkeypatch: pytest.M
         pipeline.masks = lambda _, paths, sequence=sequence: masks(sequence, paths)
     tree = DraftLimits(4, 12, 3, 3, rates=random_rates(5))
     limits = [tree, tree, DraftLimits(6, 6), DraftLimits(6, 6), tree, DraftLimits(3, 3)]
-    python = drafts(model, sequences, limits, Model.draft)
+    python = drafts(model, sequences, limits, PythonStep.draft)
     with monkeypatch.context() as patch:
-        patch.setattr(Model, "draft", None)  # no sequence is left to Python
+        patch.setattr(NativeTransformer, "_in_python", None)  # no sequence is left to Python
         native = drafts(model, sequences, limits, NativeTransformer.draft)
     for ours, theirs in zip(native, python, strict=True):
         assert (ours.tokens, ours.parents) == (theirs.tokens, theirs.parents)

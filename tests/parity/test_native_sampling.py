@@ -15,9 +15,9 @@ from native_steps import HERE, native_noise, step
 
 from outrider import LLM
 from outrider.errors import ModelError
-from outrider.models.base import Model
 from outrider.models.decide import DraftInput, Keep, SampleInput
 from outrider.models.native import NativeTransformer, words_of
+from outrider.models.python_step import PythonStep
 from outrider.models.rows import Segment
 from outrider.native import choice as native
 from outrider.native.checks import LayerRoom, Room
@@ -179,7 +179,7 @@ def same_in_single_calls(
     whole = run()
     assert whole[1]
     for name in ("decide", "draft"):
-        monkeypatch.setattr(NativeTransformer, name, getattr(Model, name))
+        monkeypatch.setattr(NativeTransformer, name, getattr(PythonStep, name))
         assert run() == whole
 
 
@@ -305,7 +305,9 @@ def test_a_row_that_needs_python_leaves_its_neighbours_alone(
     segments.insert(2, Segment([7, 8], 0, [6], 0, 9))  # wants nothing
     inputs.insert(2, None)
     mine = model.decide(segments, model.new_store(7, 16), inputs, noise, hidden=[-1, 0])
-    theirs = Model.decide(model, segments, model.new_store(7, 16), inputs, noise, hidden=[-1, 0])
+    theirs = PythonStep.decide(
+        model, segments, model.new_store(7, 16), inputs, noise, hidden=[-1, 0]
+    )
     sampled = slice(2, None)  # the two rows before are scored only
     assert list(mine.tokens)[sampled] == list(theirs.tokens)[sampled]
     assert list(mine.scores)[sampled] == list(theirs.scores)[sampled]

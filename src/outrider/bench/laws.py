@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..models.planted import Track
+from ..models.rows import Track
 from ..sampling.noise import words
 
 Floats = npt.NDArray[np.float64]

@@ -46,8 +46,8 @@ from ..methods import AUTO, TOGETHER
 from ..models.base import Model, Output, Store
 from ..models.decide import DraftInput, DraftNodes, SampleInput, Samples
 from ..models.families import Shape, read_config, read_shape
-from ..models.planted import Track, plant
-from ..models.rows import Segment
+from ..models.planted import plant
+from ..models.rows import Segment, Track
 from ..sampling.shared_noise import Noise
 from ..types import Draft, DraftBudget, Request, Scheduled, SequenceState
 from .laws import planted_track, target_track

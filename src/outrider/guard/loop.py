@@ -16,7 +16,8 @@ from .policy import Policy
 from .sources import Source, source
 from .states import Decision, Level, Observation, Place, State, carried_over
 from .store import Store, StoreError
-from .switches import SwitchError, TrafficSwitch, traffic_switch
+from .switches import traffic_switch
+from .switches.base import SwitchError, TrafficSwitch
 from .switches.speculation import Speculation
 from .watch import look
 

@@ -8,7 +8,7 @@ from ..outside.sockets import Deadline
 from .policy import Policy, Server
 from .sources import Source
 from .states import Observation, Place, Side, State
-from .switches import SwitchError, TrafficSwitch
+from .switches.base import SwitchError, TrafficSwitch
 from .switches.speculation import Speculation
 
 

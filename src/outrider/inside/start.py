@@ -10,6 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+VLLM_VARIABLE, SGLANG_VARIABLE = "OUTRIDER_VLLM", "OUTRIDER_SGLANG"
+"""The environment variables that turn the plugins on."""
+
 
 def stop(sentence: str) -> NoReturn:
     """End the process with code 1 and a sentence on stderr."""

@@ -9,11 +9,9 @@ import torch
 
 from ..cache.store import Store as Store
 from ..sampling.shared_noise import Noise
-from .decide import DraftInput, DraftNodes, SampleInput, Samples, sample_in_python
+from .decide import DraftInput, DraftNodes, SampleInput, Samples
 from .families import Shape
-from .planted import plant
 from .rows import Segment
-from .tree_draft import draft_in_python
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,7 @@ class Model(ABC):
         tables = [array("i", (page,)) for page in range(count)]
         self.run([Segment([1], 0, p, 1, 1, key=str(p[0])) for p in tables], store)
 
+    @abstractmethod
     def decide(
         self,
         segments: Sequence[Segment],
@@ -88,14 +87,8 @@ class Model(ABC):
             inputs: of each segment, None where it wants no logits.
             noise: what to draw with; None processes logits and draws nothing.
         """
-        output = self.run(segments, store, hidden)
-        logits = output.logits
-        if logits is None:
-            logits = torch.empty(0, self.shape.vocab_size)
-        plant(logits, segments)
-        raw = Samples([0] * len(logits), [0.0] * len(logits), logits, hidden=output.hidden)
-        return sample_in_python(raw, segments, inputs, range(len(inputs)), noise)
 
+    @abstractmethod
     def draft(
         self,
         segments: Sequence[Segment],
@@ -118,4 +111,3 @@ class Model(ABC):
         Returns:
             The nodes behind each segment.
         """
-        return draft_in_python(self, segments, store, inputs, noise, needs_logits)

@@ -25,11 +25,12 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ..errors import ModelError
 from ..fields import one_line
 from ..gguf import is_gguf
-from .base import Model, Output, Store
+from .base import Output, Store
 from .claims import check_model
 from .dtypes import choose_dtype
 from .families import read_shape
 from .formats.shared import REMEDY, Checkpoint
+from .python_step import PythonStep
 from .rope import BY_LENGTH
 from .rows import TILE, Segment, padded
 
@@ -79,7 +80,7 @@ class SequenceStore(Store):
         self.kept.pop(key, None)
 
 
-class Fallback(Model):
+class Fallback(PythonStep):
     """A checkpoint run by transformers.
 
     Chains only, one sequence a forward. A model whose state cannot go back (Mamba, RWKV, hybrids)

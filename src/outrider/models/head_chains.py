@@ -30,7 +30,7 @@ class HeadChains:
         store: Store,
         inputs: Sequence[DraftInput | None],
         noise: Noise,
-        needs_logits: bool = False,
+        needs_logits: bool,
     ) -> list[DraftNodes]:
         """Return a chain behind each segment that something is drafted behind."""
         passes = self._passes(store)

@@ -36,6 +36,7 @@ from .planted import entries
 from .quantize import Matrix, Quantized
 from .rope import BY_LENGTH, Rope, rope_parameters
 from .rows import Segment
+from .tree_draft import draft_in_python
 from .weights import SLOW_TO_QUANTISE, Loader, Mlp, layer_numbers, open_source
 
 if TYPE_CHECKING:
@@ -419,12 +420,21 @@ class NativeTransformer(Model):
                 nodes[i] = drafted
         if slow:
             some = [segments[i] for i in slow], store, [inputs[i] for i in slow]
-            for i, drafted in zip(slow, self._in_python(*some, noise, needs_logits), strict=True):
+            drafts = self._in_python(*some, noise, needs_logits)
+            for i, drafted in zip(slow, drafts, strict=True):
                 nodes[i] = drafted
         return nodes
 
-    _in_python = Model.draft
-    """Drafts where Python processes logits."""
+    def _in_python(
+        self,
+        segments: Sequence[Segment],
+        store: Store,
+        inputs: Sequence[DraftInput | None],
+        noise: Noise,
+        needs_logits: bool,
+    ) -> list[DraftNodes]:
+        """See ``draft``; drafts where Python processes logits."""
+        return draft_in_python(self, segments, store, inputs, noise, needs_logits)
 
 
 def words_of(segments: Sequence[Segment]) -> array[int]:

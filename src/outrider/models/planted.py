@@ -3,42 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..native.interface import Planted
 from ..trees import depths
-
-if TYPE_CHECKING:
-    from .rows import Segment
-
-
-@dataclass(frozen=True)
-class Track:
-    """The planted logits after one prompt, one entry an output token, the last for all that follow.
-
-    ``ids`` int64 [n, m] have the logits ``z`` fp32 [n, m], every other id has ``rest`` fp32 [n].
-    The first of the ids is the most likely, and the second comes next.
-    """
-
-    ids: torch.Tensor
-    z: torch.Tensor
-    rest: torch.Tensor
-
-    def plant(self, logits: torch.Tensor, indices: Sequence[int]) -> None:
-        """Overwrite logits [rows, vocabulary] by those of output tokens ``indices`` [rows].
-
-        A row with a negative index stands within the prompt and is left as it is.
-        """
-        rows = [i for i, index in enumerate(indices) if index >= 0]
-        if not rows:
-            return
-        chosen = torch.tensor([min(indices[i], len(self.ids) - 1) for i in rows])
-        distribution = self.rest[chosen, None].expand(-1, logits.shape[1]).contiguous()
-        distribution.scatter_(1, self.ids[chosen], self.z[chosen])
-        logits[rows] = distribution.to(logits.device)
+from .rows import Segment
 
 
 @torch.inference_mode()

@@ -10,13 +10,38 @@ import numpy.typing as npt
 import torch
 
 from ..trees import depths
-from .planted import Track
 
 TILE = 8
 """Rows that attention is always given, short tiles being padded, and products where it matters to
 their sums: see ``transformer.linear``."""
 LANES = 64
 """Lengths of contexts are padded to a multiple of this many lanes."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """The planted logits after one prompt, one entry an output token, the last for all that follow.
+
+    ``ids`` int64 [n, m] have the logits ``z`` fp32 [n, m], every other id has ``rest`` fp32 [n].
+    The first of the ids is the most likely, and the second comes next.
+    """
+
+    ids: torch.Tensor
+    z: torch.Tensor
+    rest: torch.Tensor
+
+    def plant(self, logits: torch.Tensor, indices: Sequence[int]) -> None:
+        """Overwrite logits [rows, vocabulary] by those of output tokens ``indices`` [rows].
+
+        A row with a negative index stands within the prompt and is left as it is.
+        """
+        rows = [i for i, index in enumerate(indices) if index >= 0]
+        if not rows:
+            return
+        chosen = torch.tensor([min(indices[i], len(self.ids) - 1) for i in rows])
+        distribution = self.rest[chosen, None].expand(-1, logits.shape[1]).contiguous()
+        distribution.scatter_(1, self.ids[chosen], self.z[chosen])
+        logits[rows] = distribution.to(logits.device)
 
 
 class Segment(NamedTuple):

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from ..cache.store import KVStore, Store
 from ..config import Recipe
 from .attention import Attention
-from .base import Model, Output
+from .base import Output
 from .families import Architecture
+from .python_step import PythonStep
 from .quantize import Matrix
 from .rope import BY_LENGTH, Rope
 from .rows import TILE, Rows, Segment, build_rows, padded
@@ -91,7 +92,7 @@ class Stream:
         return mirrored_norm(self._both, weight, eps)
 
 
-class Transformer(Model):
+class Transformer(PythonStep):
     """A checkpoint of a native family, ready to run.
 
     Args:

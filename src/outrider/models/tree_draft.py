@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,11 +13,9 @@ from ..native.interface import MARGINS, DraftLimits
 from ..native.rates import DEPTHS, RANKS
 from ..sampling.shared_noise import Noise
 from ..types import SequenceState
+from .base import Model, Store
 from .decide import DraftInput, DraftNodes, Keep, SampleInput
 from .rows import Segment
-
-if TYPE_CHECKING:
-    from .base import Model, Store
 
 
 @dataclass

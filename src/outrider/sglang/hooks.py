@@ -7,8 +7,7 @@ from typing import Any
 
 from ..inside import patching
 from ..inside.patching import Patch, wrap
-from ..inside.start import stop
-from .plugin import VARIABLE
+from ..inside.start import SGLANG_VARIABLE, stop
 from .surface import SURFACE
 
 VERIFIED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
@@ -71,7 +70,7 @@ def _created(module: ModuleType) -> Callable[[Callable[..., Any]], Callable[...,
                     stop(
                         f"{type(made).__module__}.{type(made).__qualname__} draws tokens itself, "
                         "and Outrider does not know how; choose another --sampling-backend, or "
-                        f"unset {VARIABLE}."
+                        f"unset {SGLANG_VARIABLE}."
                     )
             return made
 
@@ -109,19 +108,19 @@ def check_arguments(args: Any) -> None:
     if asked is not None and str(asked).upper() not in VERIFIED:
         stop(
             f"--speculative-algorithm {asked} verifies drafts by a rule of its own, which Outrider "
-            f"does not know; choose one of {', '.join(VERIFIED)}, or unset {VARIABLE}."
+            f"does not know; choose one of {', '.join(VERIFIED)}, or unset {SGLANG_VARIABLE}."
         )
     for name, wanted in OPTIONS.items():
         value = getattr(args, name, wanted)
         if value not in (wanted, None):
             stop(
                 f"--{name.replace('_', '-')} {value} draws or accepts tokens by another rule than "
-                f"Outrider's; leave it out, or unset {VARIABLE}."
+                f"Outrider's; leave it out, or unset {SGLANG_VARIABLE}."
             )
     if float(os.environ.get("SGLANG_SIMULATE_ACC_LEN") or -1) > 0:
         stop(
             "SGLANG_SIMULATE_ACC_LEN makes up which drafts are accepted; unset it, or unset "
-            f"{VARIABLE}."
+            f"{SGLANG_VARIABLE}."
         )
 
 

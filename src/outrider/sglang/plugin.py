@@ -1,8 +1,6 @@
 """The entry point of ``sglang.srt.plugins``."""
 
-from ..inside.start import start
-
-VARIABLE = "OUTRIDER_SGLANG"
+from ..inside.start import SGLANG_VARIABLE, start
 
 
 def _install() -> None:
@@ -13,4 +11,4 @@ def _install() -> None:
 
 def register() -> None:
     """Put Outrider's rule into this process's SGLang, or end the process with a sentence."""
-    start("SGLang", VARIABLE, _install)
+    start("SGLang", SGLANG_VARIABLE, _install)

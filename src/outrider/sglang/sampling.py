@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from ..inside.draws import draw, truncate
-from ..inside.start import stop
-from .plugin import VARIABLE
+from ..inside.start import SGLANG_VARIABLE, stop
 
 ELSEWHERE = (
     "SGLang drew tokens without Outrider's rule, in a way that its release has not; "
-    f"install the release, or unset {VARIABLE}."
+    f"install the release, or unset {SGLANG_VARIABLE}."
 )
 
 

@@ -1,12 +1,12 @@
 """What of SGLang is replaced, and the functions that call it or that we call."""
 
 from ..inside.signatures import Surface
-from .plugin import VARIABLE
+from ..inside.start import SGLANG_VARIABLE
 
 SURFACE = Surface(
     "SGLang",
     "sglang",
-    VARIABLE,
+    SGLANG_VARIABLE,
     (
         "srt/managers/scheduler.py:Scheduler.__init__",
         "srt/managers/tokenizer_manager.py:TokenizerManager.__init__",

@@ -1,8 +1,6 @@
 """The entry point of ``vllm.general_plugins``."""
 
-from ..inside.start import start
-
-VARIABLE = "OUTRIDER_VLLM"
+from ..inside.start import VLLM_VARIABLE, start
 
 
 def _install() -> None:
@@ -13,4 +11,4 @@ def _install() -> None:
 
 def register() -> None:
     """Put Outrider's rule into this process's vLLM, or end the process with a sentence."""
-    start("vLLM", VARIABLE, _install)
+    start("vLLM", VLLM_VARIABLE, _install)

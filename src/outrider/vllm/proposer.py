@@ -13,10 +13,9 @@ from ..drafters.ngram_index import LOOKUP_WINDOW, NgramIndex
 from ..drafters.suffix_indices import new_index
 from ..inside.lengths import Drafted, Lengths
 from ..inside.patching import patched
-from ..inside.start import active, stop
+from ..inside.start import VLLM_VARIABLE, active, stop
 from . import v1
 from .hooks import PATCHES
-from .plugin import VARIABLE
 
 
 class _Text:
@@ -69,14 +68,14 @@ class Proposer:
     _ngram, _suffix = True, True
 
     def __init__(self, vllm_config: Any) -> None:
-        if not active(VARIABLE):
+        if not active(VLLM_VARIABLE):
             stop(
-                f"outrider.vllm's proposers go with Outrider's rule; set {VARIABLE}=1, "
+                f"outrider.vllm's proposers go with Outrider's rule; set {VLLM_VARIABLE}=1, "
                 "or choose a method of vLLM's."
             )
         if not patched(PATCHES):
             stop(
-                f"{VARIABLE} is 1, but vLLM did not load Outrider's plugin; name outrider in "
+                f"{VLLM_VARIABLE} is 1, but vLLM did not load Outrider's plugin; name outrider in "
                 "VLLM_PLUGINS, or unset that."
             )
         config = vllm_config.speculative_config

@@ -1,12 +1,12 @@
 """What of vLLM is replaced, and the functions that call it or that we call."""
 
 from ..inside.signatures import Surface
-from .plugin import VARIABLE
+from ..inside.start import VLLM_VARIABLE
 
 SURFACE = Surface(
     "vLLM",
     "vllm",
-    VARIABLE,
+    VLLM_VARIABLE,
     (
         "engine/arg_utils.py:EngineArgs.create_engine_config",
         "v1/engine/input_processor.py:InputProcessor.__init__",

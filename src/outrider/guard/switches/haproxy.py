@@ -8,7 +8,7 @@ from ...outside.sockets import Deadline, Incoming, connect, connect_unix, send
 from ...outside.text import printable
 from ..policy import Traffic
 from ..states import Weights
-from . import SwitchError
+from .base import SwitchError
 
 SECONDS = 3.0
 MOST_BYTES = 1 << 16

@@ -11,7 +11,7 @@ from ...outside.sockets import Deadline
 from ..kubernetes import CONFLICT, INVALID, Cluster, reason
 from ..policy import Traffic
 from ..states import Weights
-from . import SwitchError, weight
+from .base import SwitchError, weight
 
 TRIES = 5
 SECONDS = 10.0

@@ -10,7 +10,7 @@ from ...outside.http import call
 from ...outside.text import printable
 from ..policy import Server
 from ..states import Drafting
-from . import SwitchError
+from .base import SwitchError
 
 PATH = "/v1/speculation"
 

@@ -8,7 +8,7 @@ from ...errors import EndpointError
 from ...outside.http import call
 from ..policy import Server, Traffic
 from ..states import Weights
-from . import SwitchError, weight
+from .base import SwitchError, weight
 
 
 class Webhook:
