@@ -75,7 +75,7 @@ def fake(tmp_path: Path) -> Callable[..., Peer]:
     script.write_text(FAKE, encoding="utf-8")
 
     def make(name: str, **settings: Any) -> Peer:
-        command = (sys.executable, "-I", str(script), json.dumps({"speed": 10.0, **settings}))
+        command = (sys.executable, "-IS", str(script), json.dumps({"speed": 10.0, **settings}))
         return Peer(name, command)
 
     return make
@@ -306,7 +306,7 @@ def converter(tmp_path: Path) -> tuple[str, ...]:
         "(log.parent / 'weights').write_bytes(b'weight')\n",
         encoding="utf-8",
     )
-    return (sys.executable, "-I", str(script))
+    return (sys.executable, "-IS", str(script))
 
 
 def test_a_conversion_is_made_once_and_checked(

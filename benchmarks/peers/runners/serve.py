@@ -16,6 +16,7 @@ Written for the standard library alone, since peers' environments hold nothing o
 """
 
 import contextlib
+import glob
 import json
 import os
 import signal
@@ -45,15 +46,11 @@ class Runner(Protocol):
 
 def processes(root: int) -> list[int]:
     """A process and everything below it."""
-    parents: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        with contextlib.suppress(OSError, ValueError):
-            # The name may hold blanks and brackets: what follows its last bracket does not.
-            stat = Path(f"/proc/{int(entry)}/stat").read_text().rpartition(")")[2]
-            parents.setdefault(int(stat.split()[1]), []).append(int(entry))
     found = [root]
     for process in found:
-        found.extend(parents.get(process, ()))
+        for thread in glob.glob(f"/proc/{process}/task/*/children"):
+            with contextlib.suppress(OSError):  # it has ended
+                found.extend(map(int, Path(thread).read_text().split()))
     return found
 
 
