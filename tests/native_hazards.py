@@ -45,7 +45,7 @@ def unstarted() -> Library:
 class Drafts:
     """A model, a cache and a pipeline of its own, and a long call that uses all three."""
 
-    def __init__(self, length: int = 150) -> None:
+    def __init__(self, length: int) -> None:
         self.length = length
         self.step = best()
         self.model = native_model(self.step, POCKET, "float32", 256)
@@ -83,7 +83,7 @@ def exits() -> None:
 
 def released() -> None:
     """Model, cache and pipeline are freed while a call is in them."""
-    drafts = Drafts()
+    drafts = Drafts(60)
     expected, found = drafts(), []
     thread = threading.Thread(target=lambda: found.append(drafts()))
     before = drafts.step.nanoseconds
@@ -101,7 +101,7 @@ def released() -> None:
 
 def forks() -> None:
     """Children of a process whose other thread is in a forward run forwards themselves."""
-    drafts = Drafts(60)
+    drafts = Drafts(20)
     expected = drafts()
     over = threading.Event()
 
@@ -167,13 +167,13 @@ def memory() -> None:
     """There is no memory in the middle of work that several threads share."""
     step = unstarted()
     assert step.start(4) == 4
-    width, rows = 1 << 22, 8
+    width, rows = 1 << 20, 8
     asked = Request("r", (1,), SamplingParams(top_p=0.5), 0)
     pipeline = NativePipeline(RequestPipeline(asked, width, CPU), 0, step)
     z = torch.randn(rows, width)
     broken, paths = z.clone(), [[]] * rows
     for _ in range(3):
-        limit(4 << 20)
+        limit(1 << 20)
         told = "there was memory enough"
         try:
             pipeline.apply(broken, [1], paths)

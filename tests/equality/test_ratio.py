@@ -294,7 +294,7 @@ class NoNoise(ratio_noise.FreshNoise):
 def test_the_engine_emits_the_targets_law(
     pair: Path, rule: str, certain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The joint distribution of three tokens over 2,000 seeds; a false alarm: 1e-6 each."""
+    """The joint distribution of three tokens over 1,000 seeds; a false alarm: 1e-6 each."""
     engine = make_engine(pair, "model", acceptance_rule=rule, num_speculative_tokens=2)
     options = {"temperature": 1.3, "top_k": 3}
     prompt = [11]
@@ -302,7 +302,7 @@ def test_the_engine_emits_the_targets_law(
         monkeypatch.setattr(engine.drafter, "_needs_logits", False)
         engine.speculator._noise = NoNoise(211, CPU, ratio_noise.DRAFTING)
     seen = np.zeros((211,) * 3)
-    for start in range(0, 2000, 100):
+    for start in range(0, 1000, 100):
         queued = [
             Request(f"r{seed}", tuple(prompt), SamplingParams(max_tokens=4, **options), seed)
             for seed in range(start, start + 100)
